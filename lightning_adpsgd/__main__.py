@@ -1,5 +1,5 @@
-"""The command line: looks at a machine, predicts a cluster's speed, lets islands meet,
-makes one file of a checkpoint in shards, and a page of what trainings have left.
+"""The command line: checks a machine, predicts a cluster's speed, serves the rendezvous
+of islands, converts sharded checkpoints to one file, and makes a page of trainings.
 
 lightning-adpsgd doctor
 lightning-adpsgd calibrate --out machine.json
@@ -9,7 +9,7 @@ lightning-adpsgd credentials --out credentials
 lightning-adpsgd export run/last.ckpt --out whole.ckpt
 lightning-adpsgd report runs/first runs/second --out report.html
 
-`python -m lightning_adpsgd` is the same command, for where no scripts are installed.
+`python -m lightning_adpsgd` is the same command, for systems without installed scripts.
 """
 
 import argparse
@@ -52,7 +52,7 @@ _MODES: dict[str, Mode] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0, 1 if something is amiss, 2 after an error."""
+    """Runs a command; returns 0 on success, 1 if a check failed, 2 after an error."""
     chosen = _parser().parse_args(arguments)
     try:
         return chosen.command(chosen) or 0

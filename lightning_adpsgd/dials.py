@@ -1,4 +1,4 @@
-"""The settings that turn one strategy into a family of algorithms, and their bounds."""
+"""The options that turn one strategy into a family of algorithms, and their bounds."""
 
 import math
 from collections.abc import Iterable
@@ -54,11 +54,11 @@ _FORMER = {
 
 @dataclass(frozen=True)
 class ReadyPairs:
-    """`communication="ready_pairs"`, with a longest wait of the user's.
+    """`communication="ready_pairs"` with a user-defined longest wait.
 
     Args:
-        max_wait: seconds that a learner waits at a step boundary for a partner; None: a
-            quarter of what its last few steps have taken.
+        max_wait: longest wait for a partner at a step boundary, in seconds; None: a
+            quarter of the duration of the learner's last few steps.
     """
 
     max_wait: float | None = None
@@ -66,11 +66,11 @@ class ReadyPairs:
 
 @dataclass(frozen=True)
 class ModelParallel:
-    """`inside="model_parallel"`, with layers that several learners share.
+    """`inside="model_parallel"` with layers that several learners share.
 
     Args:
-        tensor_parallel_size: T, the learners that share each layer; it divides the
-            number of learners of a super-learner.
+        tensor_parallel_size: T, the number of learners that share each layer; must
+            divide the number of learners of a super-learner.
     """
 
     tensor_parallel_size: int = 1
@@ -81,8 +81,10 @@ class Dials:
     """The options that `strategy.HADPSGDOptions` documents, checked.
 
     Raises:
-        TypeError: An argument has a wrong type; names its value and one that would do.
-        ValueError: An argument is out of its bounds; names the bound and the value.
+        TypeError: An argument has a wrong type; the message gives its value and a valid
+            one.
+        ValueError: An argument is out of its bounds; the message gives the bound and
+            the value.
     """
 
     topology: Topology
@@ -126,15 +128,16 @@ class Dials:
 
     @property
     def start_patience(self) -> timedelta:
-        """How long a learner waits at the start for those that come later.
+        """The time for which a learner waits at the start for later ones.
 
-        Machines and queues take minutes, whatever the timeout is once all are there.
+        Machines and queues may take minutes to start, however short the timeout is
+        later.
         """
         return max(self.timeout, default_pg_timeout)
 
     @property
     def has_sizes(self) -> bool:
-        """Whether super-learners are given one by one, and differ in size."""
+        """Whether super-learners have individual sizes that differ."""
         sizes = self.super_learner_size
         return isinstance(sizes, tuple) and len(set(sizes)) > 1
 
@@ -145,7 +148,7 @@ class Dials:
 
     @property
     def effective_order(self) -> Order:
-        """The order asked for, or the default of the communication."""
+        """The chosen order, or the default for the communication mode."""
         default, _ = _ORDER_OF.get(self.communication, ("step_then_average", ""))
         return self.order or default
 
@@ -238,28 +241,28 @@ class Dials:
 def as_mode(
     communication: CommunicationName | ReadyPairs,
 ) -> tuple[CommunicationName, float | None]:
-    """The name of a communication, and the longest wait for a partner."""
+    """The name of a communication mode, and its longest wait for a partner."""
     if isinstance(communication, ReadyPairs):
         return "ready_pairs", communication.max_wait
     return communication, None
 
 
 def as_inside(inside: InsideName | ModelParallel) -> tuple[InsideName, int]:
-    """The name of what is inside a super-learner, and T."""
+    """The name of an `inside` mode, and T."""
     if isinstance(inside, ModelParallel):
         return "model_parallel", inside.tensor_parallel_size
     return inside, 1
 
 
 def refuse_former(names: Iterable[str]) -> None:
-    """Refuses options of earlier versions, and says what takes their place."""
+    """Refuses options of earlier versions, and names their replacements."""
     for name in names:
         if name in _FORMER:
             raise TypeError(f"`{name}` is not an option any more: {_FORMER[name]}")
 
 
 def as_duration(timeout: timedelta | float | None) -> timedelta | None:
-    """A timeout that is given as a duration or in seconds, as a duration."""
+    """Converts a timeout, a duration or a number of seconds, into a duration."""
     _check_type("timeout", timeout, timedelta | float | None)
     if timeout is None or isinstance(timeout, timedelta):
         return timeout
@@ -269,7 +272,7 @@ def as_duration(timeout: timedelta | float | None) -> timedelta | None:
 
 
 def as_dtype(wire_dtype: WireDtype | None) -> torch.dtype | None:
-    """A type that travels, given as itself or by its name, as itself."""
+    """Converts a dtype or its name into a dtype."""
     if not isinstance(wire_dtype, str):
         return wire_dtype
     _check_one_of("wire_dtype", wire_dtype, get_args(WireDtypeName))

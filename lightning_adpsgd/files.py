@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 
 @contextmanager
 def written_whole(path: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """Does what `bytes_written_whole` does, for text in UTF-8; `newline=""` for CSV."""
+    """Opens a UTF-8 text file as `bytes_written_whole` does; CSV needs `newline=""`."""
     with bytes_written_whole(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline=newline)
         try:
@@ -39,18 +39,18 @@ def written_whole(path: Path, newline: str | None = None) -> Iterator[TextIO]:
 
 @contextmanager
 def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file for bytes that becomes `path` at the end, and is then on the disk.
+    """Opens a binary file that becomes `path` at the end, and is then on the disk.
 
     After an error, a kill or a power failure at any point, `path` is the old file or
-    the new one, never a part and never nothing. The next call for any file of the
-    folder removes what a kill has left there. Several processes may write the same
-    file; the last one stays.
+    the new one, never a partial file and never missing. The next call for any file in
+    the folder removes what a kill has left there. Several processes may write the same
+    file; the last one wins.
 
     Args:
-        path: file to write; its folder is made if there is none.
+        path: file to write; its folder is created if missing.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written to.
+        OSError: The disk is full, or the folder is not writable.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
@@ -82,18 +82,18 @@ def remove_leftovers(folder: Path) -> list[Path]:
 
 
 def persist(action: Callable[[], _Result], patience_s: float) -> _Result:
-    """Does something with a file again and again while its error may pass.
+    """Retries an action on a file while its error may pass.
 
-    A disk that is full, an input or output error and a server that is away may pass;
-    the pauses between two attempts double, up to half a minute. Each failed attempt is
-    a warning.
+    Errors that may pass are a full disk, an input or output error and an unreachable
+    server. The pause between two attempts doubles, up to half a minute. Each failed
+    attempt logs a warning.
 
     Args:
-        action: what to do; it must be harmless to do it twice.
-        patience_s: for how long, in seconds.
+        action: function to call; it must be safe to call it twice.
+        patience_s: seconds for which it is retried.
 
     Raises:
-        OSError: The last one, after that time; at once if it cannot pass.
+        OSError: The last error, after that time; an error that cannot pass, at once.
     """
     end, pause = time.monotonic() + patience_s, _FIRST_PAUSE_S
     while True:
@@ -163,7 +163,7 @@ def _process_numbers() -> str:
 
 @cache
 def boot_id() -> str:
-    """What names this run of the kernel; the host's name where it does not tell."""
+    """The identifier of this run of the kernel, or the host's name if it has none."""
     # Host names are often equal among containers.
     with suppress(OSError):
         return _BOOT.read_text().strip()

@@ -1,13 +1,13 @@
-"""Which of Lightning's import names this package uses: `lightning` or its other one.
+"""The choice between Lightning's import names, `lightning` and `pytorch_lightning`.
 
 Lightning is published twice, as `lightning` and as `pytorch_lightning` with
-`lightning_fabric`. The code is the same, but a Trainer of the one takes no strategy of
-the other, so a process has strategies of one of them. The modules of this package say
-`lightning`. Where a program uses the other, they are compiled with its names instead.
-`ImportNames` chooses when the first of them is imported.
+`lightning_fabric`. The code is the same, but a Trainer of one accepts no strategy of
+the other, so a process uses the strategies of only one. The modules of this package
+import `lightning`. If a program uses the other name, they are compiled with that name
+instead. `ImportNames` chooses when the first of them is imported.
 
-This module is loaded in the middle of torch's own import, and uses the standard library
-alone.
+This module is loaded in the middle of torch's own import, and uses only the standard
+library.
 """
 
 import ast
@@ -37,22 +37,22 @@ _IMPORTS_LIGHTNING = re.compile(rb"^\s*(?:from|import) lightning\b", re.MULTILIN
 
 
 class ImportNames(MetaPathFinder):
-    """Chooses once, and then finds the modules that import Lightning.
+    """An import hook that chooses a name once, then finds the modules that use it.
 
     Attributes:
-        chosen: `LIGHTNING` or `OTHER`; None: no module has needed it.
+        chosen: `LIGHTNING` or `OTHER`; None until a module needs the choice.
     """
 
     chosen: str | None = None
 
     def choose(self, asked: str | None = None) -> str:
-        """The name that this process uses.
+        """Chooses the name that this process uses.
 
-        It is the one asked for, or named in the file that imports this package, or
-        imported already. Where that leaves both, it is `lightning`, with a warning.
+        It is the name asked for, or named in the file that imports this package, or
+        already imported. If both remain, it is `lightning`, with a warning.
 
         Raises:
-            ImportError: Another one is in use, or neither is installed.
+            ImportError: The other name is in use, or neither is installed.
         """
         if self.chosen is None:
             self.chosen = asked or _only(_named_by_the_importer()) or _only(sys.modules)
@@ -69,7 +69,7 @@ class ImportNames(MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """What imports ask; None: the module is found as any other."""
+        """Finds a module for Python's import system; None: it is found as usual."""
         if self.chosen == LIGHTNING or not fullname.startswith(f"{_PACKAGE}."):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -83,7 +83,7 @@ class ImportNames(MetaPathFinder):
 
 
 def import_names() -> ImportNames:
-    """The one of this process, which imports ask first."""
+    """The import hook of this process, which is asked first."""
     for finder in sys.meta_path:
         if isinstance(finder, ImportNames):
             return finder
@@ -92,12 +92,12 @@ def import_names() -> ImportNames:
 
 
 def lightning_version() -> str:
-    """The version of Lightning under the name that this process uses."""
+    """The version of Lightning that this process uses."""
     return version(import_names().choose().replace("_", "-"))
 
 
 def refusal(chosen: str | None, other: str | None) -> str:
-    """Why strategies do not fit a Trainer, and what to do."""
+    """The message on strategies that do not fit a Trainer, with the remedy."""
     return (
         f"lightning_adpsgd uses `{chosen}` in this process, and its strategies do not "
         f"fit a Trainer or Fabric of `{other}`: use one of both in a program, and "
@@ -106,7 +106,7 @@ def refusal(chosen: str | None, other: str | None) -> str:
 
 
 class _RenamingLoader(SourceFileLoader):
-    """Compiles a module with the other import names; keeps no bytecode of it."""
+    """Compiles a module with the other import names, without caching its bytecode."""
 
     def imports_lightning(self) -> bool:
         return bool(_IMPORTS_LIGHTNING.search(self.get_data(self.path)))
@@ -136,9 +136,9 @@ def _only(names: Iterable[str]) -> str | None:
 
 
 def _named_by_the_importer() -> Iterator[str]:
-    """What the file that imports this package imports as well, above or below.
+    """The other imports of the file that imports this package, above or below.
 
-    Sorted imports have this package before `pytorch_lightning`.
+    Sorted imports list this package before `pytorch_lightning`.
     """
     frame: Any = sys._getframe()
     while frame and str(frame.f_globals.get("__name__")).partition(".")[0] in _INSIDE:

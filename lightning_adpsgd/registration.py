@@ -7,8 +7,8 @@ exists. It runs when this package is imported, and also when torch is, by way of
 `Trainer(strategy="hadpsgd")` then needs no import. `TORCH_DEVICE_BACKEND_AUTOLOAD=0`
 turns the entry point off.
 
-This module is loaded in the middle of torch's own import. It and what it imports use
-the standard library alone, and it never raises.
+This module is loaded in the middle of torch's own import. It and its imports use only
+the standard library, and it never raises.
 """
 
 import sys
@@ -32,7 +32,7 @@ _LAUNCHERS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "for
 
 
 def install() -> None:
-    """Registers the names now or when Lightning is imported; can be called again."""
+    """Registers the names now, or when Lightning is imported; may be repeated."""
     try:
         import_names()
         for name in _REGISTRIES:

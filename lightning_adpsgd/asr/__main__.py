@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 when every file was transcribed; 1, with a message for each that was not."""
+    """Transcribes files; returns 0, or 1 with a message for each file that failed."""
     options = parser().parse_args(arguments)
     # Here, so that the help needs no torch.
     from lightning_adpsgd.asr.recogniser import Recogniser, RecogniserError
@@ -97,7 +97,7 @@ def _transcribe(recogniser: "Recogniser", path: Path, style: str) -> None:
 
 
 def channel_name(channel: int) -> str:
-    """A, B and so on; numbers from 27 on."""
+    """The letter of a channel, A, B and so on; its number from 27 on."""
     return chr(ord("A") + channel) if channel < 26 else str(channel + 1)
 
 

@@ -7,11 +7,11 @@
     tree.json         states of the phones
     lexicon.txt ...   words and phones, as `lexicon.write_lexicon` writes them
     HCLG.fst          the search graph, and words.txt, the words of its labels
-    adaptation/       what fMLLR and i-vectors of a speaker are found with, if it takes
+    adaptation/       models for a speaker's fMLLR and i-vectors, if the network takes
                       them (`adaptation`)
 
-With a graph of Kaldi, `pairs.npy`, `transitions.npz` and `phones/` take the place of
-tree and lexicon. `recogniser.Recogniser` reads such a folder.
+With a Kaldi graph, `pairs.npy`, `transitions.npz` and `phones/` replace tree and
+lexicon. `recogniser.Recogniser` reads such a folder.
 """
 
 import importlib.util
@@ -51,7 +51,7 @@ SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class OwnStates:
-    """The states of a graph of this package.
+    """The HMM states of one of this package's graphs.
 
     Attributes:
         lexicon: Folder of the lexicon.
@@ -70,7 +70,7 @@ class OwnStates:
 
 @dataclass(frozen=True, kw_only=True)
 class KaldiStates:
-    """The pdfs of a graph of Kaldi.
+    """The pdfs of a Kaldi graph.
 
     Attributes:
         transitions: File of the transitions.
@@ -95,7 +95,8 @@ class Adaptation:
 
     Attributes:
         options: Streams that the model takes.
-        folders: Folders with `options.files`; the first that has a file counts.
+        folders: Folders with `options.files`; each file is taken from the first folder
+            that has it.
     """
 
     options: AdaptationOptions
@@ -116,15 +117,15 @@ class Parts:
     """The parts of a recogniser.
 
     Attributes:
-        model: The acoustic model, with its priors.
+        model: Acoustic model, with its priors.
         num_mels: Number of log-mel energies of a frame.
         acoustic_scale: Acoustic scale, chosen on development data.
         search: Width of the search.
         states: States that the graph reads.
         graph: Folder with `HCLG.fst` and `words.txt`.
         adaptation: Models for streams, if the model takes them; needs `OwnStates`.
-        least_fit: Fit of a segment's words below which it has none, chosen on
-            development data; None keeps all words.
+        least_fit: Fit below which a segment's words are dropped, chosen on development
+            data; None keeps all words.
     """
 
     model: AcousticModel
@@ -233,11 +234,12 @@ class _Posteriors(nn.Module):
 def write_onnx(model: AcousticModel, path: Path) -> None:
     """Writes the network: `frames` [batch, time, input_size] to `log_posteriors`.
 
-    Differences are taken before it, windows averaged and priors subtracted after it.
+    Differences must be taken before it; windows are averaged and priors subtracted
+    after it.
 
     Args:
-        model: On the CPU.
-        path: The file.
+        model: Model on the CPU.
+        path: File to write.
 
     Raises:
         ModuleNotFoundError: The package `onnx` is not installed.

@@ -1,11 +1,11 @@
 """The acoustic model of the papers: a bidirectional LSTM over chunks of frames.
 
-Stacked bidirectional LSTM layers, a linear bottleneck and a softmax over the
-context-dependent states of hidden Markov models, trained by frame cross-entropy; at
-the papers' sizes (260 inputs, 6 layers of 2 x 512, 256, 32,000 states) 43,154,944
-parameters.
+It has stacked bidirectional LSTM layers, a linear bottleneck and a softmax over the
+context-dependent states of hidden Markov models, and is trained by frame cross-entropy.
+At the papers' sizes (260 inputs, 6 layers of 2 x 512, bottleneck 256, 32,000 states) it
+has 43,154,944 parameters.
 
-It does not read audio and does not decode: frames come in, log-posteriors go out.
+It maps frames to log-posteriors. It does not read audio and does not decode.
 """
 
 from collections.abc import Sequence
@@ -43,43 +43,45 @@ class NonFiniteLoss(FloatingPointError):
 
 
 class AcousticModel(LightningModule):
-    """Bidirectional LSTM that tells the states of frames.
+    """A bidirectional LSTM that predicts the HMM state of each frame.
 
-    A batch is `(frames, labels)`: frames `[batch, time + 2 * margin, feature]` float,
-    labels `[batch, time]` integer with `IGNORE` where a frame does not count. The
-    margin serves the deltas: `features.CONTEXT` frames on each side, which they use up;
-    where none are added, a margin of any width is cut off. Where the speaker is known a
-    batch also brings fMLLR `[batch, time, feature]` and i-vectors `[batch, feature]`,
-    which are repeated for each frame here, on the device; one without features counts
-    as absent.
+    A batch is `(frames, labels)`: float frames `[batch, time + 2 * margin, feature]`
+    and integer labels `[batch, time]`, with `IGNORE` for frames that do not count. The
+    deltas use up a margin of `features.CONTEXT` frames on each side; without deltas, a
+    margin of any width is cut off. If the speaker is known, a batch also has fMLLR
+    `[batch, time, feature]` and i-vectors `[batch, feature]`, which are repeated for
+    each frame on the device. A stream with zero features counts as absent.
 
     Args:
-        num_states: Classes of the softmax.
-        input_size: Features of a frame as the LSTM sees it, those of streams included:
-            260 with 40 of fMLLR and 100 of an i-vector. If what they leave is three
-            times the width of the given frames, deltas and delta-deltas are added here,
-            on the device; if it is the width, the frames are used as they are.
-        num_layers: LSTM layers.
-        hidden_size: Cells of a layer in each direction.
+        num_states: Number of classes of the softmax.
+        input_size: Number of features of a frame at the LSTM's input, including
+            streams: 260 with 40 of fMLLR and 100 of an i-vector. If the remainder
+            without streams is three times the width of the given frames, deltas and
+            delta-deltas are added on the device; if it equals the width, the frames are
+            used unchanged.
+        num_layers: Number of LSTM layers.
+        hidden_size: Number of cells of a layer in each direction.
         bottleneck_size: Width of the linear layer before the softmax.
-        dropout: Probability between LSTM layers.
-        max_warp: In training, the frequency axis of each chunk is stretched by a
-            factor drawn from 1 - max_warp to 1 + max_warp; for log-mel frames.
-        max_stretch: In training, the time axis of each chunk is stretched by a factor
-            drawn from 1 - max_stretch to 1 + max_stretch.
-        mask_bands: In training, a stretch of up to so many bands of each chunk is set
-            to the mean; for log-mel frames that are normalised.
-        mask_frames: In training, a stretch of up to so many frames of each chunk is.
-        global_batch: Chunks of one step of all learners together.
-        corpus_chunks: Chunks of one epoch of all learners together.
+        dropout: Dropout probability between LSTM layers.
+        max_warp: Largest warp of the frequency axis in training: each chunk is
+            stretched by a factor drawn from 1 - max_warp to 1 + max_warp. For log-mel
+            frames.
+        max_stretch: Largest stretch of the time axis in training: each chunk is
+            stretched by a factor drawn from 1 - max_stretch to 1 + max_stretch.
+        mask_bands: Largest number of adjacent bands of each chunk that are set to the
+            mean in training; for normalised log-mel frames.
+        mask_frames: Largest number of adjacent frames of each chunk that are set to the
+            mean in training.
+        global_batch: Number of chunks in one step of all learners together.
+        corpus_chunks: Number of chunks in one epoch of all learners together.
         base_rate: Learning rate at the start, see `schedule`.
-        base_batch: The global batch that `base_rate` belongs to.
-        warmup_epochs: Epochs until the peak rate.
+        base_batch: Global batch that `base_rate` belongs to.
+        warmup_epochs: Number of epochs until the peak rate.
         decay: Factor of the rate per epoch after the warm-up.
-        momentum: Momentum of SGD; stays with each learner and is never averaged.
-        window: Frames of a window when whole utterances are evaluated.
-        hop: Frames from one window to the next; the posteriors of windows that
-            overlap are averaged.
+        momentum: Momentum of SGD; local to each learner and never averaged.
+        window: Number of frames of a window when whole utterances are evaluated.
+        hop: Number of frames from one window to the next; posteriors of overlapping
+            windows are averaged.
     """
 
     log_priors: Tensor
@@ -147,7 +149,7 @@ class AcousticModel(LightningModule):
 
     @override
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        """Frame cross-entropy of a batch; also logged as `train_loss`."""
+        """The frame cross-entropy of a batch, also logged as `train_loss`."""
         logits, labels = self._evaluate(self._varied(batch))
         loss = frame_cross_entropy(logits, labels)
         self._raise_unless_finite(loss)
@@ -165,7 +167,7 @@ class AcousticModel(LightningModule):
         self.log("val_accuracy", self.val_accuracy, prog_bar=True)
 
     def frame_losses(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of every frame of a batch, and which frames count.
+        """The cross-entropy of every frame of a batch, and a mask of those that count.
 
         Returns:
             Losses [batch, time] in nats, 0 where a frame does not count, and the mask
@@ -179,7 +181,7 @@ class AcousticModel(LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        """SGD, its rate set by global samples at every step."""
+        """SGD with a learning rate that follows the global samples at every step."""
         optimizer = torch.optim.SGD(
             self.parameters(),
             lr=self.schedule.base_rate,
@@ -192,14 +194,14 @@ class AcousticModel(LightningModule):
         }
 
     def set_priors(self, state_counts: Tensor) -> None:
-        """Stores the states' frequencies, so that a checkpoint is enough to decode.
+        """Stores the states' frequencies, so that a checkpoint suffices for decoding.
 
         Args:
-            state_counts: `[num_states]` frames of each state in the training data. A
-                state without a frame counts as one frame.
+            state_counts: Number of frames of each state in the training data,
+                `[num_states]`. A state without frames counts as one frame.
 
         Raises:
-            ValueError: Another number of states, or a negative count.
+            ValueError: The number of states is wrong, or a count is negative.
         """
         expected = self.hparams["num_states"]
         if state_counts.shape != (expected,) or bool((state_counts < 0).any()):
@@ -217,14 +219,14 @@ class AcousticModel(LightningModule):
         fmllr: Tensor | None = None,
         ivectors: Tensor | None = None,
     ) -> Tensor:
-        """Log-posteriors of the states over a whole utterance.
+        """The log-posteriors of the states over a whole utterance.
 
-        The LSTM runs over overlapping windows as long as the chunks that it was trained
-        on, and the posteriors that a frame got in its windows are averaged: measured on
-        the demo's held-out speakers, 73.4 % of frames are right with windows of 21
-        every 7 frames, 73.5 % every 3, 71.3 % without overlap, and 73.2 % with the
-        whole utterance as one window. The deltas are those of the whole utterance.
-        A window takes the i-vector of its first frame, as a chunk does in training.
+        The LSTM runs over overlapping windows of the length of its training chunks, and
+        a frame's posteriors are averaged over its windows. Measured on the demo's
+        held-out speakers, 73.4 % of frames are correct with windows of 21 every 7
+        frames, 73.5 % every 3, 71.3 % without overlap, and 73.2 % with the whole
+        utterance as one window. Deltas are computed over the whole utterance. A window
+        uses the i-vector of its first frame, as a chunk does in training.
 
         Args:
             frames: `[time, feature]`; no frames give no rows.
@@ -235,7 +237,7 @@ class AcousticModel(LightningModule):
             `[time, num_states]` float32.
 
         Raises:
-            ValueError: A frame holds a value that is not finite.
+            ValueError: A frame has a non-finite value.
         """
         if not bool(frames.isfinite().all()):
             raise ValueError("`frames` holds a value that is not finite")
@@ -259,7 +261,7 @@ class AcousticModel(LightningModule):
         fmllr: Tensor | None = None,
         ivectors: Tensor | None = None,
     ) -> Tensor:
-        """Log-posteriors minus log-priors, `[time, num_states]`: what decoders take."""
+        """Log-posteriors minus log-priors, `[time, num_states]`, for decoders."""
         return self.log_posteriors(frames, fmllr, ivectors).sub_(self.log_priors)
 
     def _windowed_log_posteriors(
@@ -281,7 +283,7 @@ class AcousticModel(LightningModule):
         return total.div_(counts).clamp_(min=torch.finfo(total.dtype).tiny).log_()
 
     def _varied(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The batch as other voices and other speeds would have made it."""
+        """The batch with random warps, stretches and masks."""
         frames, labels, *beside = batch
         frames = frames.float()
         if most := self.hparams["max_warp"]:
@@ -309,7 +311,7 @@ class AcousticModel(LightningModule):
     def _chunk_inputs(
         self, frames: Tensor, num_frames: int, beside: Sequence[Tensor] = ()
     ) -> Tensor:
-        """`[batch, time + 2 * margin, feature]` to what streams are joined to."""
+        """Adds deltas to `[batch, time + 2 * margin, feature]`, or cuts the margin."""
         if self._needs_differences(frames, beside):
             frames = add_differences(frames)
         margin = (frames.shape[1] - num_frames) // 2
@@ -323,7 +325,7 @@ class AcousticModel(LightningModule):
     def _utterance_inputs(
         self, frames: Tensor, beside: Sequence[Tensor] = ()
     ) -> Tensor:
-        """`[time, feature]` to what streams are joined to."""
+        """Adds deltas to the frames of an utterance, `[time, feature]`."""
         if self._needs_differences(frames, beside):
             return with_differences(frames)
         return frames
@@ -352,14 +354,14 @@ class AcousticModel(LightningModule):
 
 
 def frame_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean negative log-posterior of the frames' states, in nats.
+    """The mean negative log-posterior of the frames' states, in nats.
 
     Args:
         logits: `[batch, time, num_states]`.
         labels: `[batch, time]`; `IGNORE` where a frame does not count.
 
     Returns:
-        A scalar; 0 for a batch in which no frame counts.
+        A scalar; 0 if no frame counts.
     """
     total = functional.cross_entropy(
         logits.flatten(0, 1),
@@ -377,12 +379,12 @@ def _frame_accuracy(num_states: int) -> MulticlassAccuracy:
 
 
 def _joined(frames: Tensor, fmllr: Tensor, ivectors: Tensor) -> Tensor:
-    """Streams joined to frames; the i-vector is repeated for every frame.
+    """Concatenates streams to frames; repeats the i-vector for every frame.
 
     Args:
         frames: `[batch, time, feature]`.
-        fmllr: The same; no features where there is none.
-        ivectors: `[batch, feature]`; no features where there is none.
+        fmllr: fMLLR, the same shape; zero features if there is none.
+        ivectors: `[batch, feature]`; zero features if there is none.
     """
     repeated = ivectors[:, None].expand(-1, frames.shape[1], -1)
     parts = (frames, fmllr.to(frames.dtype), repeated.to(frames.dtype))
@@ -390,7 +392,7 @@ def _joined(frames: Tensor, fmllr: Tensor, ivectors: Tensor) -> Tensor:
 
 
 def _window_starts(num_frames: int, window: int, hop: int) -> list[int]:
-    """Starts of windows that cover all frames; the last one ends at the last frame."""
+    """The starts of windows that cover all frames; the last ends at the last frame."""
     last = max(num_frames - window, 0)
     return [*range(0, last, hop), last]
 

@@ -1,4 +1,4 @@
-"""Word error rate of the consensus model while training goes on.
+"""The word error rate of the consensus model during training.
 
 At each validation, learner 0 computes the log-likelihoods of a few held-out utterances
 with the consensus model. A low-priority process decodes them, because decoders hold
@@ -37,10 +37,10 @@ Decode = Callable[[np.ndarray], Sequence[str]]
 
 
 class HeldOut(NamedTuple):
-    """An utterance that is not in the training data.
+    """A held-out utterance, which is not in the training data.
 
     Attributes:
-        frames: [time, feature], as the module's `log_likelihoods` takes them.
+        frames: Frames [time, feature] for the module's `log_likelihoods`.
         words: Reference transcript.
     """
 
@@ -49,7 +49,7 @@ class HeldOut(NamedTuple):
 
 
 def module_log_likelihoods(module: LightningModule, frames: Tensor) -> Tensor:
-    """Log-likelihoods from a module's own method, such as that of `AcousticModel`."""
+    """The log-likelihoods from a module's own method, such as `AcousticModel`'s."""
     log_likelihoods: Any = module.log_likelihoods
     return log_likelihoods(frames)
 
@@ -57,15 +57,14 @@ def module_log_likelihoods(module: LightningModule, frames: Tensor) -> Tensor:
 class WordErrorMonitor(Monitor):
     """Logs the word error rate of the consensus model, after each validation in `fit`.
 
-    The rate is a fraction, logged under `name` when it is known, which may be many
-    steps later. `<name>/global_samples` and `<name>/epochs` tell when the model was
-    taken, and `<name>/seconds` how long decoding took. The rate is also in
+    The rate is a fraction, logged under `name` once it is known, which may be many
+    steps later. `<name>/global_samples` and `<name>/epochs` give the time of the
+    snapshot, and `<name>/seconds` the duration of decoding. The rate is also in
     `trainer.callback_metrics`, where `ConvergenceMonitor(wer=name)` finds the last one
     for its row; list that monitor after this one.
 
-    One snapshot is decoded at a time, while the newest one waits. An error in decoding
-    becomes a warning. At the end of training, learner 0 waits for the snapshot that is
-    being decoded, and for the one that waits.
+    One snapshot is decoded at a time, while the newest one waits. A decoding error
+    becomes a warning. At the end of training, learner 0 waits for both.
 
     Args:
         utterances: Utterances by name.
@@ -223,11 +222,11 @@ class _Decoding:
         return cls(snapshot, process, reader)
 
     def wait(self, seconds: float) -> bool:
-        """Whether decoding has ended, or ends within this time."""
+        """Waits up to this time; returns whether decoding has ended."""
         return self.reader.poll(max(0.0, seconds))
 
     def outcome(self) -> "_Outcome | str":
-        """The errors of a decoding that has ended, or what went wrong."""
+        """The word errors of a finished decoding, or its failure."""
         try:
             return self.reader.recv()
         except EOFError:
@@ -260,7 +259,7 @@ def _serve(task: _Task, writer: Connection) -> None:
 def _close_sockets() -> None:
     """Closes the copies of this learner's connections to other learners.
 
-    As long as a copy is open, the others do not notice when this learner dies.
+    While a copy is open, the others do not notice if this learner dies.
     """
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):

@@ -1,9 +1,9 @@
-"""A function applied to many items by forked processes, results as they come.
+"""Applies a function to many items in forked processes; yields results as they come.
 
-kaldi-decoder and kaldifst hold Python's global lock, so threads do not help; graphs
+kaldi-decoder and kaldifst hold Python's global lock, so threads do not help. Graphs
 cannot be pickled, so the processes are forked and find function and items in memory.
-Each process computes with one thread. That reaches torch's threads, not those of
-numpy's matrix products, which is what `product` is for: with two threads in each of two
+Each process computes with one thread. This limits torch's threads but not those of
+numpy's matrix products; use `product` for these. With two threads in each of two
 processes on two cores, an alignment takes four times as long.
 """
 
@@ -27,8 +27,8 @@ def fork_map(
 ) -> Generator[tuple[int, Result], None, None]:
     """Yields (index of the item, result) in the order in which results arrive.
 
-    With one process, or one item, everything runs in this process. Results are
-    pickled; function and items are not.
+    With one process or one item, everything runs in the calling process. Results are
+    pickled; the function and the items are not.
 
     Raises:
         RuntimeError: The function raised in a process (its traceback is in the
@@ -70,7 +70,7 @@ def in_order(results: Iterable[tuple[int, Result]]) -> Iterator[Result]:
 
 
 def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The matrix product of two float arrays of one type, by torch."""
+    """The matrix product of two float arrays of the same dtype, computed by torch."""
     return (torch.from_numpy(left) @ torch.from_numpy(right)).numpy()
 
 

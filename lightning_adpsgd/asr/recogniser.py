@@ -1,4 +1,4 @@
-"""Turns sound files into words, with a folder that `export` has written."""
+"""Turns sound files into words, with a recogniser that `export` has written."""
 
 import json
 import tempfile
@@ -22,7 +22,7 @@ from lightning_adpsgd.asr.search.decoding import (
     ConfidentSearch,
     Decoder,
     SearchOptions,
-    hear,
+    decode_at_scales,
 )
 from lightning_adpsgd.asr.search.graph_files import read_graph
 from lightning_adpsgd.asr.search.words import FRAME_SHIFT_S, TimedWord
@@ -42,11 +42,11 @@ Streams = Callable[[np.ndarray], Sequence[Tensor]]
 
 
 class RecogniserError(ValueError):
-    """A folder holds no usable recogniser; the message names its path."""
+    """A folder has no usable recogniser; the message names its path."""
 
 
 class SaidWord(NamedTuple):
-    """A word, the channel in which it was said (from 0), and when, in seconds.
+    """A recognised word with its channel (from 0) and its times in seconds.
 
     `confidence` is its posterior, in [0, 1].
     """
@@ -67,12 +67,13 @@ class Recogniser:
     """Turns sound files into words with times.
 
     Args:
-        folder: Folder that `export` has written.
-        least_fit: Fit below which a segment has no words; None takes that of the
-            folder, negative infinity keeps all words.
+        folder: Folder written by `export`.
+        least_fit: Threshold of the fit: words of a segment with a poorer fit are
+            dropped. None takes the folder's threshold; negative infinity keeps all
+            words.
 
     Raises:
-        RecogniserError: A file is missing, broken, or of another format.
+        RecogniserError: A file is missing, damaged, or of an unsupported format.
     """
 
     def __init__(self, folder: Path, *, least_fit: float | None = None) -> None:
@@ -107,16 +108,16 @@ class Recogniser:
 
     @property
     def least_fit(self) -> float:
-        """Fit of a stretch of sound below which it has no words."""
+        """The fit below which a segment has no words."""
         return self._search.least_fit
 
     @property
     def num_poor(self) -> int:
-        """How many stretches of sound have lost their words so, in all files so far."""
+        """The number of segments whose words were dropped for a poor fit so far."""
         return self._search.num_poor
 
     def transcribe(self, path: Path) -> Iterator[SaidWord]:
-        """The words of a sound file, channel by channel, as they are found.
+        """Yields the words of a sound file as they are found, channel by channel.
 
         Args:
             path: Sound file of 8 kHz or more.
@@ -149,17 +150,17 @@ class Recogniser:
                 yield from self._segment(part, first, streams(part))
 
     def _streams(self, parts: Callable[[], Iterator[np.ndarray]]) -> Streams:
-        """A first pass over a channel, which finds the streams of its parts."""
+        """Makes a first pass over a channel, to find the streams of its segments."""
         if self._adapter is None:
             return lambda part: ()
-        return self._adapter.hear(parts).streams
+        return self._adapter.adapt_to(parts).streams
 
     def _segment(
         self, frames: np.ndarray, first: int, streams: Sequence[Tensor]
     ) -> Iterator[TimedWord]:
         inputs = torch.from_numpy(frames)
         matrix = self._model.log_likelihoods(inputs, *streams).numpy()
-        [hypothesis] = hear(matrix, self._search, [self._acoustic_scale])
+        [hypothesis] = decode_at_scales(matrix, self._search, [self._acoustic_scale])
         for timed in hypothesis.words:
             start = timed.start_s + first * FRAME_SHIFT_S
             yield timed._replace(start_s=start)

@@ -22,14 +22,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 @dataclass(frozen=True)
 class PaperSchedule:
-    """Learning rate as a function of the samples that all learners have seen.
+    """The learning rate as a function of the samples that all learners have seen.
 
     Args:
-        corpus_samples: Samples of one epoch.
-        global_batch: Samples of one step of all learners together.
+        corpus_samples: Number of samples in one epoch.
+        global_batch: Number of samples in one step of all learners together.
         base_rate: Rate at the start, and for a global batch of `base_batch`.
-        base_batch: The batch that `base_rate` was tuned for.
-        warmup_epochs: Epochs of linear growth; 0 starts at the peak.
+        base_batch: Global batch that `base_rate` was tuned for.
+        warmup_epochs: Number of epochs of linear growth; 0 starts at the peak.
         decay: Factor per epoch after the warm-up.
 
     Raises:
@@ -58,15 +58,15 @@ class PaperSchedule:
 
     @property
     def peak_rate(self) -> float:
-        """The rate at the end of the warm-up: linear in the global batch."""
+        """The rate at the end of the warm-up, proportional to the global batch."""
         return self.base_rate * self.global_batch / self.base_batch
 
     def rate(self, global_samples: int) -> float:
-        """Learning rate after this many samples of all learners together."""
+        """The learning rate after this many samples of all learners together."""
         return self.rate_at_epoch(global_samples / self.corpus_samples)
 
     def rate_at_epoch(self, epoch: float) -> float:
-        """Learning rate at a point of training given in (fractions of) epochs."""
+        """The learning rate at a time in (fractional) epochs."""
         if epoch > self.warmup_epochs:
             return self.peak_rate * self.decay ** math.ceil(epoch - self.warmup_epochs)
         if self.warmup_epochs == 0:
@@ -84,8 +84,8 @@ class GlobalSampleLR(LRScheduler):
     free of this package's classes.
 
     Args:
-        optimizer: All its parameter groups get the same rate.
-        schedule: Rate by global samples.
+        optimizer: Optimizer, all of whose parameter groups get the same rate.
+        schedule: Learning rate as a function of global samples.
     """
 
     def __init__(self, optimizer: Optimizer, schedule: PaperSchedule) -> None:

@@ -1,4 +1,4 @@
-"""The name of a trainer's algorithm, and its settings in the summary row of a run."""
+"""The name and settings of a Trainer's algorithm, for the summary row of a run."""
 
 from typing import Any, NamedTuple
 
@@ -19,10 +19,10 @@ class Algorithm(NamedTuple):
 
 
 def algorithm_of(trainer: Trainer) -> Algorithm:
-    """The algorithm that a trainer's strategy runs.
+    """The algorithm of a Trainer's strategy.
 
-    Algorithms of the papers have their names; others are named by communication and
-    topology. Under Lightning's own strategies, all learners are one super-learner.
+    Algorithms from the papers keep their names; others are named after communication
+    and topology. Under Lightning's own strategies, all learners are one super-learner.
     """
     strategy: Any = trainer.strategy
     if getattr(strategy, "num_super_learners", 1) > 1:
@@ -38,17 +38,17 @@ def algorithm_of(trainer: Trainer) -> Algorithm:
 
 
 def batches_per_step(trainer: Trainer) -> int:
-    """Batches of the trainer's data loader in one step of all learners.
+    """The number of loader batches in one step of all learners together.
 
-    Each learner takes one, those that share layers take one together, and so does a
-    virtual super-learner.
+    Each learner takes one batch. Learners that share layers take one together, and so
+    does a virtual super-learner.
     """
     num_super_learners = getattr(trainer.strategy, "num_super_learners", 1)
     return max(trainer.world_size // learners_per_reader(trainer), num_super_learners)
 
 
 def learners_per_reader(trainer: Trainer) -> int:
-    """T, the learners that read the same batches."""
+    """T, the number of learners that read the same batches."""
     dials = getattr(trainer.strategy, "dials", None)
     return getattr(dials, "tensor_parallel_size", 1)
 

@@ -1,4 +1,4 @@
-"""How long training waits for DDP's gradient allreduce."""
+"""The time for which training waits for DDP's gradient allreduce."""
 
 import time
 
@@ -16,12 +16,12 @@ class AllreduceWait(Callback):
 
     The part that DDP hides behind the backward pass is not counted. The figure stays 0
     on CUDA and similar devices, where the host does not wait for collectives, and with
-    a communication hook of the user.
+    a user-defined communication hook.
 
     Attributes:
-        seconds: Sum of the waits so far.
-        bytes_sent: What this learner has sent so far, 2 (N - 1)/N of the gradient's
-            bytes for each allreduce over N learners, the least that one takes.
+        seconds: Total wait so far.
+        bytes_sent: Bytes that this learner has sent so far, counted as the minimum for
+            an allreduce over N learners: 2 (N - 1)/N of the gradient's bytes.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Time, samples and steps of one learner, without what validation takes."""
+"""The training time, samples and steps of one learner, without validation."""
 
 import time
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Outputs = Tensor | Mapping[str, Any] | None
 
 
 class TrainingClock:
-    """Time, samples and steps of one learner, without what validation takes.
+    """The training time, samples and steps of one learner, without validation.
 
     Attributes:
         steps: Optimizer steps.
@@ -52,12 +52,12 @@ class TrainingClock:
         self.steps = trainer.global_step - self._steps_elsewhere
 
     def start(self) -> None:
-        """Continues; does nothing while the clock runs."""
+        """Resumes the clock; does nothing while it runs."""
         if self._running_since is None:
             self._running_since = time.perf_counter()
 
     def stop(self) -> None:
-        """Pauses; does nothing while the clock is paused."""
+        """Pauses the clock; does nothing while it is paused."""
         self._seconds, self._running_since = self.seconds, None
 
     @property
@@ -72,14 +72,14 @@ class TrainingClock:
         return {"steps": self.steps, "samples": self.samples, "seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Lets the next `begin` continue from a checkpoint."""
+        """Makes the next `begin` continue from a checkpoint."""
         self.steps, self.samples = state["steps"], state["samples"]
         self._seconds, self._running_since = state["seconds"], None
         self.is_restored = True
 
 
 class Monitor(Callback):
-    """The base of the monitors: a clock, each step, and the end of each validation.
+    """A base class of monitors, with a clock and hooks for steps and validations.
 
     Attributes:
         clock: Time, samples and steps of this learner. From the start of training on,
@@ -95,7 +95,7 @@ class Monitor(Callback):
         """Called after each training batch, which the clock has counted."""
 
     def measure(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called at the end of each validation in `fit`, which all learners reach.
+        """Measures, at the end of each validation in `fit`, which all learners reach.
 
         The consensus model is still in place, and the clock is paused.
         """

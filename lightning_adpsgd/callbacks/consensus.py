@@ -1,16 +1,17 @@
-"""Measures how super-learners differ, and what that does to the learning rate.
+"""How far super-learners differ, and how that changes the effective learning rate.
 
 In decentralized SGD, let w_a be the mean weights, g_a the mean of the learners'
 gradients at their own weights, and g the gradient of the loss at w_a. arXiv 2112.01433
-splits a step of w_a into one along g and a noise across it:
+splits a step of w_a into a part along g and a noise orthogonal to it:
 
     w_a(t+1) = w_a(t) - alpha_e g + eta
     alpha_e  = alpha (g_a . g) / |g|^2          the effective learning rate
     eta      = alpha_e g - alpha g_a            the noise; its strength is |eta|^2
 
-Where the landscape is rough, gradients at different weights point apart and alpha_e is
-below alpha. It grows towards alpha as training goes on, like a learning rate warm-up.
-Here alpha_e is the mean over batches: with equal weights (allreduce) it is alpha.
+Where the landscape is rough, gradients at different weights point in different
+directions and alpha_e is below alpha. It grows towards alpha as training proceeds, like
+a learning-rate warm-up. Here alpha_e is the mean over batches: with equal weights
+(allreduce) it is alpha.
 """
 
 import math
@@ -39,14 +40,14 @@ from lightning_adpsgd.weights.shards import is_sharded
 
 
 class EffectiveRate(NamedTuple):
-    """The figures of arXiv 2112.01433.
+    """The effective learning rate and noise of arXiv 2112.01433.
 
     Attributes:
-        share: alpha_e / alpha; NaN where g vanishes, or is lost in the noise of its
+        share: alpha_e / alpha; NaN if g vanishes or is lost in the noise of its
             batches.
         noise: |eta|^2, in squared units of the weights.
-        agreement: Cosine between two estimates of g: near 1 with enough batches; near
-            0 the other figures mean nothing.
+        agreement: Cosine between two estimates of g. It is near 1 with enough batches;
+            near 0, the other figures are meaningless.
     """
 
     share: float
@@ -57,18 +58,19 @@ class EffectiveRate(NamedTuple):
 def effective_rate(
     lr: float, of_one_step: Tensor, means: "Halves", gradients: "Halves"
 ) -> EffectiveRate:
-    """How much of a step of the mean weights goes along the gradient.
+    """Measures the part of a step of the mean weights that goes along the gradient.
 
-    Halves are estimates over different batches: their product is free of the noise
-    that two factors over the same batches share. Where all weights are equal, the share
-    is 1 whatever the batches.
+    The two halves are estimates over different batches, so their product lacks the
+    noise that two factors over the same batches share. If all weights are equal, the
+    share is 1 for any batches.
 
     Args:
         lr: alpha.
-        of_one_step: g_a, the mean of the learners' gradients at their own weights, each
-            over the batch of one step, which is in neither half.
+        of_one_step: g_a for one step: the mean of the learners' gradients at their own
+            weights, over batches that are in neither half.
         means: g_a over the batches of each half.
-        gradients: g, the gradient of the loss at the mean weights, over the same.
+        gradients: g, the gradient of the loss at the mean weights, over the batches of
+            each half.
     """
     first, second = gradients
     squared = torch.dot(first, second).item()
@@ -86,29 +88,30 @@ def effective_rate(
 
 
 class Halves(NamedTuple):
-    """The same gradient, estimated twice."""
+    """Two estimates of the same gradient, over different batches."""
 
     first: Tensor
     second: Tensor
 
 
 class ConsensusMonitor(Monitor):
-    """Logs how far the super-learners are apart, and what follows from it.
+    """Logs the consensus distance of the super-learners, and its effect on training.
 
-    Logs `gossip/consensus_distance` and `gossip/relative_consensus_distance` at each
-    validation in `fit`, as `GossipMonitor` does. The other figures cost time and need
+    It logs `gossip/consensus_distance` and `gossip/relative_consensus_distance` at each
+    validation in `fit`, as `GossipMonitor` does. The other figures take time and need
     batches:
 
-    `held_out` adds, under `consensus/`, `local_loss_min`, `local_loss_mean` and
-    `local_loss_max` of the learners with their own weights, and `loss_of_mean` of the
-    consensus model on the same batches, each learner with batches of its own.
+    `held_out` adds four figures under `consensus/`. `local_loss_min`, `local_loss_mean`
+    and `local_loss_max` are the losses of learners with their local weights, and
+    `loss_of_mean` is that of the consensus model on the same batches. Each learner has
+    its own batches.
 
     `gradients` adds `effective_lr`, `effective_lr_share` (of the learning rate) and
     `noise_strength` of arXiv 2112.01433. Their batches come from the start of training:
-    one for the noise, a different one at each validation, and two halves of the others
-    for g_a and g. (The latest batches would not do: a step has just reduced their own
-    losses.) `gradient_agreement` tells whether there were enough of them to measure g:
-    1 at best, 0 at worst.
+    one for the noise, a different one at each validation, and the others in two halves
+    for g_a and g. (The latest batches are unsuitable, because a step has just reduced
+    their losses.) `gradient_agreement` shows whether there were enough batches to
+    measure g: 1 at best, 0 at worst.
 
     These figures describe plain SGD. Momentum and clipping are ignored, and the rate is
     that of the first parameter group.
@@ -118,12 +121,12 @@ class ConsensusMonitor(Monitor):
             evaluates with its own weights. They are read once and kept.
         gradients: Number of training batches of each learner for g_a and g, even. They
             and one more are kept on the device.
-        loss: Function from module and batch to the mean loss. By default
-            `training_step` without its logging; give one if that step changes anything,
-            such as a metric, or optimizes manually.
+        loss: Function from module and batch to the mean loss. By default it is
+            `training_step` without its logging; pass a function if that step updates
+            state, such as a metric, or optimizes manually.
 
     Attributes:
-        effective_rate: Rate as of the last validation; None before the first, or
+        effective_rate: Figures of the last validation; None before the first, or
             without `gradients`.
 
     Raises:
@@ -219,7 +222,7 @@ class ConsensusMonitor(Monitor):
         return len(self._kept) > self._num_gradients
 
     def _in_turn(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """The batch of one step, which changes at each validation, and two halves."""
+        """The batch of one step, different at each validation, and the two halves."""
         at, half = self._num_validations % len(self._kept), self._num_gradients // 2
         step, *others = self._kept[at:] + self._kept[:at]
         return [step], others[:half], others[half:]

@@ -1,8 +1,8 @@
-"""Whether a training converges: its losses, divergence, and the summary row of the run.
+"""The convergence of a training: losses, divergence, and the summary row of the run.
 
 A run counts as diverged when its held-out loss is non-finite or at chance level. Chance
 level is the loss of an untrained model: ``log(num_classes)`` for a cross-entropy. The
-diverged runs of arXiv 2112.01433 stand there too, at 10.37 = log 32,000.
+diverged runs of arXiv 2112.01433 are also at chance level, at 10.37 = log 32,000.
 """
 
 import math
@@ -31,36 +31,39 @@ _MARGIN = 0.05  # a held-out loss this far below chance level has learned someth
 class ConvergenceMonitor(Monitor):
     """Logs losses at each validation in `fit`, and the run's summary row at its end.
 
-    Logged under `convergence/`: `train_loss` (mean over all learners since the last
-    validation), `held_out_loss`, `best_held_out_loss` and `diverged` (0 or 1), against
-    `global_samples` (of all learners), `epochs`, `train_seconds` (without validation),
-    `hours` (the same), `wall_seconds` and `global_batch`. At the end the fields of
-    `runs.Run` under `run/`: settings as hyperparameters, results as metrics.
+    The losses are logged under `convergence/`: `train_loss` (mean over all learners
+    since the last validation), `held_out_loss`, `best_held_out_loss` and `diverged` (0
+    or 1). The axes logged with them are `global_samples` (of all learners), `epochs`,
+    `train_seconds` (without validation), `hours` (the same), `wall_seconds` and
+    `global_batch`. At the end, the fields of `runs.Run` are logged under `run/`:
+    settings as hyperparameters, results as metrics.
 
     A training that gossips ends with a `FloatingPointError` when the weights of all
-    learners are non-finite, with or without `stop`; the row is written then too.
+    learners are non-finite, with or without `stop`. The row is still written.
 
     Args:
         held_out: Name under which the held-out loss is logged.
         chance: Held-out loss of an untrained model, such as ``log(num_classes)``; by
-            default the mean of the learners' very first training losses.
-        stop: Whether divergence ends the training, in all learners alike.
-        patience: Consecutive validations at chance level after which `stop` acts. It
-            acts at once on a non-finite loss.
-        runs: Folder for the file with the run's row, which `runs.read_runs` reads.
+            default the mean of the learners' first training losses.
+        stop: Whether divergence ends the training, in all learners together.
+        patience: Number of consecutive validations at chance level after which `stop`
+            acts. It acts at once on a non-finite loss.
+        runs: Folder for the file with the run's row, which `runs.read_runs` reads;
+            None: no file.
         name: Name of the run; by default made of its settings and a random suffix.
         algorithm: Name of the algorithm; by default that of the strategy.
         seed: Random seed of the run; by default that of `seed_everything`.
-        wer: Name under which a word error rate is logged, if one is.
+        wer: Name under which a word error rate is logged, if any.
 
     Attributes:
         progress: Progress as of the last validation; None before the first.
-        diverged: Whether the last validation was at chance level or non-finite.
+        diverged: Whether the loss of the last validation was at chance level or
+            non-finite.
         run: The summary row; None before the end.
 
     Raises:
-        ValueError: `patience` is not positive, or the first validation finds that
-            nothing was logged as `held_out`.
+        ValueError: `patience` is not positive; or, at the first validation, nothing was
+            logged as `held_out`.
     """
 
     def __init__(

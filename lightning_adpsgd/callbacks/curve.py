@@ -14,11 +14,11 @@ from lightning_adpsgd.callbacks.reporting import log, loss_of
 class TrainingCurve(Monitor):
     """Logs the loss of learner 0 against global samples and training time.
 
-    Logged as `curve/loss`, `curve/global_samples` (its own samples times the number of
-    learners), `curve/train_seconds` (without validation), `curve/hours` (the same),
-    `curve/wall_seconds`, `curve/samples_per_second` (of all learners) and
-    `curve/steps_per_second`. A point every `log_every_n_steps` of the trainer is the
-    mean loss since the previous one.
+    The figures are `curve/loss`, `curve/global_samples` (its own samples times the
+    number of learners), `curve/train_seconds` (without validation), `curve/hours` (the
+    same), `curve/wall_seconds`, `curve/samples_per_second` (of all learners) and
+    `curve/steps_per_second`. There is one point every `log_every_n_steps` of the
+    Trainer, with the mean loss since the previous one.
     """
 
     def __init__(self) -> None:

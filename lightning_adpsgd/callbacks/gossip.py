@@ -25,25 +25,28 @@ _MAX_LISTED_LEARNERS = 64
 
 
 class GossipMonitor(Monitor):
-    """Logs what all learners did, at each validation in `fit`.
+    """Logs the communication of all learners at each validation in `fit`.
 
-    Logged under `gossip/`: `consensus_distance`, `relative_consensus_distance`,
+    The figures under `gossip/` are `consensus_distance`, `relative_consensus_distance`,
     `exchanges_per_second` and `exchanges_per_step` (of a learner, per step of its own),
     `merges`, `bytes_sent`, `bytes_per_second`, `refused`, `staleness_mean`,
-    `staleness_max` and `staleness_{steps}` (the histogram, without empty bins);
-    `peer_age_{s}`, the most steps that a peer has made since its last completed
-    exchange with super-learner s, and the mean and maximum of these ages over all
-    pairs; for islands also `members`, `joined` and `lost`. Logged under `learners/`:
-    `global_samples`, `train_seconds`, `samples_per_second`, `exposed_fraction` (share
-    of training time spent waiting for communication, mean over learners), where
-    `AllreduceWait` counts them `allreduce_bytes` (sent by all learners), and the steps
-    per second of each learner with their minimum and maximum.
+    `staleness_max` and `staleness_{steps}` (the histogram, without empty bins).
+    `peer_age_{s}` is the largest number of steps that a peer has made since its last
+    completed exchange with super-learner s; the mean and maximum of these ages over all
+    pairs are logged too. Islands add `members`, `joined` and `lost`.
 
-    Ages are those of the asynchronous engine at the start of the validation; staleness
-    counts from the start of training. Figures that a strategy lacks are left out.
+    The figures under `learners/` are `global_samples`, `train_seconds`,
+    `samples_per_second`, `exposed_fraction` (share of training time spent waiting for
+    communication, mean over learners), and the steps per second of each learner with
+    their minimum and maximum. `AllreduceWait` adds `allreduce_bytes` (sent by all
+    learners).
+
+    Ages are taken from the asynchronous engine at the start of the validation.
+    Staleness is counted from the start of training. Figures that a strategy lacks are
+    left out.
 
     Attributes:
-        records: One record per learner, as of the last validation.
+        records: One record per learner, from the last validation.
     """
 
     def __init__(self) -> None:
@@ -60,15 +63,15 @@ class GossipMonitor(Monitor):
 
 
 class LearnerRecord(NamedTuple):
-    """What one learner did since training started; see `Statistics`.
+    """The counters of one learner since training started; see `Statistics`.
 
     Attributes:
         train_seconds: Training time without validation.
-        exposed_seconds: Time that the training thread waited for communication: for
-            gossip and, where `AllreduceWait` measures it, for the gradient allreduce.
-        staleness: `STALENESS_BINS` counts of merges by age in optimizer steps.
-        peer_ages: Ages for all super-learners in their order; NaN for those with which
-            this learner exchanges nothing. Empty where nothing is recorded.
+        exposed_seconds: Time for which the training thread waited for communication:
+            for gossip and, if `AllreduceWait` measures it, for the gradient allreduce.
+        staleness: Number of merges by age in optimizer steps, in `STALENESS_BINS` bins.
+        peer_ages: Age of each super-learner, in their order; NaN if this learner does
+            not exchange with it. Empty if nothing is recorded.
     """
 
     steps: float
@@ -85,14 +88,14 @@ class LearnerRecord(NamedTuple):
 
     @classmethod
     def from_row(cls, row: list[float]) -> "LearnerRecord":
-        """The record that gave a row."""
+        """The record from a row that `row` has made."""
         scalars = len(cls._fields) - 2
         bins = scalars + STALENESS_BINS
         figures = (*row[:scalars], tuple(row[scalars:bins]), tuple(row[bins:]))
         return cls._make(figures)
 
     def row(self) -> list[float]:
-        """All figures in one list, which can be gathered as one vector."""
+        """All figures as one list of numbers, to be gathered as a vector."""
         return [*self[:-2], *self.staleness, *self.peer_ages]
 
 
@@ -114,13 +117,13 @@ def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
 
 
 def exposed_seconds(trainer: Trainer) -> float:
-    """Seconds for which this learner's training thread waited for communication."""
+    """The seconds for which this learner's training thread waited for communication."""
     waits = sum(one.seconds for one in all_of(AllreduceWait, trainer))
     return waits + statistics_of(trainer).exposed_seconds
 
 
 def statistics_of(trainer: Trainer) -> Statistics:
-    """What this learner's communication has done; zeros where there is none."""
+    """The counters of this learner's communication; zeros if nothing communicates."""
     return gossip_of(trainer) or Tally().snapshot()
 
 

@@ -30,16 +30,17 @@ AXES = {
 def make_wandb_logger(
     folder: str | Path, name: str, project: str = PROJECT, **init: Any
 ) -> WandbLogger | None:
-    """A logger, online if the user is logged in.
+    """Makes a logger for Weights & Biases, online if the user is logged in.
 
     Args:
-        folder: Folder for its files, which lie in `wandb/`; created if missing.
+        folder: Folder that gets the subfolder `wandb/` with its files; created if
+            missing.
         name: Name of the run.
         project: Name of the run's project.
         init: Further arguments of `wandb.init`: `id`, `group`, `tags`, `config` ...
 
     Returns:
-        None without the package, or where WANDB_MODE is "disabled".
+        The logger; None without the package, or if WANDB_MODE is "disabled".
     """
     if not is_available():
         rank_zero_info("Weights & Biases is not installed, or off: no figures go there")
@@ -71,7 +72,7 @@ def make_wandb_logger(
 
 
 def is_available() -> bool:
-    """Whether the package is there, and WANDB_MODE is not "disabled"."""
+    """Whether the package is installed and WANDB_MODE is not "disabled"."""
     is_off = os.environ.get("WANDB_MODE") == "disabled"
     return not is_off and importlib.util.find_spec("wandb") is not None
 
@@ -88,7 +89,7 @@ def _is_logged_in() -> bool:
 
 
 def define_axes(run: Any) -> None:
-    """Tells a run of Weights & Biases which figures are x axes, and of which others."""
+    """Tells a run of Weights & Biases which figures are the x axes of which others."""
     for group, axes in AXES.items():
         for axis in axes:
             run.define_metric(f"{group}/{axis}")
@@ -98,10 +99,10 @@ def define_axes(run: Any) -> None:
 
 
 class WandbRun(Callback):
-    """Gives the run of Weights & Biases its x axes, its settings, and an end.
+    """Sets the x axes and settings of a run of Weights & Biases, and finishes it.
 
-    Without an end a forked learner would leave the run open. The settings are the
-    options of the strategy, as `strategy/<name>`.
+    A forked learner would otherwise leave the run open. The settings are the options of
+    the strategy, as `strategy/<name>`.
     """
 
     @override

@@ -26,13 +26,13 @@ Loss = Callable[[LightningModule, Any], Tensor]
 
 
 def training_loss(module: LightningModule, batch: Any) -> Tensor:
-    """The loss that the module's `training_step` returns; its logging is dropped."""
+    """The loss from the module's `training_step`, whose logging is dropped."""
     with without_logging(module):
         return loss_in(training_step_of(module)(batch, 0))
 
 
 def held_out_batches(trainer: Trainer, num_batches: int) -> list[Any]:
-    """The first batches of the first loader of a validation, on the device."""
+    """The first batches of the first validation loader, on the device."""
     with isolate_rng(), torch.inference_mode(False):
         loader = CombinedLoader(trainer.val_dataloaders, "sequential").flattened[0]
         batches = list(islice(iter(loader), num_batches))
@@ -42,7 +42,7 @@ def held_out_batches(trainer: Trainer, num_batches: int) -> list[Any]:
 def mean_loss(
     trainer: Trainer, module: LightningModule, batches: Sequence[Any], loss: Loss
 ) -> float:
-    """The mean loss over batches, all of equal weight; NaN without a batch."""
+    """The mean loss over batches of equal weight; NaN without batches."""
     if not batches:
         return math.nan
     with _unnoticed(trainer, gradients=False):
@@ -53,9 +53,10 @@ def mean_loss(
 def mean_gradient(
     trainer: Trainer, module: LightningModule, batches: Sequence[Any], loss: Loss
 ) -> Tensor:
-    """The mean gradient over batches, one vector over all trainable weights.
+    """The mean gradient over batches, as one vector over all trainable weights.
 
-    The module is in evaluation mode: dropout is off, and batch-norm keeps its means.
+    The module is in evaluation mode: dropout is off, and batch-norm keeps its
+    statistics.
     """
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     # cuDNN has no backward pass for a recurrent layer in evaluation mode.

@@ -1,4 +1,4 @@
-"""The progress and losses of all learners of a training together."""
+"""The joint progress and losses of all learners of a training."""
 
 import math
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Progress(NamedTuple):
-    """The progress of all learners together; times are without validation."""
+    """The joint progress of all learners; times exclude validation."""
 
     epochs: float
     global_samples: float
@@ -20,7 +20,7 @@ class Progress(NamedTuple):
 
     @classmethod
     def of(cls, rows: list[list[float]], epochs: float) -> "Progress":
-        """From the rows that `ConvergenceMonitor` gathers, one per learner."""
+        """Sums the rows that `ConvergenceMonitor` gathers, one per learner."""
         samples, seconds, exposed, sums, counts, firsts, held_out = zip(
             *rows, strict=True
         )
@@ -43,7 +43,7 @@ NONE_YET = Progress(0, 0, 0, 0, 0, math.inf, math.inf, math.inf)
 
 
 class LossSums(NamedTuple):
-    """Sum and number of the losses since the last time, and the very first loss."""
+    """The sum and number of losses since the last call, and the run's first loss."""
 
     total: float
     number: int
@@ -51,7 +51,7 @@ class LossSums(NamedTuple):
 
 
 class Losses:
-    """Sums losses on their device, so that no step waits for it."""
+    """Sums losses on their device, so that no step waits for the host."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
@@ -59,7 +59,7 @@ class Losses:
         self._count = 0
 
     def add(self, loss: Tensor) -> None:
-        """Adds one more loss."""
+        """Adds a loss."""
         loss = loss.float()
         if self._first is None:
             self._first = loss
@@ -67,7 +67,7 @@ class Losses:
         self._count += 1
 
     def take(self) -> LossSums:
-        """The sums since the last time, and the very first loss."""
+        """The sums since the last call, and the first loss of the run."""
         first = math.nan if self._first is None else self._first.item()
         sums = 0.0 if self._sum is None else self._sum.item()
         taken = LossSums(sums, self._count, first)

@@ -1,4 +1,4 @@
-"""A live line in Lightning's progress bar: what all learners do, as they do it."""
+"""A live line in Lightning's progress bar with the speed and gossip of all learners."""
 
 import math
 import time
@@ -20,25 +20,25 @@ _WINDOW = 8  # looks; a learner whose steps are long counts in lumps
 
 
 class ProgressLine(Monitor):
-    """Shows the speed and the gossip of all learners in the progress bar, tqdm or rich.
+    """Shows the speed and gossip of all learners in the progress bar (tqdm or rich).
 
-    Shown are, over the last eight looks:
+    It shows these figures, over the last eight updates:
 
-    - `samples/s`: of all learners together; with islands, of this island times the
-      number of islands present.
-    - `exchanges/step`: averages with a peer in each optimizer step of learner 0.
-    - `distance`: relative consensus distance when the mean was last taken, for a
+    - `samples/s`: the speed of all learners together; with islands, that of this island
+      times the number of islands present.
+    - `exchanges/step`: exchanges with a peer per optimizer step of learner 0.
+    - `distance`: the relative consensus distance when the mean was last taken, for a
       validation or a checkpoint.
-    - `members`: number of islands present.
+    - `members`: the number of islands present.
 
-    Figures that a strategy lacks are left out. A look costs each learner one addition
-    in the job's store and waits for no other learner.
+    Figures that a strategy lacks are left out. An update costs each learner one
+    addition in the job's store, and waits for no other learner.
 
     Args:
-        every_s: seconds between two looks; 0: look after every batch.
+        every_s: seconds between two updates; 0: update after every batch.
 
     Raises:
-        ValueError: The time is negative, infinite or NaN.
+        ValueError: `every_s` is negative, infinite or NaN.
     """
 
     def __init__(self, every_s: float = 2.0) -> None:
@@ -85,7 +85,7 @@ class ProgressLine(Monitor):
 
 
 class Look(NamedTuple):
-    """Totals at one moment; `samples` are those of all learners."""
+    """The totals at one moment; `samples` counts those of all learners."""
 
     seconds: float
     samples: int
@@ -94,7 +94,7 @@ class Look(NamedTuple):
     members: int
 
     def figures_since(self, first: "Look") -> dict[str, float]:
-        """What the line shows of the time between two looks."""
+        """The figures of the line for the time between two updates."""
         rate = (self.samples - first.samples) / (self.seconds - first.seconds)
         figures = {"samples/s": max(self.members, 1) * rate}
         if self.exchanges:
@@ -111,12 +111,12 @@ class _Counters(Protocol):
 
 
 class GlobalCount:
-    """A number to which all learners add, without waiting for one another.
+    """A sum over all learners, to which each adds without waiting for the others.
 
     Args:
-        begin: own part that counts as told already.
-        store: where it is kept; None: the store of torch.distributed, and without a
-            process group nowhere.
+        begin: part of this learner that is already included in the sum.
+        store: store that holds the sum; None: the store of torch.distributed, if there
+            is a process group.
     """
 
     def __init__(self, begin: int = 0, store: _Counters | None = None) -> None:
@@ -124,9 +124,10 @@ class GlobalCount:
         self._total = 0
 
     def up_to(self, own: int) -> int:
-        """Adds what this learner's own part has grown by, and gives the sum of all.
+        """Adds the growth of this learner's part, and returns the sum over all.
 
-        The sum stays as it was where the store is gone: others tell that better.
+        If the store is gone, the sum stays unchanged, because other parts report that
+        failure.
         """
         if self._store is None:
             return own

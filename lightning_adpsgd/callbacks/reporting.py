@@ -1,4 +1,4 @@
-"""Gathers the figures of all learners, and hands them to loggers and to people."""
+"""Gathers the figures of all learners, and passes them to loggers and users."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,13 @@ def log(trainer: Trainer, figures: Mapping[str, float]) -> None:
 
 
 def all_of(kind: type[_Kind], trainer: Trainer) -> list[_Kind]:
-    """The callbacks of one kind that a trainer has."""
+    """The callbacks of one type among a Trainer's."""
     callbacks: list[Any] = getattr(trainer, "callbacks", [])
     return [one for one in callbacks if isinstance(one, kind)]
 
 
 def within_training(trainer: Trainer) -> bool:
-    """Whether an evaluation is part of `fit`, and not its sanity check."""
+    """Whether an evaluation is part of `fit`, but not its sanity check."""
     return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 
@@ -61,17 +61,17 @@ def epochs_so_far(trainer: Trainer) -> float:
 
 
 def consensus_of(trainer: Trainer) -> Consensus | None:
-    """What the mean over all super-learners showed last; None where none gossip."""
+    """The consensus figures of the last mean; None if nothing gossips."""
     return getattr(trainer.strategy, "last_consensus", None)
 
 
 def gossip_of(trainer: Trainer) -> Statistics | None:
-    """What this learner's communication has done; None where there is none."""
+    """The counters of this learner's communication; None if nothing communicates."""
     return getattr(trainer.strategy, "gossip_statistics", lambda: None)()
 
 
 def consensus_distances(trainer: Trainer) -> dict[str, float]:
-    """Distance of the super-learners from their mean; empty where none gossip."""
+    """The distances of the super-learners from their mean; empty if nothing gossips."""
     if (consensus := consensus_of(trainer)) is None:
         return {}
     return {
@@ -81,11 +81,11 @@ def consensus_distances(trainer: Trainer) -> dict[str, float]:
 
 
 def summary(trainer: Trainer) -> str:
-    """What this learner has done, in one line; asks no other learner.
+    """One line on what this learner has done; communicates with no other learner.
 
-    For `trainer.print(summary(trainer))` after a fit, under any strategy. A process
-    that has forked or spawned the learners does not know what they did: there call it
-    in `on_train_end`.
+    It is meant for `trainer.print(summary(trainer))` after a fit, under any strategy. A
+    process that has forked or spawned the learners does not know their figures; call it
+    in `on_train_end` instead.
     """
     done = f"{trainer.global_step} steps"
     if (statistics := gossip_of(trainer)) is not None:

@@ -1,9 +1,10 @@
-"""The summary of a training run: one row, written whole or not at all, and read back.
+"""The summary of a training run as one row: written whole or not at all, and read back.
 
-Each run writes a file of its own, `<name>.run.csv`, so that any number of processes can
-finish at the same time, on one machine or on a shared file system, without a lock.
-`read_runs` collects the files of a folder, and `fetch_runs` asks Weights & Biases for
-the same rows of a project: the table behind a figure of loss against batch size.
+Each run writes its own file, `<name>.run.csv`, so that any number of processes can
+finish at the same time without a lock, on one machine or on a shared file system.
+`read_runs` collects the files of a folder, and `fetch_runs` gets the same rows of a
+project from Weights & Biases. They are the table behind a plot of loss against batch
+size.
 """
 
 import csv
@@ -22,24 +23,25 @@ PREFIX = "run/"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The settings and results of a run; None where it has no such figure.
+    """The settings and results of a run; a figure that it lacks is None.
 
     The settings come first, up to `seed`.
 
     Attributes:
         name: Name of the run and of its file.
         algorithm: Name in the papers, such as "adpsgd", or "ddp".
-        communication: "allreduce", "sync", "delay_by_one" or "async"; "none" alone.
+        communication: "allreduce", "sync", "delay_by_one", "async" or "ready_pairs";
+            "none" for a single learner.
         num_super_learners: S.
         super_learner_size: N; 0 where super-learners differ in size.
         global_batch: B, samples per step of all learners.
         local_batch: Samples per step of one learner.
         lr: Highest learning rate used.
-        epochs: Epochs trained, with a fraction for a partial epoch.
-        global_samples: Samples of all learners.
+        epochs: Number of epochs trained, with a fraction for a partial epoch.
+        global_samples: Number of samples of all learners.
         train_seconds: Training time without validation.
         best_loss: Lowest held-out loss of the consensus model.
-        best_loss_samples: Global samples when it was measured.
+        best_loss_samples: Global samples when `best_loss` was measured.
         last_loss: Held-out loss of the last validation.
         wer: Word error rate as a fraction.
         samples_per_second: Samples of all learners per second.

@@ -1,7 +1,8 @@
-"""What each learner did in its last steps: when it computed, waited and exchanged.
+"""A record of each learner's last steps: when it computed, waited and exchanged.
 
-The file of a learner is `<name>.timeline.csv`: a line for each step and validation, in
-their order. `python -m lightning_adpsgd report` draws the files of a folder as lanes.
+The file of a learner is `<name>.timeline.csv`, with one line for each step and
+validation, in order. `python -m lightning_adpsgd report` draws the files of a folder as
+lanes.
 """
 
 import csv
@@ -23,16 +24,16 @@ SUFFIX = ".timeline.csv"
 
 
 class Entry(NamedTuple):
-    """A step, or what `event` says; the columns of the file.
+    """A step, or another `event`: one line of the file.
 
     Attributes:
         begin: Seconds since 1970, by the clock of the learner's host.
         end: The same.
-        waited: Seconds of them in which the training thread waited for others.
-        exchanges: Averages with a peer that ended meanwhile.
-        peers: Super-learners with which they were, apart by spaces, where it is known.
-        members: Super-learners present; 0 where it never changes.
-        lost: Super-learners that have gone without a word meanwhile.
+        waited: Seconds in between for which the training thread waited for others.
+        exchanges: Number of exchanges with a peer that ended meanwhile.
+        peers: Super-learners in these exchanges, separated by spaces, if known.
+        members: Number of super-learners present; 0 if it never changes.
+        lost: Number of super-learners that disappeared without a goodbye meanwhile.
         event: "validation", "end" or the error that ended the learner; "" for a step.
     """
 
@@ -59,19 +60,19 @@ class _Counts(NamedTuple):
 
 
 class Timeline(Callback):
-    """Keeps what this learner did in its last steps, and writes it to a file.
+    """Records this learner's last steps, and writes them to a file.
 
-    Each learner writes `folder/<name>.timeline.csv` whole, at each validation, at the
-    end, after an error, and every so many seconds in between: what a killed learner did
-    is known up to then. Nothing is communicated. `AllreduceWait`, among the callbacks,
-    adds the waits for the gradient allreduce.
+    Each learner rewrites `folder/<name>.timeline.csv` at each validation, at the end,
+    after an error, and every `every_s` seconds in between. The file of a killed learner
+    is complete up to its last write. Nothing is communicated. With `AllreduceWait`
+    among the callbacks, waits for the gradient allreduce are included.
 
     Args:
-        folder: Folder of the files; one for all learners of a run.
-        steps: Steps that are kept, the last ones.
+        folder: Folder of the files, the same for all learners of a run.
+        steps: Number of last steps that are kept.
         every_s: Seconds between two writes.
-        name: Name of this learner; its global rank by default. Islands that share a
-            folder need names of their own, for each has a learner 0.
+        name: Name of this learner; by default its global rank. Islands that share a
+            folder need different names, because each has a learner 0.
 
     Raises:
         ValueError: `steps` or `every_s` is not positive.
@@ -180,7 +181,7 @@ def _entry(begin: float, end: float, before: _Counts, after: _Counts) -> Entry:
 
 
 def _peers_met(before: _Counts, after: _Counts) -> list[int]:
-    """Peers whose age has not grown by the steps between: they were heard of."""
+    """The peers that were heard from: their age has not grown with the steps."""
     steps, ages = after.step - before.step, before.gossip.peer_ages
     found = sorted(after.gossip.peer_ages.items())
     return [peer for peer, age in found if peer in ages and age < ages[peer] + steps]

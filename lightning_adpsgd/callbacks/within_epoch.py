@@ -1,7 +1,7 @@
 """Checkpoints within an epoch that learners share.
 
 Learners that share an epoch make different numbers of steps, so they cannot meet after
-a given number of steps. The part of the epoch that has been claimed is the same to all.
+a given number of steps. The claimed part of the epoch is the same for all.
 """
 
 from pathlib import Path
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 
 class SaveWithinEpoch(Callback):
-    """Writes a checkpoint each time the learners have claimed so many batches together.
+    """Writes a checkpoint each time the learners have together claimed N more batches.
 
     `trainer.fit(ckpt_path=path)` continues with the remaining samples of the epoch,
-    with any number of learners. All learners meet at a checkpoint: the fast ones wait
+    with any number of learners. All learners meet at a checkpoint, so fast ones wait
     for the slowest one's step. Once the first learner has its last batch of an epoch,
     nothing is written until the next epoch.
 
     Args:
-        path: Path of the checkpoint; the next one replaces it.
-        every_n_batches: Number of batches of all learners between two checkpoints.
+        path: Path of the checkpoint; each one replaces the last.
+        every_n_batches: N, the number of batches of all learners between two
+            checkpoints.
     """
 
     def __init__(self, path: Path | str, every_n_batches: int) -> None:
@@ -61,7 +62,7 @@ class SaveWithinEpoch(Callback):
 
 
 def _num_due(sharing: "WorkSharing", every: int, at_last: bool) -> int:
-    """Checkpoints of the epoch that are due for this learner, equal for all."""
+    """The number of checkpoints due so far in the epoch, equal for all learners."""
     assert sharing.under_way is not None
     in_epoch = (sharing.under_way.num_units - 1) // every
     if at_last:

@@ -1,1 +1,1 @@
-"""What learners agree on besides weights: store, failures, groups, start-up."""
+"""Coordination of learners apart from weights: store, failures, groups, start-up."""

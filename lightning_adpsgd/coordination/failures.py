@@ -1,4 +1,4 @@
-"""One learner's failure, told once: what the others raise when they end with it."""
+"""The report of one learner's failure, and the errors with which the others end."""
 
 import re
 import socket
@@ -26,7 +26,7 @@ _GLOO = re.compile(
 
 
 class SuperLearnerBroken(RuntimeError):
-    """The learners of a super-learner did not all come to a collective."""
+    """A learner of a super-learner did not join a collective."""
 
 
 class FailureReport:
@@ -44,13 +44,13 @@ class FailureReport:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Runs a block in which a peer may turn out to be gone.
+        """A context for code in which a peer may turn out to be lost.
 
         Raises:
-            LearnerFailed: In learner 0, with the one message of the job.
-            LearnerDiverged: The same, if a learner's training has diverged: learner 0
-                may hear of it before its own weights show it.
-            LearnerFollows: In the others, whose traces would only repeat it.
+            LearnerFailed: In learner 0, with the message of the failed learner.
+            LearnerDiverged: In learner 0, if a learner's training has diverged; learner
+                0 may learn of it before its own weights show it.
+            LearnerFollows: In all others, whose traces would only repeat the message.
         """
         try:
             yield
@@ -69,11 +69,11 @@ class FailureReport:
             self._follow(self._coordinator.explain(self._lost_neighbour(error)), error)
 
     def lost_peer(self, message: str) -> None:
-        """Called by a communication thread that lost a peer."""
+        """Reports a lost peer; for communication threads."""
         self._coordinator.explain(f"{self._name} {message}")
 
     def announce(self, exception: BaseException) -> None:
-        """Tells all learners what this one raised, unless it only followed."""
+        """Tells all learners about this one's exception, unless it only followed."""
         if isinstance(exception, LearnerFailed | LearnerFollows):
             return
         text = " ".join(str(exception).split())[:500]

@@ -1,7 +1,7 @@
-"""Plain data from all learners to learner 0, without pickle.
+"""Gathers plain data from all learners in learner 0, without pickle.
 
-What comes is tensors, numbers, strings and containers of them, or is refused: it is
-read as `torch.load(weights_only=True)` reads a file.
+Only tensors, numbers, strings and containers of them are accepted, because the data is
+read as by `torch.load(weights_only=True)`.
 """
 
 import io
@@ -15,10 +15,11 @@ from torch import Tensor
 def gather_weights_only(
     value: Any, device: torch.device, group: dist.ProcessGroup | None = None
 ) -> list[Any] | None:
-    """Brings one value of each learner of a group together; None: of all learners.
+    """Gathers one value from each learner of a group; None: from all learners.
 
     Returns:
-        The values by rank, tensors on the host, in the first learner; None elsewhere.
+        In the first learner, the values by rank with tensors on the host; None in the
+        others.
     """
     where = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
     buffer = io.BytesIO()
@@ -39,7 +40,7 @@ def gather_weights_only(
 
 
 def number_from_learner_0(value: int, device: torch.device) -> int:
-    """Learner 0's number, in all learners; a collective over all."""
+    """Broadcasts a number from learner 0; a collective over all learners."""
     where = torch.device("cpu") if dist.get_backend() == "gloo" else device
     box = torch.tensor([value], dtype=torch.int64, device=where)
     dist.broadcast(box, 0)

@@ -17,21 +17,21 @@ from lightning_adpsgd.weights.streams import side_stream, wait_for_stream
 
 
 class Groups(NamedTuple):
-    """The groups of one learner; each is driven by one engine alone.
+    """The process groups of one learner, each used by only one engine.
 
     Attributes:
-        counterparts: for each section of the weights that this learner owns, its
-            owners in the order of the super-learners; with equal sizes, the learners in
-            the same place.
-        gradients: this super-learner, for DDP; None if it is a single learner.
-        shards: this super-learner once more, for what gossip brought in.
-        on_device: whether `counterparts` and `shards` carry tensors of a GPU, by NCCL;
-            otherwise those of the host, by Gloo.
-        partition: which learners form which super-learner.
-        sections: what super-learners exchange that differ in size; None: they do not,
-            and each learner exchanges its shard.
-        tensor_parallel: learners that share each layer with this one, on the host, for
-            weights that all of them have; None if there are no others.
+        counterparts: for each section of the weights that this learner owns, its owners
+            in the order of the super-learners. With equal sizes, these are the learners
+            in the same place.
+        gradients: this super-learner, for DDP; None if it has one learner.
+        shards: this super-learner in a second group, for changes from gossip.
+        on_device: whether `counterparts` and `shards` carry GPU tensors over NCCL;
+            otherwise they carry host tensors over Gloo.
+        partition: division of the learners into super-learners.
+        sections: sections that super-learners of different sizes exchange; None if all
+            have one size, so that each learner exchanges its shard.
+        tensor_parallel: learners that share each layer with this one, over Gloo, for
+            weights that all of them hold; None if there are no others.
     """
 
     counterparts: tuple[dist.ProcessGroup, ...]
@@ -44,7 +44,7 @@ class Groups(NamedTuple):
 
 
 def has_nccl(device: torch.device) -> bool:
-    """Whether the default process group carries tensors of this device by NCCL."""
+    """Whether the default process group uses NCCL for tensors of this device."""
     return device.type == "cuda" and "nccl" in dist.get_backend_config()
 
 
@@ -55,11 +55,11 @@ def make_groups(
     on_device: bool = False,
     sections: Sequence[Section] | None = None,
 ) -> Groups:
-    """Makes the groups; a collective, which all learners of the job call.
+    """Makes the groups; a collective over all learners of the job.
 
     Args:
-        device: device of the weights. Their gradients are reduced by what the default
-            group uses for it.
+        device: device of the weights. The default group's backend for it reduces their
+            gradients.
         on_device: as in `Groups`; `has_nccl` must hold.
         sections: as in `Groups`.
     """
@@ -92,13 +92,14 @@ def make_groups(
 
 
 def make_mesh(device_type: str, partition: Partition, timeout: timedelta) -> DeviceMesh:
-    """The mesh over which this super-learner shards; a collective of all learners.
+    """Makes the mesh of this super-learner; a collective over all learners.
 
     Args:
         device_type: "cpu" or "cuda".
 
     Returns:
-        Mesh of dimensions "data_parallel", of N / T, and "tensor_parallel", of T.
+        The mesh with dimensions "data_parallel", of size N / T, and "tensor_parallel",
+        of size T.
     """
     backend = "gloo" if device_type == "cpu" else None
     grids = partition.grids
@@ -116,7 +117,7 @@ def make_mesh(device_type: str, partition: Partition, timeout: timedelta) -> Dev
 def make_super_learner_group(
     device_type: str, partition: Partition, timeout: timedelta
 ) -> dist.ProcessGroup:
-    """All learners of this super-learner; a collective of all learners."""
+    """Makes the group of this super-learner; a collective over all learners."""
     backend = "gloo" if device_type == "cpu" else None
     return _own_group([[*ranks] for ranks in partition.all_ranks], timeout, backend)
 

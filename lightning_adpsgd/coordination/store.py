@@ -1,8 +1,8 @@
-"""How the learners of a job wait for one another, and learn that one of them failed.
+"""Meetings and failure notices of the learners of a job, through its key-value store.
 
-Both go through the job's key-value store instead of a collective: a collective that
-a learner does not join blocks in compiled code until it times out and takes its process
-group down, whereas a thread can look at a key while the learner goes on.
+They do not use collectives. A collective that a learner does not join blocks in
+compiled code until it times out and takes its process group down. A thread can poll a
+key while the learner continues.
 """
 
 import os
@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 
 def store_at(listener: int | None, *place: Any, **options: Any) -> TCPStore:
-    """A store whose server takes over a socket that listens, where there is one."""
+    """Makes a store, whose server takes over a listening socket if there is one."""
     make = partial(TCPStore, *place, master_listen_fd=listener, **options)
     try:
         return make()
@@ -34,18 +34,18 @@ class LearnerFailed(RuntimeError):
 
 
 class LearnerDiverged(LearnerFailed, FloatingPointError):
-    """The training of another learner has diverged, and with it that of the job."""
+    """The training of another learner has diverged, so that of the job has too."""
 
 
 class LearnerFollows(SystemExit):
-    """Ends a learner whose trace would only repeat what `LearnerFailed` says."""
+    """Ends a learner whose trace would only repeat that of `LearnerFailed`."""
 
 
 class Meanwhile(Protocol):
-    """What a learner does in a meeting, in its training thread."""
+    """Work of a learner while it waits in a meeting, in its training thread."""
 
     def while_waiting(self, meeting: str) -> None:
-        """Called again and again until all learners have come."""
+        """Called repeatedly until all learners have come."""
         ...
 
     def when_met(self) -> None:
@@ -56,20 +56,21 @@ class Meanwhile(Protocol):
 class Coordinator:
     """Failure notices and meetings of the learners of one job.
 
-    `failure` is written by the watching thread or by `announce_failure` (any thread)
-    under `_lock` and read by the training thread. Everything else is the training
-    thread's own.
+    The watch thread, or `announce_failure` in any thread, writes `failure` under
+    `_lock`, and the training thread reads it. Everything else belongs to the training
+    thread.
 
     Args:
-        store: store of the job, shared by all learners under a prefix of its own.
-        timeout: time that a learner that knows of a failure may go on before its
-            process is ended.
-        poll: pause between two looks at the store.
-        when_failed: called once, by the watching thread, when it sees a failure.
+        store: store of the job, shared by all learners under a prefix that nothing else
+            uses.
+        timeout: time that a learner may take to end after it knows of a failure, before
+            its process is killed.
+        poll: pause between two polls of the store.
+        when_failed: function called once, by the watch thread, when it sees a failure.
 
     Attributes:
-        failure: what failed; None as long as nothing has.
-        num_meetings: number of meetings that this learner has come back from.
+        failure: message of the failure; None while nothing has failed.
+        num_meetings: number of meetings that this learner has returned from.
     """
 
     def __init__(
@@ -92,14 +93,14 @@ class Coordinator:
         self.failure: str | None = None
 
     def start(self) -> None:
-        """Starts to watch for failures of others."""
+        """Starts the thread that watches for failures of others."""
         self._thread = threading.Thread(
             target=self._watch, name="adpsgd-watch", daemon=True
         )
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the watching thread; can be called twice."""
+        """Ends the watch thread; can be called twice."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(5 * self._poll_s + 1)
@@ -111,9 +112,10 @@ class Coordinator:
                 self.failure = self._publish(message)
 
     def explain(self, symptom: str, patience: timedelta = timedelta(seconds=1)) -> str:
-        """The failure behind a symptom: what a learner announced, or the symptom.
+        """The failure behind a symptom, if a learner announced one; else the symptom.
 
-        A broken connection is noticed before its cause has been read from the store.
+        A learner may notice a broken connection before it reads the cause from the
+        store.
         """
         deadline = time.perf_counter() + patience.total_seconds()
         while self.failure is None and time.perf_counter() < deadline:
@@ -129,16 +131,16 @@ class Coordinator:
     def meet(self, name: str, meanwhile: Meanwhile | None = None) -> None:
         """Waits until every learner has come to the meeting of this name.
 
-        It may take as long as the slowest learner needs, because a learner that waits
-        here keeps answering its peers; it ends early only if a learner fails.
+        It may wait as long as the slowest learner needs, because a waiting learner
+        keeps answering its peers. It ends early only if a learner fails.
 
         Args:
             name: name of the meeting, the same in all learners.
-            meanwhile: what this learner does while it waits; None: nothing.
+            meanwhile: work for this learner while it waits; None: nothing.
 
         Raises:
-            LearnerFailed: A learner failed, or came to another meeting: the learners'
-                programs have diverged.
+            LearnerFailed: A learner failed, or came to a different meeting, which means
+                that the learners' programs differ.
         """
         key = f"meeting/{self._meetings}"
         self._meetings += 1
@@ -164,10 +166,10 @@ class Coordinator:
             self._stopped.wait(0.01)
 
     def silent_learners(self, patience: timedelta = timedelta(seconds=1)) -> list[int]:
-        """Waits until all learners have seen the failure; returns those that have not.
+        """Waits until learners have seen the failure; returns those that have not.
 
-        They are dead, or stuck. The process that hosts the store comes here before it
-        ends, because what the store knows is gone with it.
+        Those are dead or stuck. The process that hosts the store calls this before it
+        ends, because the store ends with it.
         """
         deadline = time.perf_counter() + patience.total_seconds()
         ranks = range(self._world_size)

@@ -1,13 +1,12 @@
-"""The batches that a learner gets from the pool: the batch sampler of its loader.
+"""The batch sampler that yields the batches which a learner gets from the pool.
 
-Epoch for epoch it hands out what the first learner of the super-learner, the leader,
-claims from the pool, and remembers it until training on it begins. So an iterator can
-be thrown away and made anew. Everything happens in the training thread.
+In each epoch it yields the units that the first learner of the super-learner, the
+leader, claims from the pool, and remembers them until training on them begins. So an
+iterator can be discarded and replaced. Everything happens in the training thread.
 
-Among islands work units may come back. A learner that asks for a batch holds one
-already, or two where workers of a loader read ahead. The sampler ends only when nothing
-can come back; a learner that holds more than that is told that there is nothing at
-present.
+Among islands, work units may be returned. A learner that asks for a batch already holds
+one, or two if workers of a loader read ahead. The sampler ends only when no unit can be
+returned. A learner that holds more is told that there is no unit at present.
 """
 
 import json
@@ -30,7 +29,7 @@ from lightning_adpsgd.epochs.work_units import (
 
 
 class Pool(Protocol):
-    """Hands out the work units of an epoch; the leader of a super-learner asks."""
+    """The pool of an epoch's work units, which the leader of a super-learner asks."""
 
     def open(
         self,
@@ -39,13 +38,13 @@ class Pool(Protocol):
         num_units: Callable[[Terms], int],
         num_finished: Callable[[], int],
     ) -> Terms:
-        """Begins an epoch, and ends the one before.
+        """Begins an epoch, and ends the previous one.
 
         Args:
-            terms: terms that this super-learner would have.
-            num_units: function that gives the units of the epoch on any terms.
-            num_finished: function that gives how many of the units handed out here were
-                trained on to the end; any thread may call it.
+            terms: terms that this super-learner proposes.
+            num_units: function from terms to the number of units of the epoch.
+            num_finished: function for the number of units from here whose training is
+                complete; any thread may call it.
         """
         ...
 
@@ -53,21 +52,22 @@ class Pool(Protocol):
         """Claims the next unit.
 
         Args:
-            num_held: units that this learner has claimed and not begun.
-            waits: whether to wait, at the end of an epoch, until nothing can come back.
+            num_held: number of units that this learner has claimed but not begun.
+            waits: whether to wait, at the end of an epoch, until no unit can be
+                returned.
         """
         ...
 
     @property
     def num_claimed(self) -> int:
-        """Units of the epoch that learners have claimed, as far as is known."""
+        """The number of units that learners have claimed, as far as known."""
         ...
 
     def remaining(self, held: Ranges) -> Ranges | None:
-        """Units on which no learner has trained, given those held here.
+        """The units that no learner has trained on, given those held here.
 
         Returns:
-            None where another learner knows them.
+            The units; None if another learner knows them.
         """
         ...
 
@@ -76,7 +76,7 @@ class EpochUnderWay:
     """One epoch of one learner.
 
     Args:
-        terms: terms on which all learners number its units.
+        terms: terms by which all learners number its units.
         pool: pool of the epoch, where this learner alone makes up its super-learner.
     """
 
@@ -94,7 +94,7 @@ class EpochUnderWay:
 
     @property
     def num_units(self) -> int:
-        """Work units that the epoch had to hand out when this job began with it."""
+        """The number of work units that were left when this job began the epoch."""
         return len(self.units)
 
     def num_claimed(self) -> int:

@@ -30,12 +30,12 @@ _ODD = 0x2545F4914F6CDD1D  # of xorshift64*: spreads each bit over the higher on
 
 @dataclass(frozen=True)
 class BlockOrder:
-    """The numbers from 0 to `num_samples` - 1 in an order drawn from a seed.
+    """The numbers from 0 to `num_samples` - 1 in a random order from a seed.
 
     Args:
         num_samples: number of samples, at least 1.
-        seed: seed of the order; equal arguments give equal orders, on all machines.
-        block: number of neighbours that stay in one window.
+        seed: seed of the order; equal arguments give equal orders on all machines.
+        block: number of neighbouring samples that stay in one window.
         window: approximate number of samples that are mixed with each other.
     """
 
@@ -58,7 +58,7 @@ class BlockOrder:
         return self.num_samples
 
     def __getitem__(self, places: slice) -> Tensor:
-        """The samples at neighbouring places, int64."""
+        """The samples at consecutive places of the order, int64."""
         first, last, step = places.indices(self.num_samples)
         runs = range(first // _RUN, -(-last // _RUN))
         found = [_run(self, number) for number in runs] or [torch.arange(0)]
@@ -106,11 +106,11 @@ def _run(order: BlockOrder, number: int) -> Tensor:
 
 
 def permuted(places: Tensor, size: int, key: str) -> Tensor:
-    """Where a permutation of 0 to `size` - 1, drawn from the key, has these places.
+    """The images of places under a permutation of 0 to `size` - 1, drawn from `key`.
 
-    A short one is listed. Above that a Feistel network permutes the numbers of 2 h
-    bits; what falls beyond `size` goes through it again until it does not (Black and
-    Rogaway 2002), twice on average.
+    A short permutation is listed. For longer ones, a Feistel network permutes the
+    numbers of 2 h bits. A number beyond `size` goes through it again until it is not
+    (Black and Rogaway 2002), twice on average.
     """
     draw = random.Random(key)
     if size <= _LISTED:
@@ -135,19 +135,19 @@ def _feistel(values: Tensor, half: int, keys: list[int]) -> Tensor:
 
 
 class BlockSampler(DistributedSampler[int]):
-    """A learner's share of a `BlockOrder`, in any amount of data without a list.
+    """A learner's share of a `BlockOrder`, for any amount of data without a list.
 
-    Lightning leaves a `DistributedSampler` as it is. With `work_sharing` the shares are
-    ignored: learners claim places of the whole order.
+    Lightning keeps a `DistributedSampler` unchanged. With `work_sharing` the shares are
+    ignored, because learners claim places of the whole order.
 
     The share is one stretch of the order, so that a machine reads one part of the data.
-    Shares are equal: the last one wraps around to the first samples.
+    Shares have equal sizes: the last one wraps around to the first samples.
 
     Args:
         dataset: data set with a length.
         num_replicas: number of learners.
         rank: number of this learner.
-        seed: seed of the orders; that of an epoch is drawn from `seed` + epoch.
+        seed: seed of the orders; epoch e uses `seed` + e.
         block: as for `BlockOrder`, like `window`.
     """
 

@@ -1,13 +1,13 @@
 """Claims of work units: the learners of one job count them in the job's store.
 
 A claim is one atomic addition, so a fast learner claims more, and the epoch ends for
-all at about the same time. Every unit is claimed once. The first units are dealt
-beforehand, one to each super-learner, so that each has at least one step to make.
+all at about the same time. Every unit is claimed once. The first units are dealt in
+advance, one to each super-learner, so that each makes at least one step.
 
 A learner claims when its loader asks for a batch, which is before the batch is needed.
-Near the end a slow learner leaves the rest to the others if they would be done with it
-before the slow learner had made one step more. This needs no clock: from one claim of a
-learner to its next, the counter grows by what all learners have claimed meanwhile.
+Near the end, a slow learner leaves the rest to the others if they would finish it
+before the slow learner made one more step. This needs no clock: between two claims of a
+learner, the counter grows by the claims of all learners.
 """
 
 import json
@@ -27,7 +27,7 @@ _LOOK_S = 0.001
 
 
 class LearnerIndex(NamedTuple):
-    """Which learner of the job this one is."""
+    """The place of this learner in the job."""
 
     super_learner: int
     num_super_learners: int
@@ -36,12 +36,12 @@ class LearnerIndex(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Number among all learners."""
+        """The rank of this learner among all learners."""
         return self.super_learner * self.super_learner_size + self.learner
 
 
 class LeaderBroadcast:
-    """Tells all learners of a super-learner what its first one, the leader, has said.
+    """Broadcasts from the first learner of a super-learner, the leader, to its others.
 
     Nothing else uses its store, and `raise_if_failed` is called while a learner waits.
     """
@@ -53,7 +53,7 @@ class LeaderBroadcast:
         self._raise_if_failed, self._num_messages = raise_if_failed, 0
 
     def share(self, speak: Callable[[], str]) -> str:
-        """What `speak` gives in the leader; all of them call, equally often."""
+        """The leader's result of `speak`, in all learners; all must call it."""
         self._num_messages += 1
         key = f"message/{self._index.super_learner}/{self._num_messages}"
         if self._index.learner > 0:
@@ -76,9 +76,9 @@ class LeaderBroadcast:
 
 
 class ClaimRate:
-    """How many units all learners claim between two claims of this one.
+    """The number of units that all learners claim between two claims of this one.
 
-    It is the median of the last five, including those of earlier epochs, so that one
+    It is the median of the last five counts, including earlier epochs, so that one
     hiccup has no effect.
     """
 
@@ -87,16 +87,16 @@ class ClaimRate:
         self._last: int | None = None
 
     def note(self, number: int) -> None:
-        """A claim of this learner got this number."""
+        """Records the number that a claim of this learner got."""
         if self._last is not None:
             self._steps.append(number - self._last)
         self._last = number
 
     def start_epoch(self) -> None:
-        """Numbers begin anew.
+        """Starts an epoch, in which numbers restart from 0.
 
-        After an epoch without a claim the oldest step is forgotten, so that a learner
-        that was slow once is tried again.
+        After an epoch without a claim, the oldest count is dropped, so that a learner
+        that was slow once gets another try.
         """
         if self._last is None and self._steps:
             self._steps.popleft()
@@ -105,12 +105,13 @@ class ClaimRate:
     def others_end_first(
         self, num_units: int, num_super_learners: int, num_held: int
     ) -> bool:
-        """Whether the rest is done before this learner has made one step more.
+        """Whether the others finish the rest before this learner makes one more step.
 
-        With t the time of one own step and d the numbers per step, the others claim
-        d - 1 units in t, and their last step takes (S - 1) t / (d - 1) on average.
-        They end R units in (R + S - 1) t / (d - 1); this learner ends one more in
-        (`num_held` + 1) t, and if they all hold as many, in as many times d - S.
+        Let t be the time of this learner's step and d the units claimed per step. The
+        others claim d - 1 units in t, and their last step takes (S - 1) t / (d - 1) on
+        average. They finish R units in (R + S - 1) t / (d - 1). This learner finishes
+        one more in (`num_held` + 1) t, and if they all hold as many, in as many times d
+        - S.
         """
         if not self._steps:
             return False
@@ -125,9 +126,9 @@ class Claim(NamedTuple):
     """The answer to a learner that asks for one more work unit.
 
     Attributes:
-        number: number of the unit; None if there is none, or none at present.
-        num_claimed: units of the epoch that learners have claimed so far.
-        is_last: whether no further one will be given in this epoch.
+        number: number of the unit; None if there is no unit, or none at present.
+        num_claimed: number of units of the epoch that learners have claimed so far.
+        is_last: whether this epoch has no further unit for the learner.
     """
 
     number: int | None
@@ -157,7 +158,7 @@ class ClaimCounter:
         num_units: Callable[[Terms], int],
         num_finished: Callable[[], int],
     ) -> Terms:
-        """Begins an epoch; see `SharedBatches`."""
+        """Begins an epoch; see `batches.Pool`."""
         self._number = number
         self._keys = PrefixStore(f"epoch/{number}", self._store)
         found = self._keys.compare_set("samples", "", terms.fingerprint).decode()
@@ -168,7 +169,7 @@ class ClaimCounter:
         return agreed
 
     def next(self, num_held: int, waits: bool) -> Claim:
-        """The next unit; see `SharedBatches`."""
+        """Claims the next unit; see `batches.Pool`."""
         number = self._draw(num_held)
         num_claimed = max(number + 1, self._index.num_super_learners)
         is_last = number >= self._num_units
@@ -177,15 +178,15 @@ class ClaimCounter:
 
     @property
     def num_claimed(self) -> int:
-        """Units that learners have claimed; those dealt beforehand count."""
+        """The number of claimed units, including those dealt in advance."""
         dealt = self._index.num_super_learners
         return min(dealt + self._keys.add("claimed", 0), self._num_units)
 
     def remaining(self, held: Ranges) -> Ranges | None:
-        """Units that no learner has begun; all learners come, between two steps.
+        """The units that no learner has begun; all call it, between two steps.
 
         Returns:
-            None in all learners but the first.
+            The units in the first learner; None in all others.
         """
         self._num_gathered += 1
         news = PrefixStore(f"gather/{self._num_gathered}", self._store)

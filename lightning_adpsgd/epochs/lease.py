@@ -1,7 +1,7 @@
-"""A lease on work units: what one island holds, has finished, and would claim next.
+"""A lease on work units: those that an island holds, has finished, and claims next.
 
-From the ledger that it finds it computes the one that should be there (`ledger`). It
-has no thread and communicates nothing.
+From the current ledger it computes the ledger that should replace it (`ledger`). It has
+no thread and does not communicate.
 """
 
 from collections import deque
@@ -28,13 +28,14 @@ _NEAR = 8
 
 
 class Plan(NamedTuple):
-    """What a look at the ledger leads to.
+    """The consequences of reading the ledger.
 
     Attributes:
-        claimed: units that this island gets by it.
-        lost: units claimed ahead that others have.
-        twice: units that this island trains on, or has, though others had them.
-        num_finished: finished units of this island that it writes down.
+        claimed: units that this island gets.
+        lost: units claimed ahead that others turn out to have.
+        twice: units that this island trains on, or has trained on, although others had
+            them.
+        num_finished: number of this island's finished units that it records.
     """
 
     ledger: Ledger
@@ -45,20 +46,20 @@ class Plan(NamedTuple):
 
 
 class Lease:
-    """What this island has of one epoch; every use is under the lock of its pool.
+    """This island's part of one epoch; callers must hold the lock of its pool.
 
     Args:
-        ledger: ledger as the epoch begins, if no other island has another.
-        num_finished: function that gives how many of the units handed out are finished.
+        ledger: ledger at the start of the epoch, if no other island has one.
+        num_finished: function for the number of handed-out units that are finished.
 
     Attributes:
-        ledger: ledger as last known.
-        out: units claimed and handed out, in the order of training, not finished.
-        ahead: units claimed and not handed out.
-        is_fresh: whether it may still take over any ledger that it finds.
+        ledger: last known ledger.
+        out: units claimed and handed out but not finished, in the order of training.
+        ahead: units claimed but not handed out.
+        is_fresh: whether it may still adopt any ledger that it finds.
         is_awaited: whether the training thread waits for more.
-        has_ended: whether it has been told that there is no more.
-        is_leaving: whether this island ends altogether.
+        has_ended: whether the training thread knows that there are no more units.
+        is_leaving: whether this island is ending.
     """
 
     def __init__(
@@ -86,28 +87,28 @@ class Lease:
 
     @property
     def num_claimed(self) -> int:
-        """Units that islands have claimed, as far as is known."""
+        """The number of units that islands have claimed, as far as known."""
         return self.num_units - count(self.ledger.left)
 
     @property
     def is_near_its_end(self) -> bool:
-        """Whether other islands may soon take what this one takes alone."""
+        """Whether others may soon take units that this island takes on its own."""
         return count(self.ledger.left) <= _NEAR * max(1, len(self.ledger.held))
 
     # --- used by the training thread
 
     def hand_out(self) -> int:
-        """The first unit of those claimed ahead."""
+        """Hands out the first unit of those claimed ahead."""
         number = self.ahead.popleft()
         self.out.append(number)
         self._rate.note(self.num_claimed)
         return number
 
     def take_alone(self, place: int, num: int) -> int | None:
-        """The last unit left of this island's share, while no island can be asked.
+        """Takes the last unit of this island's share, while the ledger is unreachable.
 
-        After those it takes what some island held once: that may be in the share of one
-        that does not know that it was given back.
+        After its share it takes units that another island once held. They may be in the
+        share of an island that does not know that they were returned.
         """
         if self._share is None:
             self._share = common(self.ledger.left, self._stretches(place, num))
@@ -123,14 +124,14 @@ class Lease:
         return number
 
     def _stretches(self, place: int, num: int) -> Ranges:
-        """A share of all units, which does not depend on what is left."""
+        """This island's share of all units, whichever are left."""
         end = self.num_units
         length = max(1, -(-end // (_STRETCHES * num)))
         begins = range(place * length, end, num * length)
         return union(tuple((begin, min(begin + length, end)) for begin in begins))
 
     def close(self, leaves: bool) -> None:
-        """Gives back what was not trained on."""
+        """Returns the units that were not trained on."""
         self._note_finished()
         self._give_back(self.ahead)
         self._give_back(self.out)
@@ -139,16 +140,16 @@ class Lease:
     # --- used by the thread of the pool
 
     def is_old(self, found: Ledger) -> bool:
-        """Whether a ledger was replaced before, and somebody has written it again."""
+        """Whether a ledger is an old one that was replaced and then written again."""
         newest = self._revisions.get(found.life)
         if newest is None:
             return False
         return found.revision < newest or found.life != self.ledger.life
 
     def plan(self, found: Ledger, gone: set[str]) -> Plan:
-        """What should take the place of the ledger found in the rendezvous.
+        """The plan for a ledger from the rendezvous, including its replacement.
 
-        `gone` has the islands that have a part in it, and have left or died.
+        `gone` has the islands with a part in it that have left or died.
         """
         name = self._name
         self._note_finished()
@@ -177,7 +178,7 @@ class Lease:
         return Plan(after, numbers(claimed), lost, twice, len(self._finished))
 
     def apply(self, plan: Plan) -> int:
-        """Notes that a plan was carried out; counts units newly found trained twice."""
+        """Records that a plan was carried out; counts new units trained on twice."""
         if plan.ledger.terms != self.ledger.terms and not self.is_fresh:
             raise OtherTerms("the answer came after the epoch had begun without it")
         self.ledger, self.is_fresh, self._share = plan.ledger, False, None
@@ -196,7 +197,7 @@ class Lease:
             self._num_noted += 1
 
     def _give_back(self, units: deque[int]) -> None:
-        """Forgets that they were claimed: the next report says so."""
+        """Gives up claimed units; the next report says so."""
         back = as_ranges(units)
         held = {**self.ledger.held}
         held[self._name] = without(held.get(self._name, ()), back)

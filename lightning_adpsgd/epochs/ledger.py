@@ -1,4 +1,4 @@
-"""Who has which work unit of an epoch, where islands come and go and books get lost.
+"""The ledger of an epoch's work units among islands, which survives its own loss.
 
     left       units that no island has
     held       units that each island has claimed and not finished
@@ -6,13 +6,13 @@
     resting    islands that want no more of this epoch
 
 A unit in none of these is finished. An island that reads a ledger from the rendezvous
-computes the one that should be there and puts it in its place. If another island was
+computes the ledger that should replace it, and writes that. If another island was
 faster, it computes again. All methods are pure functions of a ledger, so any
 interleaving of islands is a sequence of them. Nothing here communicates.
 
-A rendezvous that comes back empty gets the ledger of the first island that finds it so,
-under another `life`. Each other island adds what it knows when it sees a life that it
-does not know. Until all have done so, nothing is claimed.
+If a rendezvous comes back empty, the first island to notice writes its own ledger under
+a new `life`. Every other island adds its knowledge when it sees a life that it does not
+know. Until all have done so, no unit is claimed.
 """
 
 import json
@@ -34,16 +34,16 @@ _MALFORMED = TypeError, AttributeError, ValueError, OverflowError, RecursionErro
 
 
 class OtherTerms(ValueError):
-    """A ledger is about other samples than those of this island."""
+    """A ledger is about different samples than this island's."""
 
 
 class Ledger(NamedTuple):
-    """The books of one epoch; see the module.
+    """The ledger of one epoch; see the module.
 
     Attributes:
-        life: life of the rendezvous in which it was begun.
-        terms: terms on which the units of the epoch are numbered.
-        revision: number that each change raises, within a life.
+        life: life of the rendezvous in which the ledger was begun.
+        terms: terms by which the units of the epoch are numbered.
+        revision: number that each change within a life increases.
     """
 
     life: str
@@ -58,18 +58,18 @@ class Ledger(NamedTuple):
 
     @property
     def names(self) -> set[str]:
-        """All islands that have, or had, a part in it."""
+        """The islands that have or had a part in it."""
         return {*self.held, *self.awaited}
 
     @property
     def end(self) -> int:
-        """The number after that of the last unit in it; 0 if there is none."""
+        """One more than the number of the last unit in it; 0 if it has none."""
         rows = (self.left, *self.held.values(), *self.awaited.values())
         return max((ranges[-1][1] for ranges in rows if ranges), default=0)
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known what is left."""
+        """Whether the remaining units are known."""
         return not self.awaited
 
     @property
@@ -79,18 +79,18 @@ class Ledger(NamedTuple):
         return self.is_settled and not self.left and rests
 
     def another_waits(self, name: str) -> bool:
-        """Whether another island has asked and got nothing."""
+        """Whether another island has asked for a unit and got none."""
         return any(other in self.resting for other in self.held if other != name)
 
     def of_others(self, name: str) -> dict[str, Ranges]:
-        """What all other islands hold, or are remembered to have held."""
+        """The units that other islands hold, or are remembered to have held."""
         found = {**self.awaited, **self.held}
         return {other: ranges for other, ranges in found.items() if other != name}
 
     # --- what becomes of it
 
     def after(self, found: "Ledger") -> "Ledger":
-        """This one as the next after the one found; that one if it is equal."""
+        """This ledger as the successor of a found one, or the found one if equal."""
         if self == found:
             return found
         return self._replace(revision=found.revision + 1)
@@ -98,10 +98,10 @@ class Ledger(NamedTuple):
     def report(
         self, name: str, holds: Ranges, finished: Ranges
     ) -> "tuple[Ledger, Ranges]":
-        """Writes down what an island has, as the island itself knows best.
+        """Records the units of an island, from the island itself.
 
         Args:
-            holds: units that it has claimed, or taken alone, and not finished.
+            holds: units that it has claimed, or taken on its own, but not finished.
             finished: units that it has finished since its last report.
 
         Returns:
@@ -115,7 +115,7 @@ class Ledger(NamedTuple):
         return self._replace(left=left, held=held), twice
 
     def without_names(self, gone: Collection[str]) -> "Ledger":
-        """Puts back what islands hold that are gone."""
+        """Returns the units of islands that are gone."""
         back = [self.held.get(name, ()) for name in gone]
         back += [self.awaited.get(name, ()) for name in gone]
         return self._replace(
@@ -126,13 +126,13 @@ class Ledger(NamedTuple):
         )
 
     def claim(self, name: str, num: int) -> "tuple[Ledger, Ranges]":
-        """The ledger, and the units that an island gets: the first `num`, or all."""
+        """Claims the first `num` units or all; returns the ledger and the units."""
         taken = take(self.left, 0, num)
         held = {**self.held, name: union(self.held.get(name, ()), taken)}
         return self._replace(left=without(self.left, taken), held=held), taken
 
     def rest(self, name: str, rests: bool) -> "Ledger":
-        """Writes down whether an island wants no more."""
+        """Records whether an island wants no more units."""
         others = {other for other in self.resting if other != name}
         now = others | {name} if rests else others
         return self._replace(resting=tuple(sorted(now)))
@@ -140,14 +140,14 @@ class Ledger(NamedTuple):
     # --- where the books were lost
 
     def begun_anew(self, name: str, life: str) -> "Ledger":
-        """The ledger as this island knows it, for a rendezvous that has none."""
+        """This island's version of the ledger, for a rendezvous that has none."""
         held = {name: self.held.get(name, ())}
         return Ledger(life, self.terms, self.left, held, self.of_others(name))
 
     def joined(self, known: "Ledger", name: str, mine: Ranges) -> "Ledger":
-        """Adds what an island knows that has not seen this life of the ledger.
+        """Adds the knowledge of an island that has not seen this life of the ledger.
 
-        `known` is the ledger as the island knew it, and `mine` are the units that it
+        `known` is the last ledger that the island knew. `mine` has the units that it
         holds, or has finished since its last report.
         """
         if self.terms != known.terms:
@@ -184,13 +184,13 @@ class Ledger(NamedTuple):
     # --- as text
 
     def to_json(self) -> str:
-        """The text that the rendezvous keeps; equal ledgers are equal texts."""
+        """The text for the rendezvous; equal ledgers give equal texts."""
         held, awaited = (dict(sorted(x.items())) for x in (self.held, self.awaited))
         return json.dumps(self._replace(held=held, awaited=awaited))
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """Reads what `to_json` has written."""
+        """Reads a text of `to_json`."""
         try:
             life, terms, left, held, awaited, rest, revision = json.loads(text)
             if type(revision) is not int or not 0 <= revision < _MOST:

@@ -1,17 +1,17 @@
 """One pool of work units for all islands: a ledger for each epoch, in the rendezvous.
 
-A thread of its own keeps this island's part of the ledger (`ledger`) and claims ahead
-of need; the training thread takes what is there.
+A separate thread maintains this island's part of the ledger (`ledger`) and claims units
+ahead of need; the training thread takes them.
 
-An epoch ends when nothing is left and every island has asked for more in vain. Until
-then, what a dead island held may come back. So the training thread waits once in an
-epoch, with one batch still in hand, for the islands that have not come as far. It does
-not wait for a dead island (the member list tells), for the rendezvous, or for ever.
+An epoch ends when no unit is left and every island has asked for more in vain. Until
+then, units of a dead island may be returned. So the training thread waits once in an
+epoch, with one batch in hand, for islands that are not as far. It does not wait for a
+dead island (by the member list), for the rendezvous, or forever.
 
-While the rendezvous cannot be reached, an island goes on alone. The epoch is cut into
-stretches, which belong to the members in turn. Of the units that it knows to be left
-the island takes its own, from the end backwards, while those that have the pool take
-from the beginning. Once the rendezvous is back, each island tells what it has done.
+While the rendezvous cannot be reached, an island continues on its own. The epoch is cut
+into stretches, which belong to the members in turn. From the units that it knows to be
+left, the island takes its own, from the end backwards; islands that have the pool take
+units from the beginning. Once the rendezvous is back, each island reports its work.
 """
 
 import logging
@@ -29,7 +29,7 @@ from lightning_adpsgd.epochs.lease import Lease, Plan
 from lightning_adpsgd.epochs.ledger import Ledger, OtherTerms
 from lightning_adpsgd.epochs.ranges import Ranges, as_ranges, union
 from lightning_adpsgd.epochs.work_units import Terms
-from lightning_adpsgd.islands.membership_reader import Members
+from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
 from lightning_adpsgd.islands.service import Service
 
@@ -42,18 +42,18 @@ _ASIDE_S = 0.003
 
 @dataclass(frozen=True)
 class PoolTimeouts:
-    """For how long the pool waits, and for what.
+    """The time limits of the pool.
 
     Args:
-        look_s: seconds between two looks at the ledger without need.
-        wait_s: seconds between two looks while the training thread waits.
-        answer_s: seconds without an answer of the rendezvous, after which the training
-            goes on alone.
-        end_s: the same near the end of an epoch, where others soon take what this
-            island takes alone; also for an island never seen among the members.
-        start_s: seconds to wait, at the first epoch, for the ledger of other islands.
-        slowest_s: seconds to wait for islands that live and do not come to the end of
-            an epoch.
+        look_s: seconds between two reads of the ledger when no unit is needed.
+        wait_s: seconds between two reads while the training thread waits.
+        answer_s: seconds without an answer from the rendezvous, after which training
+            continues without it.
+        end_s: the same near the end of an epoch, where others may soon take the same
+            units; also applies to an island never seen among the members.
+        start_s: seconds to wait in the first epoch for the ledger of other islands.
+        slowest_s: seconds to wait for live islands that do not reach the end of an
+            epoch.
     """
 
     look_s: float = 0.5
@@ -68,17 +68,17 @@ _DEFAULT = PoolTimeouts()
 
 
 class IslandPool:
-    """This island's part in the pool; its first learner uses it, the others cannot.
+    """This island's part in the pool, used only by its first learner.
 
-    The training thread and the thread of the pool share everything below `_state`. The
-    thread alone uses the rendezvous. `raise_if_failed` is called while the training
-    thread waits. `away` says why the pool cannot be reached; empty if it can.
+    The training thread and the pool's thread share all fields below `_state`. Only the
+    pool's thread uses the rendezvous. `raise_if_failed` is called while the training
+    thread waits. `away` says why the pool cannot be reached; it is empty if it can.
     """
 
     def __init__(
         self,
         rendezvous: Rendezvous,
-        members: Members,
+        members: MembershipView,
         raise_if_failed: Callable[[], None],
         times: PoolTimeouts = _DEFAULT,
     ) -> None:
@@ -101,13 +101,13 @@ class IslandPool:
 
     @property
     def name(self) -> str:
-        """Name of this island in the ledger: its incarnation."""
+        """The name of this island in the ledger, its incarnation."""
         return self._members.member.incarnation
 
     # --- used by the training thread
 
     def start(self) -> None:
-        """Begins to look; the island is a member."""
+        """Starts the thread; the island must be a member."""
         self._members.services.append(self._service)
         self._thread.start()
 
@@ -118,7 +118,7 @@ class IslandPool:
         num_units: Callable[[Terms], int],
         num_finished: Callable[[], int],
     ) -> Terms:
-        """Begins an epoch; see `SharedBatches`."""
+        """Begins an epoch; see `batches.Pool`."""
         num = num_units(terms)
         ledger = Ledger(uuid.uuid4().hex, terms, ((0, num),) if num else ())
         is_first = self._lease is None
@@ -136,7 +136,7 @@ class IslandPool:
         return agreed
 
     def next(self, num_held: int, waits: bool) -> Claim:
-        """The next unit; see `SharedBatches`."""
+        """Claims the next unit; see `batches.Pool`."""
         lease, begin = self._current, time.monotonic()
         with self._state:
             lease.is_awaited, self._is_alone = waits, False
@@ -152,7 +152,7 @@ class IslandPool:
         return Claim(number, lease.num_claimed, lease.has_ended)
 
     def remaining(self, held: Ranges) -> Ranges | None:
-        """Units that are not finished; see `SharedBatches`."""
+        """The units that are not finished; see `batches.Pool`."""
         with self._state:
             if (lease := self._lease) is None:
                 return None
@@ -161,11 +161,11 @@ class IslandPool:
 
     @property
     def num_claimed(self) -> int:
-        """Units of the epoch that islands have claimed, as far as is known."""
+        """The number of units that islands have claimed, as far as known."""
         return self._lease.num_claimed if self._lease is not None else 0
 
     def leave(self, seconds: float) -> None:
-        """Gives back what was not trained on, and ends the thread; once or twice."""
+        """Returns unused units, and ends the thread; can be called twice."""
         with self._state:
             self._close(leaves=True)
             self._ending = True
@@ -323,7 +323,7 @@ class IslandPool:
         raise RendezvousUnreachable(f"the pool changed under {_TRIES} changes of ours")
 
     def _step_aside(self, found: Ledger) -> None:
-        """Waits for a random time, or 64 islands would mostly meet one another."""
+        """Waits for a random time, so that many islands rarely collide."""
         seconds = self._random.uniform(0, _ASIDE_S * len(found.names))
         with self._state:
             self._state.wait_for(lambda: self._ending, seconds)
@@ -384,7 +384,7 @@ def _key(epoch: int) -> str:
 
 
 def _parsed(text: str | None, lease: Lease) -> Ledger | None:
-    """The ledger in a text; None where it makes no sense, or is not signed."""
+    """The ledger in a text; None if it is malformed or not signed."""
     try:
         found = Ledger.from_json(text or "")
         if found.terms == lease.ledger.terms and found.end > lease.num_units:

@@ -1,4 +1,4 @@
-"""Sets of positions as ranges: what is left of millions of samples is a few numbers."""
+"""Sets of positions as ranges, so that a few numbers describe millions of samples."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -8,7 +8,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def count(ranges: Ranges) -> int:
-    """How many positions there are."""
+    """The number of positions."""
     return sum(last - first for first, last in ranges)
 
 
@@ -18,7 +18,7 @@ def numbers(ranges: Ranges) -> list[int]:
 
 
 def as_ranges(positions: Iterable[int]) -> Ranges:
-    """Positions, in any order, as ranges."""
+    """Converts positions, in any order, into ranges."""
     return union([(position, position + 1) for position in positions])
 
 
@@ -34,14 +34,14 @@ def take(ranges: Ranges, start: int, stop: int) -> Ranges:
 
 
 def split(ranges: Ranges, num: int) -> list[Ranges]:
-    """Consecutive parts whose sizes differ by one at most."""
+    """Splits into consecutive parts whose sizes differ by at most one."""
     total = count(ranges)
     cuts = [total * place // num for place in range(num + 1)]
     return [take(ranges, start, stop) for start, stop in pairwise(cuts)]
 
 
 def union(*ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """All positions that are in any of them, in as few ranges as possible."""
+    """The positions in any of the sets, in as few ranges as possible."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(one for rows in ranges for one in rows):
         if found and first <= found[-1][1]:
@@ -52,7 +52,7 @@ def union(*ranges: Sequence[tuple[int, int]]) -> Ranges:
 
 
 def without(ranges: Ranges, taken: Ranges) -> Ranges:
-    """The positions of the first that are not in the second, both in rising order."""
+    """The positions of the first set that are not in the second, both ascending."""
     left = []
     for first, last in ranges:
         for begin, end in taken:
@@ -64,12 +64,12 @@ def without(ranges: Ranges, taken: Ranges) -> Ranges:
 
 
 def common(one: Ranges, other: Ranges) -> Ranges:
-    """The positions that are in both."""
+    """The positions in both sets."""
     return without(one, without(one, other))
 
 
 def from_rows(rows: Iterable[Iterable[int]]) -> Ranges:
-    """Reads what JSON has made of ranges, which must rise."""
+    """Reads ranges from JSON rows, which must be in ascending order."""
     found = tuple((int(first), int(last)) for first, last in rows)
     ends = [end for row in found for end in row]
     if ends != sorted(ends) or min(ends, default=0) < 0:

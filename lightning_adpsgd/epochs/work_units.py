@@ -1,11 +1,11 @@
-"""What an epoch consists of: samples in order, batches, and work units to hand out.
+"""The contents of an epoch: samples in order, batches, and work units.
 
 All are pure functions of a sampler, a seed and the number of the epoch, so every
-learner computes the same ones without communication. A *work unit* is what one claim
-takes: a batch for each of the N learners of a super-learner, which step together.
+learner computes the same ones without communication. A *work unit* is the subject of
+one claim: a batch for each of the N learners of a super-learner, which step together.
 
-A sample is named by its position in the epoch's order, and a set of samples is a set of
-ranges of positions (`ranges`).
+A sample is identified by its position in the epoch's order, and a set of samples is a
+set of ranges of positions (`ranges`).
 """
 
 import random
@@ -23,10 +23,10 @@ from lightning_adpsgd.epochs.ranges import Ranges, count, from_rows, split, unio
 
 
 class Epoch(NamedTuple):
-    """The samples of an epoch and where its batches begin and end.
+    """The samples of an epoch and the boundaries of its batches.
 
     Attributes:
-        order: indices into the data set, [sample]; a tensor, or computed when asked.
+        order: indices into the data set, [sample]; a tensor, or computed on demand.
         bounds: positions in `order`, increasing from 0, [batch + 1].
     """
 
@@ -34,24 +34,24 @@ class Epoch(NamedTuple):
     bounds: Tensor
 
     def everything(self) -> Ranges:
-        """All positions that a batch covers."""
+        """The positions that batches cover."""
         return ((0, int(self.bounds[-1])),)
 
     def samples(self, ranges: Ranges) -> list[int]:
-        """Indices into the data set of the samples at these positions."""
+        """The data set indices of the samples at these positions."""
         parts = [self.order[first:last] for first, last in ranges]
         return torch.cat(parts).tolist() if parts else []
 
     def fingerprint(self) -> str:
-        """Equal for equal epochs, and hardly ever otherwise."""
+        """A checksum, equal for equal epochs and almost never otherwise."""
         size = f"{len(self.order)} samples, {len(self.bounds) - 1} batches"
         return f"{size}, {_checksum(self.order)}"
 
 
 def draw_epoch(batches: Any, seed: int, epoch: int) -> Epoch:
-    """What a batch sampler yields in an epoch, drawn from the seed and nothing else.
+    """Draws the batches of an epoch from a batch sampler, dependent only on the seed.
 
-    Generators that its samplers were given are seeded alike.
+    Generators inside its samplers are seeded too.
 
     Args:
         batches: batch sampler of a loader: torch's own over any sampler, or one that
@@ -59,7 +59,7 @@ def draw_epoch(batches: Any, seed: int, epoch: int) -> Epoch:
         seed: seed of the whole training.
 
     Raises:
-        ValueError: The sampler yields something other than integers.
+        ValueError: The sampler yields a value that is not an integer.
     """
     sampler = getattr(batches, "sampler", None)
     with _seeded(seed + epoch, _generators(batches, sampler)):
@@ -77,9 +77,9 @@ _MOST_SEEDS = 1 << 62
 
 
 class Terms(NamedTuple):
-    """What all learners must agree upon to mean the same by the number of a work unit.
+    """The terms that give a work unit's number the same meaning in all learners.
 
-    Work units are cut from the positions `base` of the order.
+    Work units are cut from the positions `base` of the epoch's order.
     """
 
     seed: int
@@ -88,10 +88,10 @@ class Terms(NamedTuple):
 
     @classmethod
     def from_row(cls, row: Iterable[Any]) -> "Terms":
-        """Reads what JSON has made of them.
+        """Reads terms from a JSON row.
 
         Raises:
-            ValueError: The seed is none that torch takes.
+            ValueError: torch does not accept the seed.
         """
         seed, base, fingerprint = row
         if not 0 <= int(seed) < _MOST_SEEDS:
@@ -100,11 +100,11 @@ class Terms(NamedTuple):
 
 
 class EpochState(NamedTuple):
-    """What a checkpoint keeps of an epoch that is under way.
+    """The state of an unfinished epoch in a checkpoint.
 
     Attributes:
-        seed: seed of the order of samples, in this epoch and all others.
-        remaining: positions on which no learner has trained.
+        seed: seed of the order of samples, in all epochs.
+        remaining: positions that no learner has trained on.
     """
 
     epoch: int
@@ -114,7 +114,7 @@ class EpochState(NamedTuple):
 
 
 def remaining_of(epoch: Epoch, number: int, state: EpochState | None) -> Ranges:
-    """What remains of an epoch after what another job has done of it."""
+    """The part of an epoch that another job has not trained on."""
     if state is None or state.epoch != number:
         return epoch.everything()
     if state.num_samples != len(epoch.order):
@@ -127,16 +127,16 @@ def remaining_of(epoch: Epoch, number: int, state: EpochState | None) -> Ranges:
 
 
 class WorkUnits:
-    """What is left of an epoch, cut into units of one batch for each of N learners.
+    """The rest of an epoch, cut into units of one batch for each of N learners.
 
-    Batches are the user's. If they do not divide by N, the samples of the last ones are
-    dealt evenly among the N learners; fewer samples than N join the unit before. If
-    there are fewer units than super-learners, all samples are dealt evenly, so that
-    every learner has a step to make.
+    The batches are the user's. If their number is not divisible by N, the samples of
+    the last ones are dealt evenly among the N learners; fewer than N samples join the
+    previous unit. If there are fewer units than super-learners, all samples are dealt
+    evenly, so that every learner makes a step.
 
     Args:
-        ranges: positions that are left.
-        drop_last: whether batches that do not divide by N are left out.
+        ranges: remaining positions.
+        drop_last: whether to drop the batches that do not fill a unit of N.
 
     Raises:
         ValueError: There are fewer samples (with `drop_last`: batches) than learners.
@@ -206,7 +206,7 @@ class WorkUnits:
 
 
 def _cut(ranges: Ranges, bounds: Tensor) -> Tensor:
-    """The ranges cut where batches begin and end: [piece, 2]."""
+    """The ranges, cut at the boundaries of batches: [piece, 2]."""
     pieces = [torch.empty(0, 2, dtype=torch.int64)]
     for first, last in ranges:
         inner = bounds[(bounds > first) & (bounds < last)]

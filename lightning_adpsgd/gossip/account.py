@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Account:
-    """Written by all threads of a learner, under the engine's lock (`state`)."""
+    """The counters of one learner; all threads write them under the engine's lock."""
 
     def __init__(
         self,
@@ -31,16 +31,16 @@ class Account:
         self._refusing = set[int]()
 
     def go_on_from(self, step: int) -> None:
-        """Counts on as if the last exchange had been at this step."""
+        """Continues counting as if the last exchange had been at this step."""
         self._begin = self._last_exchange_step = step
 
     def open(self, peer: int) -> None:
-        """Counts the steps since the last exchange with a peer, from here on."""
+        """Starts to count the steps since the last exchange with a peer."""
         with self._state:
             self._last_steps[peer] = self._replica.step
 
     def close(self, peer: int) -> None:
-        """Stops counting them."""
+        """Stops counting the steps since the last exchange with a peer."""
         with self._state:
             self._last_steps.pop(peer, None)
 
@@ -55,7 +55,7 @@ class Account:
                 self._last_steps[peer] = self._replica.step
 
     def merged(self, steps_late: int, waits: bool = False) -> None:
-        """Counts a merge that comes so late; leaves it to the next one if busy."""
+        """Counts a merge of this staleness; defers it if the lock is busy."""
         if not self._ages or not self._state.acquire(blocking=waits):
             return
         try:
@@ -67,7 +67,7 @@ class Account:
             self._state.release()
 
     def was_at_boundary(self, pair: Pair, waited: float, exposed: float) -> None:
-        """Counts a wait for a partner, and the time until the training went on."""
+        """Counts a wait for a partner, and the time until training continued."""
         with self._state:
             self._tally.skipped += pair.partner is None
             self._tally.partner_seconds += waited
@@ -75,26 +75,26 @@ class Account:
 
     @property
     def num_ended(self) -> int:
-        """Exchanges that have ended, whatever came of them; under the engine's lock."""
+        """The number of ended exchanges, of any outcome; under the engine's lock."""
         return self._tally.exchanges + self._tally.refused
 
     @property
     def steps_alone(self) -> int:
-        """Optimizer steps since the last exchange with any peer."""
+        """The optimizer steps since the last exchange with any peer."""
         return self._replica.step - self._last_exchange_step
 
     @property
     def exchanges_per_step(self) -> float:
-        """Exchanges since the start, per optimizer step."""
+        """The number of exchanges per optimizer step since the start."""
         return self._tally.exchanges / max(1, self._replica.step - self._begin)
 
     def peers_by_age(self) -> list[int]:
-        """All peers that are asked; the one last heard of comes first."""
+        """All peers that are asked, the one with the latest exchange first."""
         with self._state:
             return sorted(self._last_steps, key=self._last_steps.__getitem__)[::-1]
 
     def statistics(self, merge_seconds: float) -> Statistics:
-        """What was done so far, with what the training thread waited for merges."""
+        """The counters so far, including the training thread's waits for merges."""
         waited = self._replica.wait_seconds + merge_seconds
         with self._state:
             step, last_steps = self._replica.step, self._last_steps

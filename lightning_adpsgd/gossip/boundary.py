@@ -1,7 +1,7 @@
-"""The step boundary at which a super-learner pairs with another that is at its own.
+"""The step boundary at which a super-learner pairs with another at its own boundary.
 
-`pairing` has the rules, `peers` the threads that carry words and exchanges. Here the
-training thread waits: for a partner, for an answer, and for the end of the exchange.
+`pairing` has the rules, and `peers` the threads that carry words and exchanges. Here
+the training thread waits for a partner, for an answer, and for the end of the exchange.
 """
 
 import time
@@ -26,7 +26,7 @@ class Boundary:
     Args:
         pairing: rules, and what was agreed on; guarded by the engine's lock.
         sections: peers for each section of this learner's weights.
-        patience: for how long to wait for a partner.
+        patience: longest wait for a partner.
         timeout: longest wait for an answer, and for each message of an exchange.
     """
 
@@ -48,11 +48,11 @@ class Boundary:
         self._left_at = time.perf_counter()
 
     def leave(self) -> None:
-        """The next step begins."""
+        """Leaves the boundary for the next step."""
         self._left_at = time.perf_counter()
 
     def meet(self) -> bool:
-        """Exchanges with a peer that is ready in time; whether there was one."""
+        """Exchanges with a peer that is ready in time; returns whether one was."""
         if self._pairing.is_alone:
             return False
         begin = time.perf_counter()

@@ -10,11 +10,14 @@ written as a difference so that no local step is lost)::
     exchange of i and j  c = a (x_j - x_i);  d_i += c;  d_j -= c
     merge of i           w_i += d_i;  d_i = 0
 
-Both ends of an exchange compute c from the same pair of messages, so that
-``sum_i (w_i + d_i)`` is changed by gradients alone, whatever the delays and the order.
+Both ends of an exchange compute c from the same pair of messages. So only gradients
+change ``sum_i (w_i + d_i)``, whatever the delays and the order.
 
 This module is the training thread's side. It decides nothing about optimizers and knows
-nothing of Lightning. The rest is in::
+nothing of Lightning. After a step, `Gossip.after_update` calls an `Asker` (peers). In
+its own thread, that makes an exchange (`Traffic.make` in pacing) over a `Lane`
+(exchange), which changes d (`weights.replica`). A lane is one direction of asking
+between two peers. The other files are::
 
     members      who there is
     peers        the two threads of each peer
@@ -70,16 +73,16 @@ _ABORT_S = 5.0
 
 @dataclass(frozen=True)
 class GossipOptions:
-    """How the engine exchanges.
+    """The options of the engine.
 
-    The others mean what they mean in `strategy.HADPSGDOptions`.
+    `strategy.options.HADPSGDOptions` documents those that are not listed here.
 
     Args:
         every: optimizer steps per round of asking.
         chunk_elements: elements per message.
         max_wait: as in `dials.ReadyPairs`.
-        in_pairs: whether a learner waits at a step boundary for a peer that is at its
-            own, and exchanges with no other; with "step_then_average".
+        in_pairs: whether a learner waits at a step boundary for a peer at its own
+            boundary, and exchanges only with that one; requires "step_then_average".
     """
 
     order: Order = "step_then_average"
@@ -94,21 +97,23 @@ class GossipOptions:
 
 
 class Gossip(Communication, Exchanges):
-    """The asynchronous engine of one learner.
+    """The asynchronous engine of one learner, for "async" and "ready_pairs".
 
-    `_state`, a condition, is the lock of all that threads share here and in the parts
-    that it is given to. It is held for memory operations and never for a wait on the
-    network. `_adoption`, weights to go on from, is left by any thread for the training
-    thread, which alone writes the flat vectors (w).
+    `_state`, a condition, guards everything that threads share here and in the parts
+    that receive it. It is held for memory operations, never for a wait on the network.
+    Any thread may leave weights to continue from in `_adoption`; only the training
+    thread writes the flat vectors (w).
 
     Args:
-        vectors: the weights that this learner holds.
-        transport: connection to the counterparts in the other super-learners; in
-            several sections, those of the first.
-        members: the super-learners; two that meet alone use a = gain / 2.
-        on_error: called once, by a communication thread that ends the learner.
+        vectors: weights that this learner holds.
+        transport: connection to the counterparts in the other super-learners; with
+            several sections, to those of the first section.
+
+        node: learners of this super-learner.
+        members: super-learners to exchange with; two that meet alone use a = gain / 2.
+        on_error: function called once, by a communication thread that ends the learner.
         further: connections to the counterparts of the learner's further sections
-            (`weights.sections`); of each it makes exchanges of their own.
+            (`weights.sections`), each of which has separate exchanges.
 
     Attributes:
         peers: the connections to the others; in several sections, those of the first.
@@ -198,10 +203,10 @@ class Gossip(Communication, Exchanges):
             )
 
     def say_goodbye(self, seconds: float) -> list[str]:
-        """Tells the peers that this end leaves.
+        """Tells the peers that this end leaves, and ends its threads.
 
         Returns:
-            The names of the threads that have not ended within so many seconds.
+            The names of the threads that have not ended within `seconds`.
         """
         self._leave()
         deadline = time.perf_counter() + seconds
@@ -277,7 +282,7 @@ class Gossip(Communication, Exchanges):
 
     @override
     def pause(self) -> None:
-        """Members that come and go do not pause: their exchanges go on."""
+        """Pauses exchanges, unless members come and go: islands keep exchanging."""
         if self.members.are_fixed:
             self._traffic.pause()
             self._wait_until(self._traffic.is_idle, "exchanges in flight to end")
@@ -303,7 +308,7 @@ class Gossip(Communication, Exchanges):
         self._traffic.resume()
 
     def drain(self, seconds: float) -> None:
-        """Begins no more exchanges, and waits that long for those under way."""
+        """Begins no more exchanges, and waits up to `seconds` for those under way."""
         self._traffic.pause()
         with self._state:
             is_done = self._state.wait_for(self._traffic.is_idle, seconds)
@@ -311,7 +316,7 @@ class Gossip(Communication, Exchanges):
             _log.warning("an exchange was still under way after %g s", seconds)
 
     def merge_all(self) -> None:
-        """Merges all that was averaged; for the training thread, after `drain`."""
+        """Merges all exchanges; for the training thread, after `drain`."""
         self._merging.merge_all()
         self._account.merged(self._merging.steps_late)
 
@@ -334,10 +339,10 @@ class Gossip(Communication, Exchanges):
         self.replica.spread(values, self._shards)
 
     def adopt(self, values: Sequence[Tensor]) -> threading.Event:
-        """Goes on from other weights at the next step boundary; for any thread.
+        """Continues from other weights at the next step boundary; for any thread.
 
         Returns:
-            An event that is set when the training thread has taken them up.
+            An event that is set when the training thread has adopted them.
         """
         adopted = threading.Event()
         self._adoption = values, adopted

@@ -1,18 +1,20 @@
-"""One lane to a peer: words, and exchanges of all chunks in a pipeline.
+"""One lane to a peer: words, and pipelined exchanges of all chunks.
 
-While chunk k crosses the wire, both ways at once, chunk k - 1 is averaged. Each part of
-a chunk is an exchange of its own, ``d += a (theirs - mine)``, with the same a at both
-ends (`exchange_weight`).
+A lane is one direction of asking between two peers: one end always asks, the other
+always answers. While chunk k crosses the wire, both ways at once, chunk k - 1 is
+averaged. Each part of a chunk is a separate exchange, ``d += a (theirs - mine)``, with
+the same a at both ends (`exchange_weight`).
 
-A part is averaged only when both ends have said that they can take it, so that the sum
-of the two never changes by what one of them could not::
+A part is averaged only if both ends accept it, so that the sum of the two is
+preserved::
 
     message k     chunk k, and this end's verdicts on chunk k - 2
     it arrives    the changes of chunk k - 2 are added where both ends agree;
                   those of chunk k are computed, judged, and wait
     at the end    the verdicts on the last chunks cross by themselves
 
-A part is refused that arrived damaged, is not finite or is too far away (`quarantine`).
+An end refuses a part that arrived damaged, is non-finite or is too far away
+(`quarantine`).
 
 Weights on a GPU are read, encoded and averaged there, on the stream of the calling
 thread; only messages come to the host, into pinned memory.
@@ -62,7 +64,7 @@ ASK, ALIVE, LEAVE, GRANT, PULL = 1, 2, 3, 4, 5
 
 
 class Channel(NamedTuple):
-    """Where the messages of one lane go and come from; `timeout` is that of each."""
+    """The connection of one lane; `timeout` applies to each message."""
 
     transport: Transport
     peer: int
@@ -70,7 +72,7 @@ class Channel(NamedTuple):
     timeout: timedelta
 
     def post_send(self, tensor: Tensor) -> Pending:
-        """Posts a send; the tensor must not change before its wait returned."""
+        """Posts a send; the tensor must not change before its wait returns."""
         return self.transport.post_send(self.peer, self.lane, tensor)
 
     def post_receive(self, into: Tensor) -> Pending:
@@ -78,7 +80,7 @@ class Channel(NamedTuple):
         return self.transport.post_receive(self.peer, self.lane, into)
 
     def wait(self, posted: Iterable[Pending]) -> None:
-        """Waits until all that was posted is done."""
+        """Waits until all posted operations are done."""
         for pending in posted:
             pending.wait(self.timeout)
 
@@ -87,10 +89,10 @@ class Channel(NamedTuple):
         self.wait([self.post_receive(into)])
 
     def open(self, seal: Tensor) -> list[int]:
-        """The words of a seal that came.
+        """The words of a received seal.
 
         Raises:
-            PeerLost: It arrived damaged.
+            PeerLost: The seal arrived damaged.
         """
         try:
             return read_seal(seal)
@@ -139,34 +141,34 @@ class Lane:
         self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
 
     def say(self, word: int, num_under_way: int = 0) -> None:
-        """Sends a word and the number of exchanges under way here."""
+        """Sends a word, and the number of exchanges under way at this end."""
         self.channel.wait([self._post_word(word, num_under_way)])
 
     def hear(self) -> int:
-        """Receives a word; the number that comes with it is kept for what follows."""
+        """Receives a word; keeps the number that comes with it in `heard_number`."""
         self.channel.wait([self._post_hearing()])
         self.channel.open(self._theirs)
         return int(self._theirs[0])
 
     @property
     def heard_number(self) -> int:
-        """What came with the word that was heard last."""
+        """The number that came with the last word."""
         return int(self._theirs[1])
 
     def ask(self, num_under_way: int) -> Outcome:
-        """Asks for an exchange and makes it; it counts among those under way."""
+        """Asks for an exchange and makes it; `num_under_way` includes this one."""
         return self._exchange(
             [self._post_hearing(), self._post_word(ASK, num_under_way)]
         )
 
     def answer(self, num_under_way: int) -> Outcome:
-        """Makes the exchange for which the peer, just heard, has asked."""
+        """Makes the exchange that the peer has just asked for."""
         return self._exchange([self._post_word(GRANT, num_under_way)])
 
     def pull(self) -> Pulled:
-        """Asks for the peer's weights, as they are and in full precision.
+        """Asks for the peer's weights in full precision.
 
-        No weights change by it, and so no mean.
+        It changes no weights, and thus no mean.
         """
         self.channel.wait([self._post_hearing(), self._post_word(PULL, 0)])
         position = torch.zeros(len(Position._fields), dtype=torch.int64, device="cpu")
@@ -188,7 +190,7 @@ class Lane:
             raise PeerLost(self.channel.peer, doing, str(error)) from error
 
     def give(self, position: Position) -> None:
-        """Sends the weights for which the peer, just heard, has asked."""
+        """Sends the weights that the peer has just asked for."""
         values = self._replica.snapshot(self._chunks)
         self.say(GRANT)
         numbers = torch.tensor(position, dtype=torch.int64, device="cpu")
@@ -212,7 +214,7 @@ class Lane:
         return exchange.outcome()
 
     def _end_greeting(self, greeting: list[Pending]) -> float:
-        """Waits for the words of both ends, once; returns what the two have agreed."""
+        """Waits for the words of both ends, once; returns the agreed weight a."""
         if greeting:
             self.channel.wait(greeting)
             self.channel.open(self._theirs)
@@ -275,7 +277,7 @@ class _Exchange:
         return _Crossing(number, codec, going, coming, pending)
 
     def land(self, crossing: _Crossing, weight: float) -> None:
-        """Judges a chunk that came, and averages the one that its verdicts concern."""
+        """Judges a received chunk, and averages the one that its verdicts concern."""
         self._channel.wait(crossing.pending)
         words = self._channel.open(crossing.coming.seal)
         num_parts = len(crossing.coming.by_part)
@@ -288,7 +290,7 @@ class _Exchange:
         self._waiting.append(_Waiting(changes, judged))
 
     def close(self, weight: float) -> None:
-        """Averages the chunks that no other chunk came after."""
+        """Averages the last chunks, whose verdicts no further chunk carried."""
         mine = [verdict for one in self._waiting for verdict in one.verdicts]
         if not mine:
             return
@@ -344,7 +346,7 @@ class _Exchange:
         sum: int,
         changes: list[tuple[Part, Tensor]],
     ) -> int:
-        """Writes what the peer has more than this end; says whether to add it."""
+        """Writes the change ``theirs - mine``; returns the verdict on it."""
         _, coming = crossing.coming.by_part[number]
         if checksum(crossing.coming.parts_on_host[number]) != sum:
             return DAMAGED
@@ -364,7 +366,7 @@ class _Exchange:
         return FAR if is_finite else NOT_FINITE
 
     def _average(self, one: _Waiting, theirs: Sequence[int], weight: float) -> None:
-        """``d += a (theirs - mine)`` where neither end has refused the part."""
+        """Adds ``d += a (theirs - mine)`` unless an end has refused the part."""
         verdicts = [max(pair) for pair in zip(one.verdicts, theirs, strict=True)]
         for (part, change), verdict in zip(one.changes, verdicts, strict=True):
             if verdict == FINE:

@@ -16,21 +16,22 @@ class Members:
     """The super-learners to exchange with, and what a learner tells them about itself.
 
     Args:
-        numbers: numbers of the super-learners that are there at the start.
-        own: number of this one.
-        on_lost: called by a thread that has lost a peer.
-        on_left: called by a thread that answered a peer which asks no more, with its
-            number, whether it leaves all others as well, and the section of which it
-            asked. None: the members are fixed, end together, and pause together.
+        numbers: numbers of the super-learners present at the start.
+        own: number of this super-learner.
+        on_lost: function called by a thread that has lost a peer.
+        on_left: function called by the answering thread of a peer that stops asking. It
+            gets the peer's number, whether it leaves all others as well, and the
+            section that it asked for. None: the members are fixed, and end and pause
+            together.
 
     Attributes:
-        circle: who asks whom; replaced as a whole, by the thread that knows who is
-            there, and read by the training thread.
-        position: how far this learner has come; written by the training thread.
-        wants_to_leave: whether all learners of the super-learner are to end at one
+        circle: schedule of who asks whom; the thread that tracks the members replaces
+            it as a whole, and the training thread reads it.
+        position: progress of this learner; written by the training thread.
+        wants_to_leave: whether all learners of the super-learner should leave at one
             step; set by any thread of any of them.
         lost: `on_lost`.
-        are_fixed: whether all are there from the start to the end.
+        are_fixed: whether all are present from the start to the end.
     """
 
     def __init__(
@@ -49,15 +50,15 @@ class Members:
 
     @classmethod
     def fixed(cls, schedule: Schedule, own: int) -> "Members":
-        """The super-learners of one job, of which `own` is one."""
+        """The fixed super-learners of one job, including `own`."""
         return cls(schedule, range(schedule.num_super_learners), own)
 
     @property
     def own_is_first(self) -> bool:
-        """Whether this super-learner speaks for all of them."""
+        """Whether this super-learner has the lowest number, and logs for all."""
         return self.circle.own == self.circle.numbers[0]
 
     def left(self, peer: int, for_good: bool, section: int) -> None:
-        """Tells that a peer asks no more of a section."""
+        """Reports that a peer has stopped asking for a section."""
         if self._on_left is not None:
             self._on_left(peer, for_good, section)

@@ -1,4 +1,4 @@
-"""How often to exchange: what the cores can spare."""
+"""The pacing of exchanges, which limits their use of the cores."""
 
 import logging
 import threading
@@ -24,12 +24,13 @@ _PRESSURE = Path("/proc/pressure/cpu")
 class CoreShare:
     """Bounds the share of the training's time that exchanges take.
 
-    docs/concepts.md, "How often", says what an exchange is charged with.
+    docs/concepts.md, "How often", defines the charge of an exchange.
 
-    The asking end pays beforehand what the last exchange has cost, so that only one of
-    several that wait begins; the end that is asked pays afterwards. `_lock` guards all.
+    The asking end pays the cost of the last exchange in advance, so that only one of
+    several waiting exchanges starts. The asked end pays afterwards. `_lock` guards all
+    fields.
 
-    A `share` of 1 is no bound. `has_bound` tells whether an exchange has had to wait.
+    A `share` of 1 is no bound. `has_bound` is set once an exchange has had to wait.
     """
 
     def __init__(self, share: float) -> None:
@@ -40,7 +41,7 @@ class CoreShare:
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
-        """Around an exchange, in the thread that makes it."""
+        """Charges the exchange made inside the context, in the same thread."""
         begin, worked, waited = time.monotonic(), time.thread_time(), waiting_s()
         try:
             yield
@@ -49,12 +50,12 @@ class CoreShare:
             self.spent(work * crowding(waited, waiting_s(), seconds))
 
     def merged(self, seconds: float) -> None:
-        """Reports the time of a merge in the training thread."""
+        """Charges the time of a merge in the training thread."""
         with self._lock:
             self._charge(seconds)
 
     def spent(self, seconds: float) -> None:
-        """Reports what an exchange has taken of the processors; for any thread."""
+        """Charges the processor time of an exchange; for any thread."""
         with self._lock:
             self._cost = seconds
             paid = min(self._ahead, seconds)
@@ -62,7 +63,7 @@ class CoreShare:
             self._charge(seconds - paid)
 
     def pause_s(self) -> float:
-        """How long to wait before calling again; 0: an exchange may begin."""
+        """The seconds to wait before calling again; 0: an exchange may begin."""
         if self._share == 1:
             return 0.0
         with self._lock:
@@ -81,9 +82,9 @@ class CoreShare:
 
 
 def waiting_s() -> float | None:
-    """Seconds in which some thread of this machine has waited for a core, ever.
+    """The total seconds in which some thread of this machine has waited for a core.
 
-    They are pressure stall information; None where the system does not tell.
+    They are Linux's pressure stall information; None on systems without it.
     """
     try:
         line, *_ = _PRESSURE.read_text(encoding="ascii").splitlines()
@@ -93,10 +94,10 @@ def waiting_s() -> float | None:
 
 
 def crowding(before: float | None, after: float | None, seconds: float) -> float:
-    """The share of a time in which some thread waited for a core, in [0, 1].
+    """The share of a time span in which some thread waited for a core, in [0, 1].
 
-    It follows from `waiting_s` before and after, and is 1, the cautious answer, where
-    the system does not tell.
+    It follows from `waiting_s` before and after. Without that information it is 1, the
+    cautious answer.
     """
     if before is None or after is None or seconds <= 0:
         return 1.0
@@ -104,13 +105,13 @@ def crowding(before: float | None, after: float | None, seconds: float) -> float
 
 
 class Traffic:
-    """All exchanges of one learner: which may begin, and when it rests.
+    """All exchanges of one learner: which may begin, and when to pause.
 
-    `_under_way` and `_paused` are guarded by `_state`, which is notified when an
-    exchange has ended and when rests end.
+    `_state` guards `_under_way` and `_paused`. It is notified when an exchange or a
+    rest ends.
 
     Attributes:
-        hurry: set while the training thread waits, and no exchange rests.
+        hurry: set while the training thread waits, so that no exchange rests.
     """
 
     def __init__(
@@ -127,13 +128,13 @@ class Traffic:
         self._begin: float | None = None
 
     def pause(self) -> None:
-        """Asks for no more exchanges until `resume`; questions are still answered."""
+        """Stops asking for exchanges until `resume`; still answers."""
         with self._state:
             self._paused = True
         self.hurry_on()
 
     def resume(self) -> None:
-        """Asks again."""
+        """Starts asking again."""
         self.hurry.clear()
         with self._state:
             self._paused = False
@@ -145,7 +146,7 @@ class Traffic:
             self._state.notify_all()
 
     def rest(self, unless: Callable[[], bool]) -> None:
-        """Spares the cores, unless there is hurry or something else to do."""
+        """Rests to spare the cores, until `hurry` or `unless` ends the rest."""
         with self._state:
             while pause_s := self.cores.pause_s():
                 if self._state.wait_for(
@@ -154,7 +155,7 @@ class Traffic:
                     return
 
     def is_idle(self) -> bool:
-        """Whether no exchange is under way; under the engine's lock."""
+        """Whether no exchange is under way; the caller holds the engine's lock."""
         return not any(one.total() for one in self._under_way.values())
 
     def make(
@@ -164,11 +165,11 @@ class Traffic:
         asked: bool = False,
         section: int = 0,
     ) -> None:
-        """Makes an exchange with a peer, if it may begin, and notes what came of it.
+        """Makes an exchange with a peer if it may begin, and records its outcome.
 
         Args:
-            exchange: function that makes it, given the number under way.
-            asked: whether the peer has asked: then it may begin (`UnderWay`).
+            exchange: function that makes it, from the number of exchanges under way.
+            asked: whether the peer has asked; if so it may always begin (`UnderWay`).
         """
         with self._state:
             may_begin, under_way = asked or not self._paused, self._under_way[section]
@@ -187,9 +188,9 @@ class Traffic:
                 self._state.notify_all()
 
     def report_rate(self) -> None:
-        """Says once, after the first minute, if `cpu_share` makes exchanges rare.
+        """Warns once, after the first minute, if `cpu_share` makes exchanges rare.
 
-        The training thread of one learner of all calls it at each step.
+        Only the training thread of one learner calls it, at each step.
         """
         now = time.monotonic()
         if self._begin is None:

@@ -1,17 +1,17 @@
-"""How two super-learners at a step boundary agree to exchange, without a server.
+"""The agreement of two super-learners at a step boundary to exchange, without a server.
 
-A super-learner that comes to its boundary offers an exchange to one that it knows to be
-ready. If it knows of none it tells all that it is ready itself, and waits::
+A super-learner that reaches its boundary offers an exchange to a peer that it knows to
+be ready. If it knows of none, it tells all peers that it is ready, and waits::
 
     READY    I wait at my boundary: whoever comes may offer
     GONE     I do no longer
     OFFER    you are ready, so let us exchange
     YES, NO  the answer, which comes at once
 
-One that has offered decides nothing else until the answer is there, and refuses all
-other offers meanwhile. Two offers that cross are each other's answer. So both ends of a
-pair agree, whatever comes late, and nobody is in two pairs. Words of one end arrive in
-the order in which it says them.
+A super-learner that has made an offer decides nothing else until the answer arrives,
+and refuses all other offers meanwhile. Two offers that cross answer each other. So both
+ends of a pair agree, however late words arrive, and no super-learner is in two pairs.
+Words from one end arrive in the order in which they were sent.
 
 Pure rules, without threads, networks or clocks.
 """
@@ -28,18 +28,18 @@ _State = Literal["away", "ready", "offering", "paired"]
 
 
 class Word(NamedTuple):
-    """What is to be said to a peer."""
+    """A word to send to a peer."""
 
     peer: int
     word: int
 
 
 class Pair(NamedTuple):
-    """What came of a boundary.
+    """The outcome of a boundary.
 
     Attributes:
-        partner: number of the peer to exchange with; None: none came in time.
-        asks: whether this end asks for the exchange, and the partner answers.
+        partner: number of the peer to exchange with; None if none came in time.
+        asks: whether this end asks for the exchange and the partner answers.
     """
 
     partner: int | None = None
@@ -47,13 +47,13 @@ class Pair(NamedTuple):
 
 
 class Pairing:
-    """One super-learner's side of the agreement; the caller guards it.
+    """One super-learner's side of the agreement; the caller must hold a lock.
 
-    Each method returns the words to be said, in this order.
+    Each method returns the words to send, in order.
 
     Attributes:
-        pair: what came of the boundary, once that is decided.
-        partner: peer with which all learners of this super-learner exchange at present.
+        pair: outcome of the boundary, once decided.
+        partner: peer with which all learners of this super-learner are exchanging.
     """
 
     def __init__(self, own: int, peers: Iterable[int], draw: random.Random) -> None:
@@ -66,30 +66,30 @@ class Pairing:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is nobody to pair with, ever."""
+        """Whether there are no peers to pair with."""
         return not self._peers
 
     @property
     def is_decided(self) -> bool:
-        """Whether `pair` says what came of the boundary."""
+        """Whether the outcome in `pair` is decided."""
         return self._state in ("away", "paired")
 
     def arrive(self) -> list[Word]:
-        """Comes to a step boundary."""
+        """Arrives at a step boundary."""
         self._in_hurry, self.pair = False, Pair()
         return self._offer_or_wait()
 
     def give_up(self) -> list[Word]:
-        """Waits for no peer any longer, but for the answer to an offer."""
+        """Stops waiting for peers, except for the answer to an offer."""
         self._in_hurry = True
         return self._end("away", Pair()) if self._state == "ready" else []
 
     def leave(self) -> None:
-        """Goes on from the boundary, after the exchange."""
+        """Leaves the boundary after the exchange."""
         self._state, self.partner = "away", None
 
     def hear(self, peer: int, word: int) -> list[Word]:
-        """Takes in what a peer has said."""
+        """Processes a word from a peer."""
         if word == OFFER:
             return self._answer(peer)
         if word == READY:
@@ -128,7 +128,7 @@ class Pairing:
         return [Word(peer, OFFER)]
 
     def _end(self, state: _State, pair: Pair) -> list[Word]:
-        """The boundary is decided; those that were told hear that this end is gone."""
+        """Decides the boundary, and tells peers that heard READY."""
         self._state, self.pair = state, pair
         told = sorted(self._told - {pair.partner})
         self._told.clear()

@@ -1,7 +1,8 @@
 """The peers of one learner, and the two threads that talk to each.
 
-One thread asks, when the schedule says so; the other waits to be asked and answers at
-once, whatever the training thread is doing. Neither ever waits for a third learner.
+One thread (`Asker`) asks when the schedule says so. The other (`Answerer`) waits to be
+asked and answers at once, whatever the training thread is doing. Neither ever waits for
+a third learner.
 """
 
 import functools
@@ -50,16 +51,16 @@ class Threads:
 
     @property
     def has_failed(self) -> bool:
-        """Whether one of them has met an error that ends the learner."""
+        """Whether a thread has met an error that ends the learner."""
         return self._error is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the learner ends, one way or another."""
+        """Whether the learner is ending, for whatever reason."""
         return self.leaving.is_set() or self.has_failed
 
     def start(self, name: str, work: Callable[[], None]) -> None:
-        """Begins a thread, which ends with its work."""
+        """Starts a thread that ends with its work."""
         thread = threading.Thread(target=self._run, args=(work,), daemon=True)
         thread.name = f"adpsgd-{name}"
         with self.state:
@@ -85,7 +86,7 @@ class Threads:
             self.state.notify_all()
 
     def raise_if_failed(self) -> None:
-        """Raises what a communication thread met, in the calling thread."""
+        """Raises the error of a communication thread, in the calling thread."""
         if self._error is not None:
             raise self._error
 
@@ -114,7 +115,7 @@ class Threads:
 
 
 class Asker:
-    """The work of the thread that asks a peer, and how other threads direct it.
+    """The work of the thread that asks a peer, and its controls for other threads.
 
     Guarded by `_state`: `_pulls`, which are to be answered with the peer's weights, and
     `_words`, which the peer is to hear in this order, before any exchange. The events
@@ -145,12 +146,12 @@ class Asker:
         self._words = deque[int]()
 
     def say(self, word: int) -> None:
-        """Lets the peer hear a word; under the engine's lock."""
+        """Queues a word for the peer; the caller holds the engine's lock."""
         self._words.append(word)
         self.called.set()
 
     def call(self) -> None:
-        """Says that an exchange is due, or that the learner ends."""
+        """Wakes the thread for a due exchange, or for the end of the learner."""
         self._due.set()
         self.called.set()
 
@@ -164,7 +165,7 @@ class Asker:
         return future
 
     def drop(self) -> None:
-        """Asks the peer no more; an exchange under way is made to its end."""
+        """Stops asking the peer; an exchange under way is completed."""
         with self._state:
             self.gone.set()
             self._state.notify_all()
@@ -177,7 +178,7 @@ class Asker:
         self._lane.say(LEAVE, int(self._threads.leaving.is_set()))
 
     def give_up(self) -> None:
-        """Fails all pulls that still wait for the peer's weights."""
+        """Fails all pulls that are still waiting for the peer's weights."""
         lost = PeerLost(self._peer, "pulling its weights", "the connection has ended")
         with self._state:
             pulls, self._pulls = self._pulls, deque()
@@ -216,7 +217,7 @@ class Asker:
 
 
 class Peers:
-    """The peers with which one learner exchanges a section; for any thread.
+    """The peers with which a learner exchanges one section; for any thread.
 
     Under `_state` are, by peer, `_askers`, which tell the threads that ask what to do,
     and `_forgotten`, events that are set where the loss of one that asks is known; and
@@ -241,7 +242,7 @@ class Peers:
         self._forgotten: dict[int, threading.Event] = {}
 
     def add(self, peer: int) -> None:
-        """Begins to ask a peer when its turn is; nothing if it is asked already."""
+        """Starts the asking thread of a peer; does nothing if it has one."""
         with self._state:
             if peer in self._askers:
                 return
@@ -261,10 +262,10 @@ class Peers:
         )
 
     def drop(self, peer: int) -> threading.Event:
-        """Asks a peer no more; an exchange under way is made to its end if it can.
+        """Stops asking a peer; an exchange under way is completed if possible.
 
         Returns:
-            An event that is set when that has come.
+            An event that is set when the asking thread has ended.
         """
         with self._state:
             self._account.close(peer)
@@ -275,14 +276,14 @@ class Peers:
         return ended
 
     def forget(self, peer: int) -> None:
-        """Asks a peer no more, and does not report its loss."""
+        """Stops asking a peer, and does not report its loss."""
         with self._state:
             if (forgotten := self._forgotten.pop(peer, None)) is not None:
                 forgotten.set()
         self.drop(peer)
 
     def pull(self, peer: int) -> "Future[Pulled]":
-        """Asks a peer that was added for its weights, or fails with `PeerLost`."""
+        """Asks an added peer for its weights; the future fails with `PeerLost`."""
         with self._state:
             if (asker := self._askers.get(peer)) is not None:
                 return asker.pull()
@@ -291,19 +292,19 @@ class Peers:
         return future
 
     def say(self, words: Iterable[Word]) -> None:
-        """Lets peers hear words, in this order; under the engine's lock."""
+        """Queues words for peers, in order; the caller holds the engine's lock."""
         for peer, word in words:
             if (asker := self._askers.get(peer)) is not None:
                 asker.say(word)
 
     def call(self, numbers: Iterable[int]) -> None:
-        """Says that exchanges with these peers are due."""
+        """Calls for exchanges with these peers."""
         for peer in numbers:
             if (asker := self._askers.get(peer)) is not None:
                 asker.call()
 
     def call_all(self) -> None:
-        """Says that exchanges with all peers are due, or that the learner ends."""
+        """Calls for exchanges with all peers, or wakes their threads for the end."""
         with self._state:
             asked = list(self._askers.values())
         for asker in asked:

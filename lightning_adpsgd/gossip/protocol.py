@@ -1,7 +1,7 @@
-"""What the two ends of an exchange agree on: rules, and the values that cross.
+"""The rules that both ends of an exchange follow, and the values that they send.
 
-Pure values, without threads, networks or clocks, so that the engine (`gossip`) and the
-virtual cluster (`timeline`) follow the same rules.
+They are pure, without threads, networks or clocks, so that the engine (`gossip`) and
+the virtual cluster (`timeline`) share them.
 """
 
 from collections import Counter, deque
@@ -17,12 +17,13 @@ _MOST = 1 << 53
 
 
 class Position(NamedTuple):
-    """How far a learner has come.
+    """The progress of a learner.
 
     Attributes:
-        steps: optimizer steps that its weights have seen.
-        samples: samples that all learners had trained on, as far as it knows.
-        epochs: epochs that it has completed.
+        steps: number of optimizer steps that its weights have seen.
+        samples: number of samples that all learners have trained on, as far as it
+            knows.
+        epochs: number of epochs that it has completed.
     """
 
     steps: int = 0
@@ -31,10 +32,10 @@ class Position(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> "Position":
-        """Reads what a peer says.
+        """Reads the numbers of a peer.
 
         Raises:
-            ValueError: A number is negative, or larger than any that is counted to.
+            ValueError: A number is negative or implausibly large.
         """
         if not all(0 <= number < _MOST for number in numbers):
             raise ValueError(f"its position must count from 0, got {[*numbers]}")
@@ -45,7 +46,7 @@ BEGINNING = Position()
 
 
 class Pulled(NamedTuple):
-    """Where a peer is, and its x: one tensor for each chunk, on the host."""
+    """A peer's position and its weights x: one tensor for each chunk, on the host."""
 
     position: Position
     values: list[Tensor]
@@ -55,14 +56,15 @@ class Outcome(NamedTuple):
     """The result of one exchange at one end.
 
     Attributes:
-        finite: whether all that crossed was finite; what was not is left out.
-        bytes_sent: payload that this end sent.
-        first_step: optimizer steps that the weights had seen when reading began.
+        finite: whether all parts were finite; others were left out.
+        bytes_sent: payload bytes that this end sent.
+        first_step: number of optimizer steps that the weights had seen when reading
+            began.
         damaged: number of parts left out because they arrived damaged at one end.
-        near: whether the two ends were as near as they usually are (`quarantine`); what
-            was not is left out.
-        mine: whether this end is to blame: its weights were not finite, or were the
-            larger ones of two that were too far apart.
+        near: whether the two ends were as close as usual (`quarantine`); parts that
+            were too far away were left out.
+        mine: whether this end is to blame: its weights were non-finite, or the larger
+            ones of two ends that were too far apart.
     """
 
     finite: bool
@@ -74,39 +76,40 @@ class Outcome(NamedTuple):
 
     @property
     def merged(self) -> bool:
-        """Whether everything that arrived intact was averaged."""
+        """Whether all parts that arrived intact were averaged."""
         return self.finite and self.near
 
 
 def due_round(step: int, every: int) -> int | None:
-    """The round that a learner calls after so many steps; None where none is due."""
+    """The round that a learner starts after `step` steps; None if none is due."""
     round, rest = divmod(step, every)
     return round if rest == 0 else None
 
 
 def exchange_weight(gain: float, num_mine: int, num_theirs: int) -> float:
-    """a in ``d += a (theirs - mine)``, the same at both ends (Metropolis' weights).
+    """The weight a in ``d += a (theirs - mine)``, the same at both ends (Metropolis).
 
-    Two ends that meet alone take their mean, a = gain / 2. Overlapping exchanges would
-    together overshoot the mean; these weights make the sum of them an average again.
+    Two ends that meet alone take their mean, a = gain / 2. Overlapping exchanges with
+    that weight would together overshoot the mean; Metropolis weights make their sum an
+    average again.
 
-    `num_mine` and `num_theirs` are the exchanges that each end had under way when this
-    one began, this one included.
+    `num_mine` and `num_theirs` count the exchanges that each end had under way when
+    this one began, including this one.
     """
     return gain / (1 + max(num_mine, num_theirs))
 
 
 class Patience:
-    """For how long a learner waits at a step boundary for a partner.
+    """The longest wait for a partner at a step boundary.
 
-    `max_wait` is in seconds; None: a quarter of what its last few steps have taken.
+    `max_wait` is in seconds; None: a quarter of the median duration of the last steps.
     """
 
     def __init__(self, max_wait: float | None) -> None:
         self._max_wait, self._steps = max_wait, deque[float](maxlen=_NUM_STEPS)
 
     def seconds(self, of_step: float) -> float:
-        """The longest wait after a step that took so many seconds."""
+        """The longest wait, in seconds, after a step that took `of_step` seconds."""
         self._steps.append(of_step)
         if self._max_wait is not None:
             return self._max_wait
@@ -114,17 +117,17 @@ class Patience:
 
 
 class UnderWay:
-    """The exchanges that one learner has under way; the caller guards it.
+    """The exchanges that one learner has under way; the caller must hold a lock.
 
-    A learner does not ask a peer with which it is exchanging already: the exchange
-    under way serves as well. A learner that is asked never refuses.
+    A learner does not ask a peer with which it is already exchanging, because the
+    exchange under way serves the same purpose. A learner that is asked never refuses.
     """
 
     def __init__(self) -> None:
         self._with = Counter[int]()
 
     def enter(self, peer: int, asked: bool = False) -> int:
-        """Begins an exchange; returns the number under way, or 0 if it must not."""
+        """Begins an exchange; returns the number under way, 0 if it may not begin."""
         if self._with[peer] and not asked:
             return 0
         self._with[peer] += 1

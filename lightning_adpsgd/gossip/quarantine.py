@@ -1,8 +1,8 @@
-"""What keeps diverged weights from spreading, and brings a diverged learner back.
+"""Keeps diverged weights from spreading, and brings a diverged learner back.
 
-A part of an exchange that is not finite, or too far away, is left out by both ends, so
-that the mean stays (`Disagreement`). A learner whose own weights are to blame goes on
-from the weights of a peer, at most three times in ten minutes (`Quarantine`).
+Both ends leave out a part of an exchange that is non-finite or too far away, so that
+the mean is preserved (`Disagreement`). A learner whose own weights are to blame
+continues from the weights of a peer, at most three times in ten minutes (`Quarantine`).
 """
 
 import logging
@@ -44,23 +44,23 @@ _FIRST_PAUSE_S = 0.5
 
 
 class WeightsDiverged(FloatingPointError):
-    """A learner's weights diverged, and it cannot go on from those of a peer."""
+    """A learner's weights diverged, and no peer's weights can replace them."""
 
 
 class Disagreement:
-    """How far the two ends of one lane usually are from each other.
+    """The usual distance between the two ends of one lane.
 
-    A learner whose weights explode is finite for a while, and each exchange takes half
-    of what it has become to a healthy one. Both ends of a lane see the same messages
-    and judge each part of them alike.
+    Exploding weights stay finite for a while, and each exchange carries half of them to
+    a healthy learner. Both ends of a lane see the same messages and judge each part in
+    the same way.
 
-    A part is too far if the two disagree about it by 20 times of what they usually
-    disagree about in all parts together, and by more than twice the weights of the
-    smaller end. The first alone would take a start from equal weights, or a merge after
-    a long time apart, for an explosion; the second alone, weights that begin at zero.
-    What is usual follows by a quarter per exchange, so that growth that doubles each
-    time is soon left behind. It is the largest so far during the first 16 exchanges
-    that found a disagreement.
+    A part is too far away if its disagreement is 20 times the usual disagreement of all
+    parts together, and more than twice the norm of the smaller end's weights. The first
+    condition alone would mistake a start from equal weights, or a merge after a long
+    separation, for an explosion. The second alone would mistake weights that start at
+    zero. The usual disagreement follows by a quarter per exchange, so that it cannot
+    keep up with weights that double each time. During the first 16 exchanges that found
+    a disagreement, it is the largest so far.
     """
 
     def __init__(self) -> None:
@@ -68,19 +68,19 @@ class Disagreement:
         self._square, self._was_far = 0.0, False
 
     def is_unusual(self, distance: float) -> bool:
-        """Whether a disagreement of this norm deserves a look at the weights."""
+        """Whether a disagreement of this norm requires a check of the weights."""
         self._square += distance * distance
         return self._num_seen >= NUM_FIRST and distance > USUAL_TIMES * self._usual
 
     def is_far(self, distance: float, norm: float, other_norm: float) -> bool:
-        """Whether an unusual part, with these norms at its ends, is to be left out."""
+        """Whether to leave out an unusual part, given the norms at both ends."""
         # An overflow to infinity is far, too.
         is_near = distance <= WEIGHTS_TIMES * min(norm, other_norm)
         self._was_far = self._was_far or not is_near
         return not is_near
 
     def end(self) -> None:
-        """Ends an exchange: what is usual follows it, unless it was too far."""
+        """Ends an exchange, and updates the usual distance unless it was too far."""
         distance, was_far = math.sqrt(self._square), self._was_far
         self._square, self._was_far = 0.0, False
         if was_far or not 0.0 < distance < math.inf:
@@ -98,15 +98,15 @@ WeightsOf = Callable[[int, float], list[Tensor] | None]
 
 
 class Quarantine:
-    """Tells whether a learner has diverged, and lets it go on from a peer's weights.
+    """Detects whether a learner has diverged, and reloads a peer's weights if so.
 
-    Non-finite weights have diverged at once. Of two that are too far apart the larger
-    ones are to blame, and have diverged if that goes on: the next exchange may be with
-    another peer, and find nothing.
+    Non-finite weights count as diverged at once. If two ends are too far apart, the
+    larger weights are to blame. They count as diverged only if this persists, because
+    the next exchange may be with another peer and find nothing.
 
-    The learners of one super-learner have the same weights. One of them may notice in
-    its shard what is wrong, and all recover at one step, each from the same peer's
-    shard. `note` is called under the engine's lock; all else by the training thread.
+    The learners of one super-learner have the same weights. If one of them notices a
+    fault in its shard, all recover at one step, each from its shard of the same peer.
+    `note` is called under the engine's lock, all other methods by the training thread.
 
     Args:
         vectors: whole weights of this super-learner.
@@ -131,7 +131,7 @@ class Quarantine:
         self._symptom: str | None = None
 
     def note(self, outcome: Outcome, section: int = 0) -> None:
-        """Takes the result of an exchange of a section into account."""
+        """Records the outcome of an exchange of a section."""
         if outcome.first_step <= self._since:
             return
         if not outcome.mine:
@@ -145,10 +145,10 @@ class Quarantine:
 
     @property
     def wants_reload(self) -> bool:
-        """Whether this learner finds its weights diverged, and may take others.
+        """Whether this learner's weights have diverged and it may reload now.
 
-        After an attempt it waits, for longer each time: what has made several learners
-        ill at once may pass, and a healthy peer may be there by then.
+        It waits after an attempt, longer each time: a fault that hits several learners
+        at once may pass, and a healthy peer may appear.
         """
         if self._symptom is None:
             return False
@@ -162,16 +162,16 @@ class Quarantine:
         return len(self._attempts)
 
     def reload(self, peers: Sequence[int], weights_of: WeightsOf) -> None:
-        """Takes a peer's weights in the place of the own ones, if one has healthy ones.
+        """Replaces the weights by those of a peer, if one has healthy weights.
 
         Args:
-            peers: numbers of the peers to ask, in this order; those that the first
-                learner of the super-learner gives count.
-            weights_of: function that asks a peer.
+            peers: numbers of the peers to ask, in order; the list of the
+                super-learner's first learner is used.
+            weights_of: function that asks a peer for its weights.
 
         Raises:
-            WeightsDiverged: That was tried too often lately, or no peer has finite
-                weights at the last attempt; in all learners of the super-learner.
+            WeightsDiverged: There were too many recent attempts, or no peer had finite
+                weights at the last one; raised in all learners of the super-learner.
         """
         step, limit = self._replica.step, MOST_RELOADS
         symptom = self._symptom or "were found diverged by another of its learners"

@@ -1,18 +1,18 @@
-"""What travels in an exchange: codecs of the weights, and sealed messages of them.
+"""The wire format of an exchange: codecs for the weights, and sealed messages.
 
 Two super-learners send each other a message about the same part of their weights. Each
-computes the change ``theirs - mine`` from the two messages alone, exactly as they
-travelled, and so the changes of the two ends are opposite to the last bit, however
-coarse the messages are: a codec can slow mixing down, but it cannot move the mean. What
-rounding leaves out stays in the weights that were rounded.
+computes the change ``theirs - mine`` only from the two messages, exactly as sent. So
+the changes of the two ends are opposite to the last bit, however coarse the messages
+are: a codec can slow down mixing, but cannot move the mean. The rounding error stays in
+the weights that were rounded.
 
-`Cast` sends each number in a floating-point type. `Lattice` sends one byte a number:
+`Cast` sends each number in a floating-point type. `Lattice` sends one byte per number:
 its place on a lattice, modulo 256 (Moniqua, arXiv 2002.11787; the lattice of SwarmSGD,
-1910.12308). The receiver's own weights say which of all the numbers of that residue is
-meant, so the byte resolves the *disagreement* of the two, not the weight, and needs no
+1910.12308). The receiver's own weights determine which number with that residue is
+meant. So the byte resolves the *disagreement* of the two, not the weight, and needs no
 copy of the peer's weights.
 
-A message about a chunk is its parts as they travel, and a seal at the end of it::
+A message about a chunk has its encoded parts, followed by a seal::
 
     payload    the parts, one after the other, padded to whole words of 8 bytes
     seal       the checksum of each part, XXH3 of 64 bits
@@ -20,7 +20,7 @@ A message about a chunk is its parts as they travel, and a seal at the end of it
                a CRC-32 of the two
 
 XXH3 runs at the speed of memory, and misses one error in 2^64. (A sum of words costs
-two thirds of it, but of errors in two bits it misses one in 128.) It does not protect
+two thirds as much, but misses one in 128 errors of two bits.) It does not protect
 against deliberate changes; TLS does. Nothing here communicates.
 """
 
@@ -65,14 +65,14 @@ _OUT_OF_RANGE = torch.iinfo(torch.int16).min
 
 
 class Codec(ABC):
-    """Messages about parts of a weight vector.
+    """Encodes parts of a weight vector as messages, and compares two messages.
 
-    One lane of one edge has one codec at each end. What it remembers comes from the
-    messages that crossed alone, so that both ends remember the same.
+    One lane of one edge has one codec at each end. Its state depends only on the
+    messages that crossed, so both ends have the same state.
 
     Attributes:
         dtype: dtype of the elements of a message.
-        remembers: whether a message depends on those that crossed before.
+        remembers: whether a message depends on earlier ones.
     """
 
     dtype: torch.dtype
@@ -80,34 +80,34 @@ class Codec(ABC):
 
     @abstractmethod
     def length(self, num_elements: int) -> int:
-        """Elements of a message about that many weights."""
+        """The number of message elements for this many weights."""
 
     @abstractmethod
     def encode(self, weights: Tensor, message: Tensor, place: int) -> None:
-        """Writes a message, [length(n)], about weights, [n]; may overwrite the weights.
+        """Encodes weights, [n], into a message, [length(n)]; may overwrite the weights.
 
-        `place` is the number of the part of the vector, the same at both ends.
+        `place` is the number of the part in the vector, the same at both ends.
         """
 
     @abstractmethod
     def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> float:
-        """Writes what they have more than I, [n]; may overwrite their message.
+        """Computes the change ``theirs - mine``, [n]; may overwrite their message.
 
         Returns:
-            The sum of its squares; infinite or NaN, and `into` useless, unless both
-            messages were of finite weights.
+            The sum of its squares. It is infinite or NaN, and `into` is invalid, unless
+            the weights at both ends were finite.
         """
 
     @abstractmethod
     def norm(self, message: Tensor) -> float:
-        """The norm of the weights that a message is about, or a bound of it.
+        """The norm of the weights behind a message, or an upper bound of it.
 
-        It is infinite or NaN exactly if the weights were, and valid after `change`.
+        It is infinite or NaN exactly if the weights were; valid after `change`.
         """
 
 
 class Cast(Codec):
-    """Each number in a floating-point type; stateless."""
+    """Sends each number in a floating-point type; stateless."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -135,7 +135,7 @@ class Cast(Codec):
 
 
 class Lattice(Codec):
-    """One byte a number: the lattice point ``round(w / 2^e)`` modulo 256.
+    """Sends one byte per number: the lattice point ``round(w / 2^e)`` modulo 256.
 
     A message about n weights in ``b = ceil(n / 1024)`` blocks is, as bytes: b sums of
     lattice points (int32), by which a disagreement of more than 127 points is noticed;
@@ -210,7 +210,7 @@ class Lattice(Codec):
 
 
 def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
-    """The codec for weights of a dtype; None: they travel as they are."""
+    """The codec for weights of a dtype; `wire_dtype` None: the dtype of the weights."""
     if wire_dtype == torch.int8:
         return Lattice()
     return Cast(wire_dtype or dtype)
@@ -238,7 +238,7 @@ def _fields(message: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _exponent_of(values: Tensor) -> Tensor:
-    """The least e with ``value < 2^e``; for a non-finite value the largest."""
+    """The smallest e with ``value < 2^e``; for a non-finite value, the largest e."""
     tiny = torch.finfo(torch.float32).tiny
     exponents = torch.frexp(values.float().clamp(min=tiny)).exponent
     return torch.where(torch.isfinite(values), exponents, torch.iinfo(torch.int16).max)
@@ -270,17 +270,17 @@ def _next_exponents(
 
 
 class Damaged(RuntimeError):
-    """A message is not what was sent, in a part that is not known."""
+    """A message is damaged in an unknown part."""
 
 
 class Message(NamedTuple):
-    """Memory of one message.
+    """The memory of one message.
 
     Attributes:
-        wire: all that travels, as bytes on the host.
+        wire: whole message, as bytes on the host.
         host: payload, on the host.
-        here: payload, where the weights are.
-        by_part: parts of the chunk with their payload where the weights are.
+        here: payload, on the device of the weights.
+        by_part: parts of the chunk, with their payloads on the device of the weights.
         parts_on_host: the same payloads on the host.
         seal: seal, of int64, on the host.
     """
@@ -296,7 +296,7 @@ class Message(NamedTuple):
 def as_message(
     codec: Codec, chunk: Chunk, num_verdicts: int, buffer: Mirrored
 ) -> Message:
-    """A message about a chunk in a buffer that is long enough."""
+    """Lays out the message of a chunk in a sufficiently long buffer."""
     payload_bytes = _payload_bytes(codec, chunk)
     begin = _padded(payload_bytes)
     end = begin + _WORD * _seal_words(chunk, num_verdicts)
@@ -315,7 +315,7 @@ def as_message(
 
 
 def longest_message(replica: Replica, wire_dtype: torch.dtype | None) -> int:
-    """Bytes of the longest message about a chunk of a replica."""
+    """The bytes of the longest message about a chunk of a replica."""
     codecs = codecs_of(replica, wire_dtype)
     most_verdicts = max((len(c.parts) for c in replica.chunks), default=0)
     lengths = [
@@ -335,21 +335,21 @@ def codecs_of(
 
 
 def checksum(payload: Tensor) -> int:
-    """XXH3 of a contiguous payload on the host, as a number of int64."""
+    """The XXH3 hash of a contiguous payload on the host, as an int64."""
     found = xxhash.xxh3_64_intdigest(payload.view(torch.uint8).numpy().data)
     return found - (found >> 63 << 64)
 
 
 def write_seal(seal: Tensor, words: Sequence[int]) -> None:
-    """Writes words and what guards them, [n + 1]."""
+    """Writes words and their CRC into a seal, int64 [n + 1]."""
     seal.copy_(torch.tensor([*words, _crc(words)], dtype=torch.int64, device="cpu"))
 
 
 def read_seal(seal: Tensor) -> list[int]:
-    """The words of a seal, [n], that came.
+    """The words of a received seal, [n].
 
     Raises:
-        Damaged: They are not what was written.
+        Damaged: The words do not match their CRC.
     """
     *words, crc = seal.tolist()
     if crc != _crc(words):
@@ -377,9 +377,9 @@ class Loan(NamedTuple):
     """The memory of one exchange, as bytes.
 
     Attributes:
-        pairs: each a message that goes and one that comes.
-        changes: each for the changes of one chunk, where the weights are.
-        room: scratch space for one part, where the weights are.
+        pairs: pairs of an outgoing and an incoming message.
+        changes: buffers for the changes of one chunk, on the device of the weights.
+        room: scratch space for one part, on the device of the weights.
     """
 
     pairs: list[tuple[Mirrored, Mirrored]]
@@ -388,9 +388,9 @@ class Loan(NamedTuple):
 
 
 class Buffers:
-    """Memory of exchanges, lent to one exchange at a time and then used again.
+    """Reusable memory for exchanges, each lent to one exchange at a time.
 
-    `_free` is guarded by `_lock`. It holds as many loans as exchanges ever ran at once.
+    `_lock` guards `_free`, which grows to the largest number of concurrent exchanges.
     """
 
     def __init__(self, replica: Replica, wire_dtype: torch.dtype | None) -> None:
@@ -404,7 +404,7 @@ class Buffers:
 
     @contextmanager
     def lent(self) -> Iterator[Loan]:
-        """The memory of an exchange."""
+        """Lends the memory for one exchange."""
         with self._lock:
             loan = self._free.pop() if self._free else self._make()
         yield loan

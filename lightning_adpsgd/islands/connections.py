@@ -1,10 +1,11 @@
-"""The connections of an island: whom it asks at present, and who has gone.
+"""The connections of an island: the peers that it asks, and those that it has lost.
 
-The member list says who is there, a topology says who asks whom, and this module makes
-it so. It dials the peers that are to be asked, hangs up on those that are not any more,
-and closes the ring around a member that cannot be reached, whatever the list says. Such
-a member is dialed again, after twice the time each time. Two islands that for a while
-know different members at worst miss exchanges: any island that connects is answered.
+The member list says which islands are present, a topology says who asks whom, and this
+module connects them accordingly. It dials the peers to ask, disconnects others, and
+closes the ring around a member that cannot be reached, whatever the list says. Such a
+member is redialed, after twice the time each time. Two islands that know different
+members for a while at worst miss exchanges, because any island that connects is
+answered.
 
     a connection breaks    the ring closes; if its host refuses connections to its
                            port, it is evicted from the member list, for all islands
@@ -13,7 +14,7 @@ know different members at worst miss exchanges: any island that connects is answ
     the list is unreadable all members are probed now and then, because no list tells
                            of those with which this island is not connected
 
-What is believed of each peer, and when that changes, is in `members`.
+`members` has the belief about each peer, and its transitions.
 """
 
 import logging
@@ -36,7 +37,7 @@ from lightning_adpsgd.islands.members import (
     Status,
     transition,
 )
-from lightning_adpsgd.islands.membership_reader import Members
+from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.section_links import SectionLinks
 from lightning_adpsgd.islands.service import ServiceThread
 from lightning_adpsgd.topology.schedule import LiveSchedule
@@ -79,24 +80,24 @@ class Connections(ServiceThread):
     `_posted`, what communication threads report. `_peers` belongs to the thread.
 
     Args:
-        transports: those of the sections that this learner exchanges; where islands
-            have one size, it has a single one.
-        make_engine: makes the engine whose peers these are.
-        on_unlisted: called by the thread in each turn in which this island is not on
-            the member list.
-        shards: for each of the sections, the number of the address that a member has
-            for it: that of its owner there.
-        dial_timeout: time that one connection may take to be made.
+        transports: one for each section that this learner exchanges; a single one if
+            islands have one size.
+        make_engine: function that makes the engine for these peers.
+        on_unlisted: function called by the thread in each turn in which this island is
+            not on the member list.
+        shards: for each section, the index of its owner's address among a member's
+            addresses.
+        dial_timeout: longest time for making one connection.
 
     Attributes:
         joined: number of super-learners that have joined since the start.
-        lost: number of super-learners that went without a goodbye since then.
+        lost: number of super-learners that disappeared without a goodbye since then.
     """
 
     def __init__(
         self,
         transports: Sequence[LinkTransport],
-        membership: Members,
+        membership: MembershipView,
         make_engine: MakeEngine,
         on_unlisted: Callable[[], None],
         shards: Sequence[int] = (0,),
@@ -125,17 +126,17 @@ class Connections(ServiceThread):
         super().start()
 
     def wake(self) -> None:
-        """Begins the next turn at once: there may be something to do."""
+        """Begins the next turn at once, because there may be work."""
         with self._state:
             self._woken = True
             self._state.notify_all()
 
     def on_lane(self, section: int, number: int) -> None:
-        """A member has connected the lane on which it asks for a section.
+        """Starts to answer a member that has connected its asking lane for a section.
 
         Raises:
-            ConnectionRefusedError: Too many do that are not on the member list, such as
-                islands that only begin. They may try again.
+            ConnectionRefusedError: Too many members connect that are not on the list,
+                such as starting islands. They may try again.
         """
         listed = self._membership.members.by_number
         unlisted = [n for n in self._links.callers(section) if n not in listed]
@@ -148,21 +149,21 @@ class Connections(ServiceThread):
         self._post(number, Event.CALLED)
 
     def on_lost(self, number: int, error: PeerLost) -> None:
-        """A communication thread has lost a member."""
+        """Reports a lost member; for communication threads."""
         is_silent = error.evidence == "silence"
         self._post(number, Event.SILENT if is_silent else Event.LOST, error.detail)
 
     def on_left(self, number: int, for_good: bool, section: int = 0) -> None:
-        """A member asks no more for a section."""
+        """Reports that a member has stopped asking for a section."""
         self._links.end_answers(section, number)
         if for_good:
             self._post(number, Event.GOODBYE)
 
     def pull(self, number: int, seconds: float) -> Pulled | None:
-        """Returns the weights of a member; None if it does not answer in time.
+        """The weights of a member; None if it does not answer in time.
 
         Raises:
-            Refused: The two islands do not fit together; the message says why.
+            Refused: The two islands do not match; the message says why.
         """
         deadline = time.monotonic() + seconds
         member = self._membership.members.by_number.get(number)
@@ -226,7 +227,7 @@ class Connections(ServiceThread):
         self.engine.members.circle = LiveSchedule.of(schedule, (), own)
 
     def take_number(self) -> None:
-        """Presents itself as the membership says; before the start, for any thread."""
+        """Adopts the number from the membership; for any thread before the start."""
         own = self._membership.member
         if own.number != self._links.own:
             numbers = {one.member.number for one in self._present()}
@@ -268,7 +269,7 @@ class Connections(ServiceThread):
                 _log.info("%s has joined", member)
 
     def _probe_around_without_list(self) -> None:
-        """Probes as soon as no list can be read, and now and then after that."""
+        """Probes as soon as the list is unreadable, and periodically after that."""
         now = time.monotonic()
         if not self._membership.outage:
             self._probe_around_at = now
@@ -277,14 +278,14 @@ class Connections(ServiceThread):
             self._probe_around_at = time.monotonic() + _PROBE_AROUND_S
 
     def _probe_around(self) -> None:
-        """Suspects all peers that cannot be reached, before they are needed."""
+        """Suspects all unreachable peers before they are needed."""
         idle = [p for p in self._alive() if p.member.number not in self._dialed]
         for peer, error in self._probe(idle):
             if error is not None:
                 self._observe(peer.member, Event.PROBE_FAILED, str(error))
 
     def _probe(self, peers: Collection[Peer]) -> list[tuple[Peer, OSError | None]]:
-        """Returns why hosts cannot be reached, all within a second.
+        """Probes peers within a second; returns the error of each unreachable one.
 
         A peer that turns out to be dead is evicted from the list, for all islands.
         """
@@ -300,7 +301,7 @@ class Connections(ServiceThread):
         return list(zip(peers, errors, strict=True))
 
     def _retry_suspects(self) -> bool:
-        """Dials the suspects whose time has come; returns whether one was reached."""
+        """Dials the suspects that are due; returns whether one was reached."""
         now, reached = time.monotonic(), False
         for peer, error in self._probe([p for p in self._present() if p.is_due(now)]):
             if error is None:
@@ -310,7 +311,7 @@ class Connections(ServiceThread):
         return reached
 
     def _close_ring(self) -> None:
-        """Dials the peers to ask, and draws the ring anew while one is out of reach."""
+        """Dials the peers to ask, and redraws the ring while one is out of reach."""
         while True:
             alive = {peer.member.number: peer for peer in self._alive()}
             schedule = self.engine.members.circle.schedule
@@ -332,7 +333,7 @@ class Connections(ServiceThread):
         return True
 
     def _dial(self, member: Member) -> None:
-        """Begins to ask a member; does nothing if it is asked already."""
+        """Starts to ask a member; does nothing if it is asked already."""
         if member.number in self._dialed:
             return
         self._links.ask(member)

@@ -1,17 +1,17 @@
-"""One island: a super-learner that is a job of its own, joined to others by gossip.
+"""One island: a super-learner that is a separate job, connected to others by gossip.
 
-Where it has several learners, each carries a shard of the weights to its counterparts,
-over connections of its own; the first one keeps the island on the member list.
+If it has several learners, each exchanges a shard of the weights with its counterparts
+over its own connections. The first one keeps the island on the member list.
 
     rendezvous    where islands find one another       (`rendezvous`)
     member list   who is there                         (`membership`)
     connections   who is connected with whom           (`connections`)
     engine        exchanges, merges                    (`gossip`, over `links`)
 
-An island begins with the weights of those who are there, if any, or with its own.
-From then on its training thread waits for no other island: not when one dies, joins or
-cannot be reached, nor for the rendezvous. The mean that is validated and saved is that
-of the islands which answer within a short time.
+An island starts with the weights of the islands that are present, or with its own if
+there are none. From then on its training thread waits for no other island, whether one
+dies, joins or cannot be reached, nor for the rendezvous. The mean that is validated and
+saved is over the islands that answer within a short time.
 """
 
 import logging
@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from lightning_adpsgd.coordination.startup.signals import ended_by_sigterm
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import Members as LiveMembers
+from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.joining import Joining, Timeouts
@@ -37,9 +37,9 @@ from lightning_adpsgd.islands.mean import Mean, Total, consensus_of
 from lightning_adpsgd.islands.members import Member
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.membership_reader import (
-    Members,
     MembershipPublisher,
     MembershipReader,
+    MembershipView,
 )
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
 from lightning_adpsgd.mixing.consensus import Consensus
@@ -63,12 +63,12 @@ _TIMEOUTS = Timeouts()
 
 
 class Sections(NamedTuple):
-    """What a learner exchanges, where islands may differ in size (`weights.sections`).
+    """The sections of a learner, if islands may differ in size (`weights.sections`).
 
     Attributes:
-        own: numbers of the learner's sections; each has a listener of its own.
-        number: how many there are in all; each island has an address for each.
-        sizes: sizes that islands may have, the same in all of them; none: one size.
+        own: numbers of the learner's sections, each of which has its own listener.
+        number: total number of sections; each island has an address for each.
+        sizes: sizes that islands may have, the same in all of them; empty for one size.
     """
 
     own: tuple[int, ...]
@@ -79,18 +79,19 @@ class Sections(NamedTuple):
 class Island:
     """One learner's part among islands.
 
-    Everything is the training thread's own, but `_rejoin`, which the thread of
-    `Connections` calls, and `_was_stopped`, which the thread of `Membership` sets.
+    Everything belongs to the training thread, except that the thread of `Connections`
+    calls `_rejoin` and the thread of `Membership` sets `_was_stopped`.
 
     Args:
-        schedule: topology, gain and seed; of any size.
-        layout: `FlatParameters.layout()`; must be equal in all islands.
-        store: store of this island alone; not used by a single learner.
-        sections: what this learner exchanges; None: all islands have one size, and
-            learner l exchanges its shard with learner l.
+        schedule: topology, gain and seed; its size is ignored.
+        layout: result of `FlatParameters.layout()`; must be equal in all islands.
+        store: store of this island only; unused if it has a single learner.
+        sections: sections that this learner exchanges; None: all islands have one size,
+            and learner l exchanges its shard with learner l.
 
     Attributes:
-        started_from: position of those whose weights it took up at its start, if any.
+        started_from: position of the weights that it took at its start; None if it took
+            none.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Island:
             options.timeout,
         )
 
-    def _make_membership(self) -> Members:
+    def _make_membership(self) -> MembershipView:
         heartbeat = self._timeouts.heartbeat
         if self._node.index > 0:
             changed, fail = self._on_change, self._fail
@@ -153,18 +154,19 @@ class Island:
 
     @property
     def position(self) -> Position:
-        """How far this island has come."""
+        """The progress of this island."""
         return self.engine.members.position
 
     # --- from start to end
 
     def start(self, position: Position = BEGINNING) -> None:
-        """Takes up the weights of the others, or is the first, and enters.
+        """Takes the weights of the others, unless it is the first, and joins them.
 
         Raises:
-            RuntimeError: The rendezvous or the others' weights did not come in time.
-            Refused: This island and the others do not fit together.
-            SystemExit: SIGTERM came meanwhile.
+            RuntimeError: The rendezvous or the others' weights were not available in
+                time.
+            Refused: This island and the others do not match.
+            SystemExit: SIGTERM arrived meanwhile.
         """
         self.engine.members.position = position
         with ended_by_sigterm():
@@ -178,9 +180,9 @@ class Island:
         self._connections.start()
 
     def depart(self) -> None:
-        """As `stop`, with all that exchanges brought merged into the weights.
+        """Merges all exchanges into the weights, then does what `stop` does.
 
-        All learners of the island come, at the step at which they have agreed to.
+        All learners of the island must call it, at the step that they have agreed on.
         """
         self._connections.stop(_GOODBYE_S)
         self.engine.drain(_DRAIN_S)
@@ -189,12 +191,12 @@ class Island:
         self.stop()
 
     def ask_to_leave(self) -> None:
-        """Lets all learners of this island come to one step; for a signal handler."""
+        """Makes all learners of this island leave at one step; for a signal handler."""
         self.engine.members.wants_to_leave = True
 
     @property
     def name(self) -> str:
-        """A name that no other island has, short enough for a file."""
+        """A name that is unique among islands, and short enough for a file name."""
         member = self.membership.member
         return f"{member.number}-{member.incarnation[:8]}"
 
@@ -207,7 +209,7 @@ class Island:
         self.abort()
 
     def abort(self) -> None:
-        """Ends within seconds and without the help of a peer."""
+        """Ends within seconds, without a peer's help."""
         self._ended = True
         self.engine.release()
         self.membership.stop(_GOODBYE_S)
@@ -220,7 +222,7 @@ class Island:
 
     @torch.no_grad()
     def mean(self) -> Mean:
-        """The mean over this island and all that answer in time; changes nothing."""
+        """The mean over this island and all that answer in time; no weights change."""
         deadline = time.monotonic() + self._timeouts.mean.total_seconds()
         total = Total(self.engine.replica.snapshot())
         for number in self.membership.members.after(self.membership.member.number):
@@ -236,7 +238,7 @@ class Island:
             total.add(pulled.values)
 
     def average(self, vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
-        """Puts the mean over the islands that answer in the place of the weights."""
+        """Replaces the weights by the mean over the islands that answer."""
         mean = self.mean()
         self.engine.write(mean.values)
         gather_shards(self._vectors, self._node, self._options.timeout)
@@ -246,17 +248,17 @@ class Island:
         return consensus_of([shares.tolist() for shares in all_of_them])
 
     def note(self, samples: int, epochs: int) -> Position | None:
-        """Training on a batch begins.
+        """Records that training on a batch begins.
 
-        Samples of all islands are estimated, as if each did as much as this one.
+        The samples of all islands are estimated, as if each did as much as this one.
 
         Args:
-            samples: samples of the batch.
-            epochs: completed epochs.
+            samples: number of samples in the batch.
+            epochs: number of completed epochs.
 
         Returns:
-            How far the others have come, if this island has taken up their weights
-            since the last time.
+            The position of the others, if this island has taken their weights since the
+            last call; otherwise None.
         """
         found, self._rejoined_at = self._rejoined_at, None
         if found is not None:
@@ -269,7 +271,7 @@ class Island:
         return None
 
     def statistics(self) -> Statistics:
-        """What was done so far, and who has come and gone."""
+        """The counters so far, including islands that joined and left."""
         now, services = time.monotonic(), self.membership.services
         return self.engine.statistics()._replace(
             list_age_seconds=now - self.membership.list_read_at,
@@ -306,7 +308,7 @@ class Island:
         on_lost: Callable[[int, PeerLost], None],
         on_left: Callable[[int, bool, int], None],
     ) -> Gossip:
-        members = LiveMembers(self._schedule, (), -1, on_lost, on_left)
+        members = Members(self._schedule, (), -1, on_lost, on_left)
         transport, *further = self._transports
         given = transport, self._node, members, self._options
         return Gossip(self._vectors, *given, further=further)

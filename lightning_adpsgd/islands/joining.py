@@ -1,4 +1,4 @@
-"""How an island comes in: as the first of a job, or with the weights of the others."""
+"""The start of an island: as the first of a job, or with the weights of the others."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ from lightning_adpsgd.islands.members import (
     ahead_of,
     furthest_origin,
 )
-from lightning_adpsgd.islands.membership_reader import Members
+from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.islands.waiting import Wait
 from lightning_adpsgd.mixing.averages import all_finite
@@ -42,13 +42,14 @@ _HEARTBEAT = Heartbeat()
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long an island waits, and for what.
+    """The time limits of an island.
 
     Args:
-        start: time for the rendezvous and the weights of others, at its start.
-        pull: time for the weights of one island, by a joiner or a validation.
-        mean: time for all islands together, when their mean is taken.
-        heartbeat: interval of heartbeats, and length of a silence.
+        start: time for the rendezvous and the weights of others at its start.
+        pull: time for the weights of one island, for a joining island or a validation.
+        mean: time for the weights of all islands together, when their mean is taken.
+        heartbeat: interval of heartbeats, and silence after which an island counts as
+            dead.
     """
 
     start: timedelta = timedelta(minutes=30)
@@ -58,25 +59,25 @@ class Timeouts:
 
 
 class Joining:
-    """The part of an island that asks others for their weights.
+    """The part of an island that takes the weights of others.
 
-    The training thread uses it until the island is in. From then on the thread of its
-    connections calls `leads` and `weights_of_neighbours`.
+    The training thread uses it until the island has joined. From then on, the thread of
+    its connections calls `leads` and `weights_of_neighbours`.
 
     Args:
         vectors: whole weights of this super-learner.
-        store: store of this island alone.
+        store: store of this island only.
         timeout: longest wait for the other learners of this island.
 
     Attributes:
-        origin: training of which the weights were that were last asked for.
+        origin: training that the last weights came from.
     """
 
     def __init__(
         self,
         vectors: Sequence[Tensor],
         address: RendezvousAddress,
-        membership: Members,
+        membership: MembershipView,
         connections: Connections,
         node: SuperLearnerGroup,
         store: Store,
@@ -91,7 +92,7 @@ class Joining:
         self._num_looks, self.origin = 0, ""
 
     def await_number(self) -> None:
-        """Waits until the rendezvous has given this island a number."""
+        """Waits until the rendezvous has assigned this island a number."""
         wait = self._new_wait(
             f"the rendezvous at {self._address}",
             f"start it with `python -m lightning_adpsgd rendezvous --port "
@@ -107,7 +108,7 @@ class Joining:
         return Wait(whom, remedy, seconds, self._engine.threads.raise_if_failed)
 
     def published(self, key: str) -> str:
-        """What a learner of this island has written; looks often, for signals' sake."""
+        """A value from a learner of this island; polls, so that signals get through."""
         limit = self._timeout.total_seconds()
         remedy = "see what the other learners of this island print"
         check = self._engine.threads.raise_if_failed
@@ -118,7 +119,7 @@ class Joining:
         return self._store.get(key).decode()
 
     def own_address(self) -> str:
-        """The address of the chosen interface, or of that towards the rendezvous."""
+        """The address of the chosen interface, or of the one towards the rendezvous."""
         if os.environ.get(VARIABLE) and (addresses := gloo_addresses()):
             return addresses[0]
         wait = self._new_wait(
@@ -134,10 +135,10 @@ class Joining:
                 time.sleep(_LOOK_S)
 
     def take_up_weights(self) -> Position | None:
-        """Goes on from the weights of the others, or begins the job as the first.
+        """Continues from the weights of the others, or begins the job as the first.
 
         Returns:
-            Where those are whose weights it took; None if it keeps its own.
+            The position of the weights that it took; None if it keeps its own.
         """
         refused_since: float | None = None
         wait = self._new_wait(
@@ -159,10 +160,10 @@ class Joining:
             wait.go_on(self._membership.outage or none)
 
     def _judge(self, refused_since: float | None) -> float | None:
-        """Raises a refusal that lasts; returns since when there is one.
+        """Raises a persistent refusal; returns the time of the first one.
 
-        One may pass: a dead member may still be on the list, and its port another's, or
-        two may have one number for a moment.
+        A refusal may pass: a dead member may still be on the list while another process
+        has its port, or two members may briefly have the same number.
         """
         if self._refusal is None:
             return None
@@ -172,9 +173,10 @@ class Joining:
         return now if since is None else since
 
     def _is_first(self) -> bool:
-        """Whether this island begins the job, as its first learner knows it.
+        """Whether this island begins the job, as decided by its first learner.
 
-        All of its learners then know the same members, and whose training they join.
+        Afterwards, all of its learners know the same members and the training that they
+        join.
         """
         self._num_looks += 1
         key = f"others/{self._num_looks}"
@@ -193,7 +195,7 @@ class Joining:
         return furthest_origin(self._membership.members, self._membership.steps_of)
 
     def _weights_for_all(self) -> Pulled | None:
-        """What this learner's shard begins with, if the others have theirs as well."""
+        """The values for this learner's shard, if the other learners have theirs."""
         found = self._weights_of_origin()
         position = found.position if found is not None else BEGINNING
         news = torch.tensor([found is None, *position], dtype=torch.int64)
@@ -214,7 +216,7 @@ class Joining:
         return found.position
 
     def leads(self) -> bool:
-        """Whether the members are all of a training that is behind this island's."""
+        """Whether all members belong to a training that is behind this island's."""
         members, own = self._membership.members, self._membership.member
         others = [one for n, one in members.by_number.items() if n != own.number]
         foreign = bool(others) and all(one.is_foreign_to(own) for one in others)
@@ -222,9 +224,10 @@ class Joining:
         return foreign and ahead_of(own, steps, members, steps_of) is None
 
     def weights_of_neighbours(self) -> Pulled | None:
-        """The mean of those next to whom this island will sit, as far as they answer.
+        """The mean of this island's future neighbours, as far as they answer.
 
-        If none does, what another one gives, the furthest first; None if none gives.
+        If none answers, it is the weights of another island, the furthest first; None
+        if no island answers.
         """
         self.origin = self._furthest_origin()
         return self._weights_of_origin()

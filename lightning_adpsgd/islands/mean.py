@@ -1,4 +1,4 @@
-"""The mean over islands, and how far they are from it; shard by shard."""
+"""The mean over islands and their distances from it, by shards."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -20,8 +20,8 @@ class Mean(NamedTuple):
     Attributes:
         values: one tensor for each chunk of this learner's shard, on the host.
         members: number of islands in it.
-        spread: mean squared distance of the islands from it, in this shard.
-        square: its squared norm, in this shard.
+        spread: mean squared distance of the islands from the mean, in this shard.
+        square: squared norm of the mean, in this shard.
     """
 
     values: list[Tensor]
@@ -31,10 +31,10 @@ class Mean(NamedTuple):
 
 
 class Total:
-    """The mean so far, which takes no memory beside what it is given.
+    """An accumulator of the mean that reuses the memory of its inputs.
 
     Args:
-        own: weights of the first island, by chunks; they become the mean.
+        own: weights of the first island, by chunk; they become the mean.
     """
 
     def __init__(self, own: list[Tensor]) -> None:
@@ -45,7 +45,7 @@ class Total:
                 chunk.zero_()
 
     def add(self, values: Sequence[Tensor]) -> None:
-        """One more island, whose values are used up; a diverged one is left out."""
+        """Adds an island, whose values it overwrites; leaves out a diverged one."""
         if not _is_finite(values):
             return
         self._members += 1
@@ -57,7 +57,7 @@ class Total:
             mean.add_(difference, alpha=share)
 
     def mean(self) -> Mean:
-        """The mean of all, and how far they were from it."""
+        """The mean of all islands, with their distances from it."""
         if not self._members:
             raise all_diverged("islands that answered")
         spread = self._squares / self._members
@@ -83,7 +83,7 @@ def consensus_of(shards: Iterable[Sequence[float]]) -> Consensus:
 
 
 def mean_of(found: Iterable[Pulled]) -> Pulled | None:
-    """The mean of what several gave, at the position of the furthest; None of none."""
+    """The mean of several pulled weights, at the furthest position; None for none."""
     position, total = BEGINNING, None
     for pulled in found:
         position = max(position, pulled.position)

@@ -1,12 +1,12 @@
-"""What members write into the rendezvous, and read there field by field.
+"""The entries of members in the rendezvous, and their validation.
 
     members         the member list, with an epoch that each change raises
     version         a text that changes when the list does
     heartbeat/<n>   the number of heartbeats of member n, and its steps
     next            the next number
 
-Anyone who reaches the rendezvous can write there. What makes no sense, or with a token
-is not signed by a holder of it, counts as absent, for the member that it is about.
+Anyone who reaches the rendezvous can write there. An entry that is malformed, or (with
+a token) not signed by a holder of the token, counts as absent for its member.
 """
 
 import logging
@@ -28,7 +28,7 @@ Edit = Callable[[dict[int, Member]], dict[int, Member]]
 
 
 class MemberStore:
-    """One connection to the rendezvous, as the member list needs it; for one thread."""
+    """The member list's use of one connection to the rendezvous; for one thread."""
 
     def __init__(self, store: Store, signatures: Signatures) -> None:
         self.store, self._signatures = store, signatures
@@ -54,7 +54,7 @@ class MemberStore:
         return text, found
 
     def change(self, known_epoch: int, edit: Edit) -> MemberList:
-        """Edits the list, as often as others are faster; returns what it is then."""
+        """Edits the list, and retries while others are faster; returns the result."""
         for _ in range(_TRIES):
             text, found = self.members()
             by_number = edit(dict(found.by_number))
@@ -69,7 +69,7 @@ class MemberStore:
         )
 
     def replace(self, text: str, members: MemberList) -> bool:
-        """Puts a list in the place of a text, if that is still there."""
+        """Replaces a text by a list if it is still current; returns whether it was."""
         wanted = members.to_json()
         if self.store.compare_set("members", text, wanted).decode() != wanted:
             return False
@@ -78,7 +78,7 @@ class MemberStore:
         return True
 
     def signed(self, member: Member) -> Member:
-        """The member with the proof that the others demand."""
+        """The member with its signature."""
         return member._replace(proof=self._signatures.of("member", *_words(member)))
 
     def _is_genuine(self, member: Member) -> bool:
@@ -87,7 +87,7 @@ class MemberStore:
     # --- heartbeats
 
     def show(self, member: Member, beat: Beat) -> None:
-        """Writes down a heartbeat."""
+        """Writes a heartbeat."""
         text = self._signatures.sign(str(beat), _beat_of(member))
         self.store.set(_heartbeat_key(member.number), text)
 
@@ -108,7 +108,7 @@ class MemberStore:
         return version, found
 
     def has_said_goodbye(self, member: Member) -> bool:
-        """Whether its last heartbeat says that it leaves."""
+        """Whether a member's last heartbeat is a goodbye."""
         key = _heartbeat_key(member.number)
         if not self.store.check([key]):
             return False

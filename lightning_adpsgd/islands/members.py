@@ -1,4 +1,4 @@
-"""The members of a job, and what an island believes of each. Pure.
+"""The members of a job, and an island's belief about each. Pure.
 
     status     on the member list   in the ring
     ALIVE      yes                  yes
@@ -6,9 +6,8 @@
     DEAD       no                   no: the members agree that it is dead
     LEFT       perhaps              no: it has said goodbye, and is not dialed again
 
-The words are those of SWIM (Das, Gupta and Motivala, 2002). `transition` is the one
-place in which a status changes: `connections` calls it with what it has observed, and
-acts on the answer.
+The terms are those of SWIM (Das, Gupta and Motivala, 2002). Only `transition` changes a
+status: `connections` calls it with an observation, and acts on the result.
 """
 
 import json
@@ -33,13 +32,13 @@ class Member(NamedTuple):
     """A super-learner on the member list.
 
     Attributes:
-        number: place in every order; given once, in order of joining.
-        incarnation: identifier of its processes; unique, whatever its number.
+        number: number that defines every order; assigned once, in order of joining.
+        incarnation: unique identifier of its processes, whatever its number.
         host: name of its machine, for messages.
-        addresses: where its learners listen, one "host:port" each.
-        origin: incarnation of the super-learner that began the training of which these
-            weights are; weights of two origins are never averaged. Empty: unknown.
-        proof: what shows that a holder of the token wrote this; empty without a token.
+        addresses: addresses at which its learners listen, one "host:port" each.
+        origin: incarnation of the super-learner that began the training of its weights;
+            weights of two origins are never averaged. Empty: unknown.
+        proof: signature of a holder of the token; empty without a token.
     """
 
     number: int
@@ -53,15 +52,15 @@ class Member(NamedTuple):
         return f"super-learner {self.number} on host {self.host}"
 
     def is_foreign_to(self, other: "Member") -> bool:
-        """Whether the weights of the two come from two trainings."""
+        """Whether the weights of the two members come from different trainings."""
         return bool(self.origin and other.origin) and self.origin != other.origin
 
     @classmethod
     def from_row(cls, row: object) -> "Member":
-        """Reads what JSON has made of it, field by field.
+        """Reads a JSON row, field by field.
 
         Raises:
-            ValueError: A field is absent, of another type, too long or out of range.
+            ValueError: A field is missing, of the wrong type, too long or out of range.
         """
         if not isinstance(row, list) or not 4 <= len(row) <= len(cls._fields):
             raise ValueError(f"a row has 4 to {len(cls._fields)} fields")
@@ -83,8 +82,8 @@ class Beat(NamedTuple):
     """A heartbeat.
 
     Attributes:
-        number: number of it; the last one of a member that leaves has none.
-        steps: steps that the member has made.
+        number: number of the heartbeat; None in the last one of a member that leaves.
+        steps: number of steps that the member has made.
     """
 
     number: int | None
@@ -95,7 +94,7 @@ class Beat(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Beat | None":
-        """Reads what `str` writes; None for anything else."""
+        """Parses a text of `str`; None for any other text."""
         first, _, steps = text.partition(" ")
         is_count = first.isdecimal() and len(first) <= _MOST_DIGITS
         if not (steps.isdecimal() and len(steps) <= _MOST_DIGITS):
@@ -110,8 +109,8 @@ class MemberList:
     """The live members.
 
     Args:
-        epoch: number that every change raises.
-        num_invalid: number of rows that were left out because they made no sense.
+        epoch: number that every change increases.
+        num_invalid: number of malformed rows that were left out.
     """
 
     epoch: int = 0
@@ -119,29 +118,29 @@ class MemberList:
     num_invalid: int = field(default=0, compare=False)
 
     def holds(self, member: Member) -> bool:
-        """Returns whether this very incarnation is on the list."""
+        """Whether this incarnation is on the list."""
         found = self.by_number.get(member.number)
         return found is not None and found.incarnation == member.incarnation
 
     def epoch_after(self, known: int) -> int:
-        """The epoch of the list that takes its place, given the last one known."""
+        """The epoch of the list that replaces this one, given the last known epoch."""
         return min(max(self.epoch, known) + 1, _MOST_EPOCHS)
 
     def objection(self, number: int, incarnation: str) -> str:
-        """Returns why an incarnation may not take part as a number; empty if it may."""
+        """The reason why an incarnation may not use a number; empty if it may."""
         listed = self.by_number.get(number)
         if listed is None or listed.incarnation == incarnation:
             return ""
         return f"the member list has another incarnation as {listed}"
 
     def after(self, number: int) -> list[int]:
-        """Returns the other members, from the one after a number, wrapping around."""
+        """The other members' numbers, from the one after `number`, wrapping around."""
         numbers = sorted(self.by_number)
         later = [n for n in numbers if n > number]
         return later + [n for n in numbers if n < number]
 
     def to_json(self) -> str:
-        """Returns the text in the rendezvous; equal lists give equal texts."""
+        """The text for the rendezvous; equal lists give equal texts."""
         rows = [self.by_number[n] for n in sorted(self.by_number)]
         return json.dumps([self.epoch, rows])
 
@@ -149,12 +148,12 @@ class MemberList:
     def from_json(
         cls, text: str, is_genuine: Callable[[Member], bool] = lambda member: True
     ) -> "MemberList":
-        """Reads what `to_json` wrote; an empty text is an empty list.
+        """Reads a text of `to_json`; an empty text is an empty list.
 
-        A row that makes no sense, or is not genuine, is left out and counted.
+        A row that is malformed or not genuine is left out and counted.
 
         Raises:
-            RendezvousUnreachable: The text is no list at all.
+            RendezvousUnreachable: The text is not a list.
         """
         if not text:
             return cls()
@@ -179,11 +178,11 @@ class MemberList:
 def ahead_of(
     member: Member, steps: int, members: MemberList, steps_of: Mapping[int, int]
 ) -> Member | None:
-    """The member of another training before whose weights this one's must give way.
+    """The member of another training whose weights replace this one's; None: none does.
 
-    Those that have made over twice the steps are ahead; of two that have made about as
-    many, that with the lesser origin. So both ends come to one answer, though each
-    hears late how far the other is.
+    A member with over twice the steps is ahead. If two have made about as many steps,
+    the one with the lesser origin is ahead. So both ends reach the same answer,
+    although each learns late how far the other is.
     """
     for number, theirs in steps_of.items():
         other = members.by_number.get(number)
@@ -196,7 +195,7 @@ def ahead_of(
 
 
 def furthest_origin(members: MemberList, steps_of: Mapping[int, int]) -> str:
-    """The origin of the member that has made most steps; the least of several."""
+    """The origin of the member with the most steps; the least origin in a tie."""
     known = [one for one in members.by_number.values() if one.origin]
     ranked = sorted(known, key=lambda one: (-steps_of.get(one.number, 0), one.origin))
     return ranked[0].origin if ranked else ""
@@ -204,15 +203,15 @@ def furthest_origin(members: MemberList, steps_of: Mapping[int, int]) -> str:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """How often a member shows that it is alive, and when it counts as dead.
+    """The interval of heartbeats, and the silence after which a member counts as dead.
 
     Args:
         interval_s: seconds between two heartbeats.
         silence_s: seconds without a heartbeat after which a member counts as dead.
-        empty_s: seconds for which a list must have been empty before an island takes
-            itself for the first; None: twice the silence, or 10 if that is less. Within
-            that time members that live put their list into a rendezvous that has come
-            back empty: they ask it again every few seconds, however long a silence is.
+        empty_s: seconds for which a list must have been empty before an island assumes
+            to be the first; None: twice the silence, but at most 10. Within that time,
+            live members restore their list in a rendezvous that has come back empty:
+            they ask it every few seconds, however long a silence is.
     """
 
     interval_s: float = 0.5
@@ -221,18 +220,18 @@ class Heartbeat:
 
     @property
     def wait_s(self) -> float:
-        """Seconds for which an empty list is not believed."""
+        """The seconds for which an empty list is not believed."""
         if self.empty_s is not None:
             return self.empty_s
         return min(2 * self.silence_s, _LONGEST_EMPTY_S)
 
 
 class SilenceWatch:
-    """Measures how long heartbeats have stood still, by the observer's own clock.
+    """Measures how long heartbeats have been silent, by the observer's own clock.
 
-    Of the time between two observations at most a quarter of `silence_s` counts. When a
-    machine stands still for a while, observers and observed wake in any order, and
-    no member is dead for having been asleep at the same time.
+    At most a quarter of `silence_s` counts between two observations. When a machine is
+    suspended for a while, observers and observed wake in any order, and no member
+    counts as dead because it was asleep at the same time.
     """
 
     def __init__(self, silence_s: float) -> None:
@@ -252,7 +251,7 @@ class SilenceWatch:
             now: seconds of a clock that never goes back.
 
         Returns:
-            The incarnations that were silent for too long while they were watched.
+            The incarnations that were silent for too long while watched.
         """
         known, self._numbers = self._numbers, {}
         for name, beat in beats.items():
@@ -267,12 +266,12 @@ class SilenceWatch:
         return [n for (n, _), s in self._silent_for.items() if s > self._silence_s]
 
     def forget(self) -> None:
-        """Starts again: the observer itself did not look for a long time."""
+        """Resets all silences, because the observer itself was inactive for long."""
         self._silent_for.clear()
 
 
 class Status(Enum):
-    """What is believed of a peer; see the module."""
+    """The belief about a peer; see the module."""
 
     ALIVE = auto()
     SUSPECT = auto()
@@ -281,7 +280,7 @@ class Status(Enum):
 
 
 class Event(Enum):
-    """What was observed of a peer."""
+    """An observation about a peer."""
 
     LISTED = auto()  # it is on the member list
     UNLISTED = auto()  # it is off the list, without having left
@@ -297,7 +296,7 @@ class Event(Enum):
 
 
 class News(Enum):
-    """What a transition means to a reader of the log."""
+    """The news of a transition for the log."""
 
     NONE = auto()
     LOST = auto()
@@ -307,12 +306,12 @@ class News(Enum):
 
 
 class Peer(NamedTuple):
-    """A member and what is believed of it.
+    """A member and the belief about it.
 
     Attributes:
-        is_reported: whether its loss has been reported since it was last reachable.
-        needs_probe: whether its host should be asked if anything listens there.
-        pause_s: seconds from one attempt to reach a suspect to the next.
+        is_reported: whether its loss has been logged since it was last reachable.
+        needs_probe: whether to check that anything listens at its address.
+        pause_s: seconds between two attempts to reach a suspect.
         retry_at: time of the next attempt, by the monotonic clock.
     """
 
@@ -325,7 +324,7 @@ class Peer(NamedTuple):
 
     @property
     def is_present(self) -> bool:
-        """Whether it takes part, as far as is known, reachable or not."""
+        """Whether it takes part as far as known, reachable or not."""
         return self.status in (Status.ALIVE, Status.SUSPECT)
 
     def is_due(self, now: float) -> bool:
@@ -334,7 +333,7 @@ class Peer(NamedTuple):
 
 
 def transition(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:
-    """Returns what is believed of a peer after an event, and what to report."""
+    """The belief about a peer after an event, and the news to log."""
     if event is Event.LISTED:
         return _listed(peer)
     if not peer.is_present:

@@ -1,21 +1,21 @@
-"""Who takes part: a list of the live islands, kept by all of them in the rendezvous.
+"""The list of live islands, which all of them maintain in the rendezvous.
 
 There is no coordinator. A member adds itself, advances its heartbeat, and watches the
 heartbeats of the eight members after it on the list, which wraps around. It evicts a
-member whose heartbeat stands still for too long. Each observer measures that with its
-own monotonic clock, so the clocks of two machines are never compared. A member that is
+member whose heartbeat is silent for too long. Each observer measures that with its own
+monotonic clock, so the clocks of two machines are never compared. A member that is
 known to be dead by other means is evicted at once, but only once per observer, so that
-a mistake does not last. A member that finds itself evicted was either cut off, and adds
-itself again; or its process was stopped, as its own clock tells, and its weights are
-stale. A rendezvous that comes back empty gets the list from the first to find it.
+a mistake does not persist. A member that finds itself evicted was either cut off, and
+adds itself again, or its process was stopped, by its own clock, and its weights are
+stale. If a rendezvous comes back empty, the first member to notice restores the list.
 
-The first member of a job is the one that puts itself into the place of an empty list,
-by one compare-and-set. Before that it waits until members that live would have put
-theirs there. Should both come to be all the same, there are weights of two origins,
-which are never averaged: those that are behind take the weights of the others.
+The first member of a job replaces an empty list by itself, in one compare-and-set.
+Before that, it waits long enough for live members to restore their list. If both happen
+nevertheless, there are weights of two origins, which are never averaged: the members
+that are behind take the weights of the others.
 
-A member makes two requests in each half second, whatever the number of members.
-`member_store` has what is written, and how it is read.
+A member makes two requests every half second, whatever the number of members.
+`member_store` reads and writes the entries.
 """
 
 import logging
@@ -59,23 +59,23 @@ class Membership(ServiceThread):
     and for a bounded time. `stop` takes this island off the list.
 
     Args:
-        rendezvous: client of the store, used by the thread alone.
-        steps: returns the number of steps that this island has made.
-        on_change: called by the thread when the list has changed, or can no longer be
-            read.
-        on_stopped: called by the thread when this process was stopped for so long that
-            the others evicted it: it joins again only after the next `enter`.
-        on_turn: called by the thread after each turn.
-        fail: called by the thread when it has failed too often in a row.
+        rendezvous: client of the store, used only by the thread.
+        steps: function for the number of steps that this island has made.
+        on_change: function called by the thread when the list has changed, or can no
+            longer be read.
+        on_stopped: function called by the thread when this process was stopped for so
+            long that the others evicted it; it rejoins only after the next `enter`.
+        on_turn: function called by the thread after each turn.
+        fail: function called by the thread after too many failures in a row.
 
     Attributes:
         member: this island; its number is negative until it has one.
-        members: the member list as last read.
-        list_read_at: time at which that was current, by the monotonic clock.
-        services: guards of the threads of this island, for its statistics.
-        steps_of: steps of the watched members, by number.
-        left: incarnations that left the list by themselves.
-        outage: why the rendezvous is unreachable at present; empty if it is not.
+        members: last read member list.
+        list_read_at: monotonic time at which that list was current.
+        services: guards of this island's threads, for its statistics.
+        steps_of: number of steps of each watched member, by its number.
+        left: incarnations that left the list with a goodbye.
+        outage: reason why the rendezvous is unreachable; empty if it is reachable.
     """
 
     def __init__(
@@ -116,17 +116,17 @@ class Membership(ServiceThread):
         super().start()
 
     def enter(self, seconds: float = 0.0) -> bool:
-        """Lets the thread add this island, and again when missing; whether it has."""
+        """Makes the thread add this island, now and when missing; whether it is in."""
         with self._state:
             self._wanted = True
             self._state.notify_all()
             return self._state.wait_for(lambda: self.is_in, seconds)
 
     def found(self, seconds: float) -> bool:
-        """Lets the thread begin the list with this island, if it stays empty.
+        """Makes the thread begin the list with this island, if it stays empty.
 
         Returns:
-            Whether it has, in this time; others may have been faster.
+            Whether it has done so within `seconds`; others may have been faster.
         """
         with self._state:
             self._founds = True
@@ -140,9 +140,9 @@ class Membership(ServiceThread):
     def describe(
         self, addresses: tuple[str, ...] | None = None, origin: str | None = None
     ) -> None:
-        """Says where this island listens, or whose training it goes on with.
+        """Sets this island's addresses, or the origin of its weights.
 
-        It does before this island enters.
+        It must be called before this island enters.
         """
         with self._state:
             mine = self.member
@@ -152,7 +152,7 @@ class Membership(ServiceThread):
             )
 
     def evict(self, member: Member) -> None:
-        """Lets the thread evict a member that is known to be dead, at most once."""
+        """Makes the thread evict a member that is known to be dead, at most once."""
         with self._state:
             if member.incarnation not in self._evicted:
                 self._evicted.add(member.incarnation)
@@ -293,7 +293,7 @@ class Membership(ServiceThread):
         self._on_stopped()
 
     def _give_way(self, store: MemberStore) -> None:
-        """Stands aside for members whose training is another and further on."""
+        """Leaves the list if members of another training are further ahead."""
         if not (self._wanted and self.members.holds(self.member)):
             return
         ahead = ahead_of(self.member, self._steps(), self.members, self.steps_of)
@@ -306,7 +306,7 @@ class Membership(ServiceThread):
             )
 
     def _found(self, store: MemberStore) -> None:
-        """Begins the list with this island, once it was empty for long enough."""
+        """Begins the list with this island, once it has been empty for long enough."""
         if self.members.by_number or not self._founds:
             self._empty_since = time.monotonic()
             return
@@ -324,7 +324,7 @@ class Membership(ServiceThread):
             self._adopt(store, first)
 
     def _watch_others(self, store: MemberStore) -> tuple[bytes, list[str]]:
-        """Returns the version of the list, and the incarnations that are silent."""
+        """The version of the list, and the silent incarnations."""
         watched = [self.members.by_number[number] for number in self._to_watch()]
         version, beats = store.beats(watched)
         seen = {one.number: beats[one.incarnation] for one in watched}

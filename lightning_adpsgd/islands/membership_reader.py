@@ -1,7 +1,7 @@
-"""How the other learners of an island know the member list: its first learner tells.
+"""The member list for the other learners of an island, from its first learner.
 
-The first learner of an island keeps its place on the member list (`Membership`). It
-publishes what it knows in the island's own store, where the others read it.
+The first learner of an island maintains its place on the member list (`Membership`). It
+publishes its view in the island's own store, where the others read it.
 """
 
 import json
@@ -19,13 +19,13 @@ _KEY, _THREAD = "membership", "adpsgd-members"
 
 
 class MembershipPublisher:
-    """Tells the other learners of the island what the first one knows."""
+    """Publishes the first learner's membership to the island's other learners."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._published = store, ""
 
     def publish(self, membership: Membership) -> None:
-        """Writes it to the store if it has changed."""
+        """Writes the membership to the store if it has changed."""
         text = json.dumps(
             [
                 membership.member,
@@ -43,8 +43,8 @@ class MembershipPublisher:
 class MembershipReader(ServiceThread):
     """The membership as the first learner of the island publishes it.
 
-    It has the methods and attributes of `Membership`. A thread of its own reads the
-    store and replaces the attributes whole.
+    It has the methods and attributes of `Membership`. A separate thread reads the store
+    and replaces the attributes as a whole.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class MembershipReader(ServiceThread):
 
     @property
     def is_awake(self) -> bool:
-        """Whether the thread has read the store lately."""
+        """Whether the thread has read the store recently."""
         return time.monotonic() - self._last_turn <= self._heartbeat.silence_s
 
     def enter(self, seconds: float = 0.0) -> bool:
@@ -73,7 +73,7 @@ class MembershipReader(ServiceThread):
             return self._state.wait_for(lambda: self.is_in, seconds)
 
     def found(self, seconds: float) -> bool:
-        """Waits whether the first learner founds the job; returns whether it has."""
+        """Waits for the first learner to found the job; returns whether it has."""
         with self._state:
             self._state.wait_for(lambda: self.is_in or self.members.by_number, seconds)
             return self.is_in
@@ -81,10 +81,10 @@ class MembershipReader(ServiceThread):
     def describe(
         self, addresses: tuple[str, ...] | None = None, origin: str | None = None
     ) -> None:
-        """Does nothing: the first learner says so for the island."""
+        """Does nothing, because the first learner does it for the island."""
 
     def evict(self, member: Member) -> None:
-        """Does nothing: the first learner loses the member as well, and evicts it."""
+        """Does nothing, because the first learner loses and evicts the member too."""
 
     @override
     def _rest(self) -> None:
@@ -108,5 +108,5 @@ class MembershipReader(ServiceThread):
         return True
 
 
-Members = Membership | MembershipReader
-"""What a learner knows of the members of the job."""
+MembershipView = Membership | MembershipReader
+"""A learner's view of the members of the job."""

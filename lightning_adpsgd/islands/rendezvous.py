@@ -1,11 +1,11 @@
-"""Where islands find one another: a key-value store that may come and go.
+"""The rendezvous of islands: a key-value store that may come and go.
 
-The store is torch's own, served by a small process of its own (`serve`). It holds the
-member list and heartbeats, and nothing that training needs, so it can be killed and
-restarted, empty, at any time. A client of torch's raises on every use once its server
-has gone; `Rendezvous` then makes a new one. It also waits forever for a server that
-hangs, so `TimedCalls` uses it in a thread of its own. No decision about who is alive is
-made here.
+The store is torch's, served by a small separate process (`serve`). It holds the member
+list and heartbeats, and nothing that training needs, so it can be killed and restarted
+empty at any time. A torch client raises on every use once its server has gone;
+`Rendezvous` then makes a new one. A torch client also waits forever for a server that
+hangs, so `TimedCalls` uses it in a separate thread. This module does not decide who is
+alive.
 """
 
 import ipaddress
@@ -53,18 +53,18 @@ _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RendezvousUnreachable(Exception):
-    """The store cannot be reached at present."""
+    """The store is currently unreachable."""
 
 
 class CallTimedOut(Exception):
-    """A call was not done in time; it may still be under way."""
+    """A call did not finish in time; it may still be under way."""
 
 
 class RendezvousAddress(NamedTuple):
-    """Where the store is, and the job whose islands meet there.
+    """The address of the store, and the job whose islands meet there.
 
     Attributes:
-        job: name of the job; islands that give the same name train together.
+        job: name of the job; islands with the same name train together.
     """
 
     host: str
@@ -91,7 +91,7 @@ class RendezvousAddress(NamedTuple):
 
 
 class TimedCalls:
-    """Makes one call after another in a thread of its own; for one calling thread."""
+    """Makes calls one after another in a separate thread; for one calling thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -99,7 +99,7 @@ class TimedCalls:
         self._last: Future[Any] | None = None
 
     def run(self, call: Callable[[], T], seconds: float) -> T:
-        """The result of a call, or `CallTimedOut`, after which the result is lost."""
+        """Returns the result of a call, or raises `CallTimedOut` and drops it."""
         if not self.await_last(seconds):
             raise CallTimedOut
         if self._worker is None:
@@ -110,7 +110,7 @@ class TimedCalls:
         return future.result()
 
     def await_last(self, seconds: float) -> bool:
-        """Waits for the call under way, if any; returns whether it has ended."""
+        """Waits for a call under way, if any; returns whether it has ended."""
         pending = [] if self._last is None else [self._last]
         return not wait(pending, max(0.0, seconds)).not_done
 
@@ -124,17 +124,17 @@ class TimedCalls:
 class Rendezvous:
     """A client of the store that finds a restarted server; for one thread at a time.
 
-    Nothing takes longer than some seconds. A request that is late counts as an outage,
-    which ends when its answer comes. A second connection, over which nothing is sent,
-    distinguishes a server that hangs from one that has gone: it closes when the process
-    of the server ends, and soon after the link is cut.
+    No call takes longer than some seconds. A late request counts as an outage, which
+    ends when its answer comes. A second connection, over which nothing is sent,
+    distinguishes a server that hangs from one that has gone: it closes when the
+    server's process ends, and soon after the link is cut.
 
     Args:
-        answer_s: seconds that an answer may take.
-        credentials: what shows who has written a text.
+        answer_s: longest time for an answer, in seconds.
+        credentials: credentials that sign texts.
 
     Attributes:
-        signatures: what signs and checks texts of this job.
+        signatures: signer and verifier of this job's texts.
     """
 
     def __init__(
@@ -152,11 +152,11 @@ class Rendezvous:
         self._server: tuple[str, int] | None = None
 
     def ask(self, action: Callable[[Store], T]) -> T:
-        """Returns the result of an action on the store of this job.
+        """Runs an action on the store of this job, and returns its result.
 
         Raises:
-            RendezvousUnreachable: The server cannot be reached, is another one than the
-                last time, or does not answer in time; the next call tries again.
+            RendezvousUnreachable: The server cannot be reached, was replaced since the
+                last call, or does not answer in time; the next call tries again.
         """
         self._deadline = time.monotonic() + self._answer_s
         try:
@@ -206,7 +206,7 @@ class Rendezvous:
 
 
 class _TimedStore:
-    """A store each of whose operations is done in time or raises `CallTimedOut`."""
+    """A store whose operations finish in time or raise `CallTimedOut`."""
 
     def __init__(
         self, store: Store, in_time: Callable[[Callable[[], Any]], Any]
@@ -228,7 +228,7 @@ def _is_readable(sock: socket.socket) -> bool:
 def _hang_up_on(server: tuple[str, int] | None) -> None:
     """Shuts down all connections of this process with a server.
 
-    Nothing else makes torch's client stop waiting.
+    Only this makes torch's client stop waiting.
     """
     for sock in _sockets():
         with suppress(OSError):
@@ -260,7 +260,7 @@ def _most_files() -> int:
 
 @contextmanager
 def _borrowed(number: int) -> Iterator[socket.socket]:
-    """A descriptor as a socket, without a copy, which would take another one."""
+    """Wraps a descriptor as a socket, without a copy that would need another one."""
     if not stat.S_ISSOCK(os.fstat(number).st_mode):
         raise OSError("not a socket")
     sock = socket.socket(fileno=number)
@@ -271,19 +271,19 @@ def _borrowed(number: int) -> Iterator[socket.socket]:
 
 
 def _host_and_port(name: Any) -> tuple[str, int]:
-    """An address and a port, with IPv4 within IPv6 written as plain IPv4."""
+    """The address and port of a socket name, with IPv4-mapped addresses as IPv4."""
     host, port = name[:2]
     address = ipaddress.ip_address(host.partition("%")[0])
     return str(getattr(address, "ipv4_mapped", None) or address), port
 
 
 class Bounds(NamedTuple):
-    """How many connections a rendezvous keeps; the newest beyond that are closed.
+    """The limits on a rendezvous's connections; the newest beyond them are closed.
 
     Attributes:
-        connections: number of all; an island has at most 4 at once.
-        of_address: number of those from one address.
-        look_s: seconds between two looks at them.
+        connections: largest number in total; an island has at most 4 at once.
+        of_address: largest number from one address.
+        look_s: seconds between two checks.
     """
 
     connections: int = 4096
@@ -291,7 +291,7 @@ class Bounds(NamedTuple):
     look_s: float = 0.25
 
     def within(self, descriptors: int) -> "Bounds":
-        """These, or less in proportion where the process may open fewer files."""
+        """These limits, or proportionally less if the process may open fewer files."""
         most = min(self.connections, max(1, descriptors - _OTHER_FILES))
         of_address = self.of_address * most // self.connections
         return self._replace(connections=most, of_address=max(1, of_address))
@@ -303,14 +303,14 @@ _BOUNDS, _OTHER_FILES = Bounds(), 64
 def serve(
     host: str, port: int, stop: threading.Event, bounds: Bounds = _BOUNDS
 ) -> None:
-    """Serves the store, in memory alone, until it is told to stop.
+    """Serves the store from memory until told to stop.
 
     Args:
-        host: address of the one interface at which to listen; empty: all of IPv4.
-        bounds: bounds on connections.
+        host: address of the interface to listen at; empty: all IPv4 interfaces.
+        bounds: limits on connections.
 
     Raises:
-        OSError: The address is taken, or not one of this host.
+        OSError: The address is in use, or does not belong to this host.
     """
     bounds = bounds.within(_most_files())
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -331,10 +331,10 @@ def serve(
 
 
 def _close_newest(port: int, known: set[int], bounds: Bounds) -> set[int]:
-    """Closes connections beyond the bounds; those that are known stay.
+    """Closes connections beyond the limits; keeps known ones.
 
     Returns:
-        The inodes of the connections that are kept.
+        The inodes of the kept connections.
     """
     kept, of_address = set[int](), Counter[str]()
     found = list(_connections_at(port))
@@ -365,6 +365,6 @@ def _connections_at(port: int) -> Iterator[tuple[int, str]]:
 
 
 def _is_at(sock: socket.socket, port: int) -> bool:
-    """Whether it is a connection that came to a port; raises `OSError` for others."""
+    """Whether a socket is an incoming connection at a port; raises `OSError` if not."""
     sock.getpeername()
     return sock.getsockname()[1] == port

@@ -1,7 +1,7 @@
-"""The links of one learner of an island to its peers, section by section.
+"""The links of an island's learner to its peers, by section.
 
-A member is asked for all sections or for none, and is lost in all of them at once.
-Where islands have one size there is one section, and one link each way.
+A member is asked for all sections or for none, and is lost in all of them at once. If
+islands have one size, there is one section, with one link each way.
 """
 
 import time
@@ -21,10 +21,10 @@ class SectionLinks:
 
     Args:
         transports: one for each section.
-        peers: communication threads of each section.
-        shards: for each section, the number of the address that a member has for it:
-            that of its owner there.
-        timeout: time that one connection may take to be made.
+        peers: communication threads, one object for each section.
+        shards: for each section, the index of its owner's address among a member's
+            addresses.
+        timeout: longest time for making one connection.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class SectionLinks:
 
     @property
     def own(self) -> int:
-        """The number of this island, as peers are told."""
+        """The number of this island that peers know."""
         return self._transports[0].index
 
     def rename(self, own: Member) -> None:
-        """Presents this island as the membership says."""
+        """Adopts this island's number and origin from the membership."""
         for transport in self._transports:
             if (own.number, own.origin) != (transport.index, transport.origin):
                 transport.rename(own.number, own.incarnation, own.origin)
@@ -53,18 +53,18 @@ class SectionLinks:
         return self._transports[section].callers()
 
     def answer(self, section: int, number: int) -> None:
-        """Begins to answer a member that has connected the lane on which it asks."""
+        """Starts to answer a member that has connected its asking lane."""
         self._peers[section].answer(number)
 
     def end_answers(self, section: int, number: int) -> None:
-        """Ends the lane of a member that asks no more for a section."""
+        """Ends the lane of a member that has stopped asking for a section."""
         self._transports[section].disconnect(number, lane_of(number, self.own))
 
     def ask(self, member: Member) -> None:
-        """Begins to ask a member.
+        """Starts to ask a member.
 
         Raises:
-            PeerLost, Refused: It cannot be connected for a section, nor is for another.
+            PeerLost, Refused: A section cannot be connected; then no section is.
         """
         try:
             for section, transport in enumerate(self._transports):
@@ -79,7 +79,7 @@ class SectionLinks:
             peers.add(member.number)
 
     def stop_asking(self, numbers: Collection[int], seconds: float) -> None:
-        """Asks members no more; exchanges under way have that long to end."""
+        """Stops asking members; exchanges under way have `seconds` to end."""
         ended = [(n, [peers.drop(n) for peers in self._peers]) for n in numbers]
         deadline = time.monotonic() + seconds
         for number, events in ended:
@@ -88,13 +88,13 @@ class SectionLinks:
             self._break_off(number)
 
     def disconnect(self, number: int) -> None:
-        """Neither asks nor answers a member."""
+        """Stops asking and answering a member."""
         for peers, transport in zip(self._peers, self._transports, strict=True):
             peers.forget(number)
             transport.disconnect(number)
 
     def address_of(self, member: Member, section: int = 0) -> Address:
-        """Where a member listens for a section."""
+        """The address at which a member listens for a section."""
         if len(member.addresses) <= self._shards[section]:
             # Nobody listens there, as far as the list says.
             return Address("", 0)

@@ -1,4 +1,4 @@
-"""Turns of a service thread, which an unexpected error does not end in silence."""
+"""The turns of a service thread, which no unexpected error ends silently."""
 
 import logging
 import threading
@@ -13,15 +13,15 @@ MOST_ERRORS = 20
 
 
 class Service:
-    """Guards the turns of one thread; others read the attributes.
+    """Guards the turns of one thread; other threads read the attributes.
 
     Args:
-        name: what the thread does, for messages.
-        fail: called with an error that says why the learner must end.
+        name: name of the thread in messages.
+        fail: function called with an error that says why the learner must end.
 
     Attributes:
-        num_errors: number of turns that have failed.
-        last_turn: time of the last one that has not, by the monotonic clock.
+        num_errors: number of failed turns.
+        last_turn: monotonic time of the last turn without an error.
     """
 
     def __init__(self, name: str, fail: Callable[[BaseException], None]) -> None:
@@ -31,11 +31,11 @@ class Service:
 
     @property
     def has_just_failed(self) -> bool:
-        """Whether the last turn has."""
+        """Whether the last turn has failed."""
         return self._in_a_row > 0
 
     def take(self, turn: Callable[[], None]) -> bool:
-        """Takes a turn; whether there may be a next one."""
+        """Takes a turn; returns whether there may be another."""
         try:
             turn()
         except Exception as error:

@@ -1,8 +1,8 @@
-"""What shows that a holder of the token wrote a text in the rendezvous.
+"""Signatures that prove that a holder of the token wrote a text in the rendezvous.
 
-The rendezvous lets in anyone who reaches it. So members sign what they write there, and
-leave out what is not signed. A text is bound to the job and to what it is about. That
-an old text is written again, its reader must see from a number in it.
+The rendezvous admits anyone who reaches it. So members sign the texts that they write
+there, and ignore unsigned ones. A signature binds a text to the job and to its subject.
+A reader must detect a replayed text by a number in it.
 """
 
 import json
@@ -14,19 +14,19 @@ _LABEL = b"a text  "
 
 
 class Signatures(NamedTuple):
-    """Signs and checks texts of one job; without a token all are taken as they are."""
+    """Signs and verifies the texts of one job; accepts all texts without a token."""
 
     credentials: Credentials
     job: str
 
     def of(self, kind: str, *words: object) -> str:
-        """The proof for what the words say; empty without a token."""
+        """The signature of some words; empty without a token."""
         if not self.credentials.token:
             return ""
         return self.credentials.proof(_LABEL, self._content(kind, words)).hex()
 
     def holds(self, proof: str, kind: str, *words: object) -> bool:
-        """Whether this is the proof for these words."""
+        """Whether this is the signature of these words."""
         if not self.credentials.token:
             return True
         try:
@@ -36,12 +36,12 @@ class Signatures(NamedTuple):
         return self.credentials.accepts(given, _LABEL, self._content(kind, words))
 
     def sign(self, text: str, kind: str) -> str:
-        """The text with its proof behind it."""
+        """The text followed by its signature."""
         proof = self.of(kind, text)
         return f"{text} {proof}" if proof else text
 
     def read(self, signed: str, kind: str) -> str | None:
-        """The text that `sign` was given; None if the proof does not hold."""
+        """The text that was signed; None if the signature is wrong."""
         if not self.credentials.token:
             return signed
         text, _, proof = signed.rpartition(" ")

@@ -1,4 +1,4 @@
-"""A wait at the start of an island that says what for, and for how long."""
+"""A wait at the start of an island, which logs its subject and duration."""
 
 import logging
 import time
@@ -10,13 +10,13 @@ _FIRST_NOTICE_S = 2.0
 
 
 class Wait:
-    """A wait with an end, of which the log tells after 2 s, 4 s, 8 s and so on.
+    """A bounded wait that is logged after 2 s, 4 s, 8 s and so on.
 
     Args:
-        whom: what is waited for.
-        remedy: what the reader of the log can do about it.
+        whom: subject of the wait, for messages.
+        remedy: advice for the reader of the log.
         seconds: longest wait.
-        check: called at each look; what it raises ends the wait.
+        check: function called at each poll; an exception from it ends the wait.
     """
 
     def __init__(
@@ -27,10 +27,10 @@ class Wait:
         self._notice_s = _FIRST_NOTICE_S
 
     def go_on(self, reason: str) -> None:
-        """Returns while there is time.
+        """Returns while time is left.
 
         Raises:
-            RuntimeError: The time is over; says what to do.
+            RuntimeError: The time is over; the message gives the remedy.
         """
         self._check()
         waited = time.monotonic() - self._begin

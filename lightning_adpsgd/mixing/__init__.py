@@ -1,8 +1,8 @@
-"""Averaging with the other super-learners: rounds of it, and when a step takes part.
+"""Averaging with the other super-learners: rounds, and their place around a step.
 
-`communication` is what a training loop sees of every mode, and `statistics` what it has
-done. `averages` is the arithmetic of every mode, `rounds` applies it among processes,
-and `synchronous` waits for a round or hides it; the asynchronous mode is `gossip`.
-`super_learner` merges alike in all learners of a super-learner, and `consensus` takes
-the mean of all.
+`communication` is the interface of every mode for a training loop, and `statistics` its
+counters. `averages` has the arithmetic of every mode, `rounds` applies it among
+processes, and `synchronous` waits for a round or hides it. The asynchronous modes are
+in `gossip`. `super_learner` keeps the learners of a super-learner equal, and
+`consensus` takes the mean of all super-learners.
 """

@@ -1,4 +1,8 @@
-"""What a training loop sees of averaging, whichever mode it is in."""
+"""The interface of averaging for a training loop, the same in every mode.
+
+`strategy.engines.make_engine` chooses the implementation: `Rounds` (synchronous) for
+"sync" and "delay_by_one", `Gossip` (gossip.engine) for "async" and "ready_pairs".
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -10,11 +14,11 @@ from lightning_adpsgd.mixing.statistics import Statistics
 
 
 class Communication(ABC):
-    """Averaging with the other super-learners; driven by the training thread alone."""
+    """Averaging with the other super-learners; only the training thread calls it."""
 
     @abstractmethod
     def start(self) -> None:
-        """Begins to communicate; the weights are equal in all super-learners."""
+        """Starts to communicate; the weights must be equal in all super-learners."""
 
     @abstractmethod
     def before_update(self) -> None:
@@ -26,11 +30,11 @@ class Communication(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Merges all that was averaged; every super-learner has paused by then."""
+        """Merges all averages; every super-learner must have paused before."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends cleanly after `settle`: peers are told, threads joined."""
+        """Ends cleanly after `settle`: tells peers and joins threads."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -39,50 +43,50 @@ class Communication(ABC):
     @property
     @abstractmethod
     def step_and_round(self) -> tuple[int, int]:
-        """Numbers of the next optimizer step and of the next round of the schedule."""
+        """The numbers of the next optimizer step and the next round of the schedule."""
 
     @abstractmethod
     def go_on_from(self, step: int, round: int) -> None:
-        """Counts on from another's `step_and_round`."""
+        """Continues counting from a given `step_and_round`."""
 
     @abstractmethod
     def statistics(self) -> Statistics:
-        """What was done so far."""
+        """The counters so far."""
 
 
 class Exchanges(ABC):
-    """Exchanges beside the training thread, which pause while it holds the mean."""
+    """Exchanges in the background, which pause while the module holds the mean."""
 
     @property
     @abstractmethod
     def num_reloads(self) -> int:
-        """How often the weights were replaced by those of a peer."""
+        """The number of times that a peer's weights have replaced this learner's."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Begins no further exchange; returns when those begun here have ended."""
+        """Begins no more exchanges; returns when those begun here have ended."""
 
     @abstractmethod
     def set_aside(self, vectors: Sequence[Tensor]) -> None:
-        """Shows peers these vectors after `settle`, while the weights hold the mean."""
+        """Shows peers these vectors after `settle`, while the module holds the mean."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Begins exchanges again after `settle`, from the weights as they are."""
+        """Resumes exchanges after `settle`, from the current weights."""
 
     @abstractmethod
     def release(self) -> None:
-        """Lets go of peers that wait for this end; any thread calls it on a failure."""
+        """Releases peers that wait for this end, after a failure; for any thread."""
 
 
 class AveragingClosure:
-    """An optimizer's closure that averages after its first call.
+    """A closure for an optimizer that averages after its first call.
 
-    LBFGS calls it several times a step; the average belongs to the first call.
+    LBFGS calls it several times per step; the average belongs to the first call.
 
     Args:
         closure: function that computes the gradients.
-        average: function called once, when they are first ready.
+        average: function called once, when the gradients are first ready.
     """
 
     def __init__(self, closure: Callable[[], Any], average: Callable[[], Any]) -> None:
@@ -90,7 +94,7 @@ class AveragingClosure:
         self._is_first = True
 
     def __call__(self) -> Any:
-        """Returns what the closure returns."""
+        """Calls the closure and returns its result."""
         output = self._closure()
         if self._is_first:
             self._is_first = False

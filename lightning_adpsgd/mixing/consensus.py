@@ -1,7 +1,7 @@
-"""The consensus model: the mean of all super-learners, put in the place of the weights.
+"""The consensus model: the mean of all super-learners, which replaces the weights.
 
-Between `enter` and `leave` the module's weights are the mean, in all learners alike.
-The local weights are kept aside and come back.
+Between `enter` and `leave`, the module's weights are the mean in all learners. The
+local weights are kept aside and restored.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +25,12 @@ _CHUNK = 1 << 22
 
 
 class Consensus(NamedTuple):
-    """The distance of the super-learners from their mean when it was last taken.
+    """The consensus distance, from when the mean was last taken.
 
     Attributes:
         distance: ``sqrt(mean_i |w_i - mean w|^2)`` over all weights.
         relative_distance: distance over ``|mean w|``.
-        members: number of islands in the mean; 0 where there are none.
+        members: number of islands in the mean; 0 without islands.
     """
 
     distance: float
@@ -39,13 +39,13 @@ class Consensus(NamedTuple):
 
     @classmethod
     def of(cls, spread: float, square: float, members: int = 0) -> "Consensus":
-        """The consensus of a mean squared distance and a squared norm of the mean."""
+        """Makes it from the mean squared distance and the squared norm of the mean."""
         distance, norm = spread**0.5, square**0.5
         return cls(distance, distance / norm if norm else 0.0, members)
 
 
 def all_diverged(whom: str) -> FloatingPointError:
-    """The error where no weights are finite, so that there is no mean."""
+    """The error when no weights are finite, so that there is no mean."""
     return FloatingPointError(
         f"the weights of all {whom} are infinite or NaN: training has diverged; lower "
         "the learning rate or lengthen its warm-up"
@@ -56,19 +56,19 @@ Average = Callable[[list[Tensor], list[Tensor]], Consensus]
 
 
 class ConsensusModel:
-    """Takes the mean over all super-learners; every learner calls it alike.
+    """Takes the mean over all super-learners; every learner must make the same calls.
 
     Args:
-        communication: averaging, which is settled before the mean is taken.
-        meet: waits until all learners have paused; takes the occasion.
-        exchanges: what pauses while the mean is in place; None: there is nothing.
-        average: function that replaces vectors by their mean and, given the weights
-            that were trained on, returns their distance from it; None: a collective
-            over all learners.
-        needs_trained: whether `average` reads the weights that were trained on.
+        communication: averaging, which settles before the mean is taken.
+        meet: function of the occasion that waits until all learners have paused.
+        exchanges: exchanges that pause while the mean is in place; None in rounds.
+        average: function that replaces vectors by their mean and returns the distance
+            of the trained weights from it; None: a collective over all learners.
+        needs_trained: whether `average` reads the trained weights.
 
     Attributes:
-        local_weights: weights that come back; None while the mean is not entered.
+        local_weights: weights that will be restored; None outside of `enter` and
+            `leave`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ConsensusModel:
 
     @torch.no_grad()
     def leave(self, adopt: bool) -> None:
-        """Puts the local weights back, or adopts the mean, and resumes exchanges."""
+        """Restores the local weights or adopts the mean, and resumes exchanges."""
         if self.local_weights is None:
             return
         if not adopt:
@@ -156,16 +156,17 @@ def average_shards(
     num_buffers: int = 0,
     timeout: timedelta = default_pg_timeout,
 ) -> Consensus:
-    """Does the same where each learner holds its shards alone.
+    """Does the same for learners that hold only their shards.
 
     Args:
-        vectors: shards, and after them buffers, of which each learner has its own.
-        trained: weights that were trained on.
+        vectors: shards, followed by buffers, of which each learner has its own.
+        trained: trained weights.
         node: learners of this super-learner.
-        partition: which learners form which super-learner.
-        counterparts: for each section that this learner exchanges, its owners.
-        num_buffers: number of buffers, which become equal in all learners.
-        timeout: longest wait for learners that hold a weight together.
+        partition: division of the learners into super-learners.
+        counterparts: process group of the owners of each section that this learner
+            exchanges.
+        num_buffers: number of buffers; they become equal in all learners.
+        timeout: longest wait for learners that share a weight.
     """
     finite = _finite_ones(vectors, partition)
     both = node.own(vectors), node.own(trained)
@@ -181,7 +182,7 @@ def average_shards(
 def average_buffers(
     vectors: list[Tensor], num_buffers: int, group: dist.ProcessGroup | None
 ) -> None:
-    """Makes the last of the vectors, which are buffers, equal in all of a group."""
+    """Averages the last vectors, which are buffers, over a group."""
     for buffer in vectors[len(vectors) - num_buffers :]:
         dist.all_reduce(buffer, group=group)
         buffer.div_(dist.get_world_size(group))
@@ -221,7 +222,7 @@ def _average(pieces: Sequence[_Pieces], finite: _Finite) -> Consensus:
 
 
 def _finite_ones(vectors: list[Tensor], partition: Partition) -> _Finite:
-    """Which super-learners have finite weights in all learners; a collective."""
+    """The super-learners whose learners all have finite weights; a collective."""
     device = vectors[0].device if vectors else torch.device("cpu")
     flags = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     flags[dist.get_rank()] = all_finite(vectors)

@@ -1,7 +1,7 @@
 """One round of averaging among processes: one application of the mixing matrix.
 
 On the host, the others leave a super-learner with non-finite weights out of a round and
-go on averaging with each other. Its own weights stay as they are.
+average with each other. Its own weights stay unchanged.
 """
 
 import logging
@@ -47,36 +47,36 @@ class Mixer(Protocol):
     round: int
 
     def statistics(self) -> Statistics:
-        """What was done so far."""
+        """The counters so far."""
         ...
 
     def take_snapshot(self) -> None:
-        """Copies the weights; what follows works on the copy."""
+        """Copies the weights; `mix` works on the copy."""
 
     def mix(self) -> None:
-        """Computes ``sum_j T[j, i] w_j - w_i`` of the copy, for the next round."""
+        """Computes ``sum_j T[j, i] w_j - w_i`` from the copy, for the next round."""
 
     def finish(self) -> None:
         """Adds the computed change to the weights as they are by then."""
 
 
 class RoundMixer:
-    """Applies one round of a schedule to vectors, together with all super-learners.
+    """Applies rounds of a schedule to vectors, together with all super-learners.
 
     Each learner of a super-learner mixes its shard. Then the super-learner gathers the
-    shards, unless each learner holds its own alone. A round goes chunk by chunk: while
-    one is averaged, the next one crosses. What a chunk changes takes the place of its
-    copy, so that beside the shard's copy there are messages alone.
+    shards, unless each learner holds only its own. A round proceeds in chunks: while
+    one is averaged, the next one crosses. The change of a chunk overwrites its copy, so
+    that apart from the shard's copy only messages take memory.
 
-    Weights on a GPU are mixed there if the transport takes tensors of a GPU, as NCCL
-    does, and on the host otherwise, by way of one staging copy on the GPU, so that the
-    training stream never waits for the bus.
+    Weights on a GPU are mixed there if the transport accepts GPU tensors, as NCCL does.
+    Otherwise they are mixed on the host, through one staging copy on the GPU, so that
+    the training stream never waits for the bus.
 
     Args:
-        vectors: the weights that this learner holds; `finish` writes them. Those of one
-            dtype that follow one another cross in common chunks.
-        transport: connection to the counterparts in the other super-learners; in
-            several sections, those of the first.
+        vectors: weights that this learner holds; `finish` writes them. Consecutive
+            vectors of one dtype share chunks.
+        transport: connection to the counterparts in the other super-learners; with
+            several sections, to those of the first section.
         further: connections to the counterparts of the learner's further sections
             (`weights.sections`).
     """
@@ -116,7 +116,7 @@ class RoundMixer:
         self.tally, self._has_warned = Tally(), False
 
     def take_snapshot(self) -> None:
-        """Copies the weights; what follows works on the copy."""
+        """Copies the weights; `mix` works on the copy."""
         for own, copy in places_in(self._first_copies(), self._shards):
             copy.copy_(own)
         self._taken.set()
@@ -125,7 +125,7 @@ class RoundMixer:
     def mix(self) -> None:
         """Computes ``sum_j T[j, i] w_j - w_i`` of the snapshots, for this round.
 
-        On a GPU the result is ready when the stream of the calling thread gets there.
+        On a GPU, the result is ready when the calling thread's stream gets there.
         """
         self._taken.follow()
         for copy, snapshot in zip(self._first_copies(), self._snapshots, strict=True):
@@ -153,7 +153,7 @@ class RoundMixer:
         self.tally.merges += 1
 
     def statistics(self) -> Statistics:
-        """What was done so far; waits for a GPU."""
+        """The counters so far; waits for the GPU."""
         return self.tally.snapshot()._replace(refused=int(self._refused))
 
     def _first_copies(self) -> list[Tensor]:

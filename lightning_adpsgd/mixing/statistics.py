@@ -1,39 +1,42 @@
-"""What a learner's communication has done: the counters, and a copy of them."""
+"""The counters of a learner's communication, and a snapshot of them."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
 class Statistics(NamedTuple):
-    """What a learner's communication has done so far.
+    """The counters of a learner's communication so far.
 
     Attributes:
-        exchanges: number of averages completed with a peer; in the synchronous modes,
-            of rounds.
-        merges: number of times that the training side took in what was averaged.
-        bytes_sent: payload sent to other super-learners by this learner.
-        exposed_seconds: time that the training thread waited for communication.
-        staleness: number of averages by their age, the optimizer steps between snapshot
-            and merge.
-        refused: number of averages from which something was left out, because it was
+        exchanges: number of completed exchanges with a peer; number of rounds in the
+            synchronous modes.
+        merges: number of merges of averages into the training weights.
+        bytes_sent: payload bytes that this learner has sent to other super-learners.
+        exposed_seconds: seconds for which the training thread waited for communication.
+        staleness: number of averages by age, the number of optimizer steps between
+            snapshot and merge.
+        refused: number of averages of which a part was left out because it was
             non-finite or too far away.
-        peer_ages: optimizer steps since the last completed exchange, or the start, for
-            each super-learner that this one exchanges with asynchronously.
-        far: number of averages from which something was left out as too far away.
-        reloads: number of times that the weights were replaced by those of a peer.
-        members: number of super-learners present, this one included; 0 where it never
+        peer_ages: number of optimizer steps since the last completed exchange, or the
+            start, for each super-learner with which this one exchanges asynchronously.
+        far: number of averages of which a part was left out because it was too far
+            away.
+        reloads: number of times that a peer's weights replaced this learner's.
+        members: number of super-learners present, including this one; 0 if it never
             changes.
-        joined: number of super-learners that have come since this one did.
-        lost: number of super-learners that have gone without a word since then.
+        joined: number of super-learners that have joined after this one.
+        lost: number of super-learners that have disappeared without a goodbye since
+            then.
         damaged: number of parts left out because they arrived damaged.
-        list_age_seconds: time since the member list was last read; 0 without islands.
-        service_errors: number of turns in which a service thread of an island, such as
-            that of the member list, met an unexpected error.
-        service_seconds: time since the last good turn of the service thread for which
-            that is longest; 0 without islands.
+        list_age_seconds: seconds since the member list was last read; 0 without
+            islands.
+        service_errors: number of unexpected errors in the service threads of an island,
+            such as the one for the member list.
+        service_seconds: longest time, over the service threads, since the last turn
+            without an error, in seconds; 0 without islands.
         skipped: number of step boundaries at which no partner was ready in time.
-        partner_seconds: time that the training thread waited for a partner, part of
-            `exposed_seconds`.
+        partner_seconds: seconds for which the training thread waited for a partner;
+            part of `exposed_seconds`.
     """
 
     exchanges: int
@@ -58,7 +61,7 @@ class Statistics(NamedTuple):
 
 @dataclass
 class Tally:
-    """The counters behind `Statistics`; threads that share it guard it."""
+    """The counters behind `Statistics`; threads that share them must hold a lock."""
 
     exchanges: int = 0
     merges: int = 0
@@ -72,10 +75,10 @@ class Tally:
     partner_seconds: float = 0.0
 
     def snapshot(self) -> Statistics:
-        """A copy, without what others count."""
+        """A copy as `Statistics`, without the fields that others count."""
         own = {**vars(self), "staleness": dict(self.staleness)}
         return Statistics(peer_ages={}, **own)
 
     def merged(self, staleness: int) -> None:
-        """Counts a merged average of this age in optimizer steps."""
+        """Counts a merged average, of this age in optimizer steps."""
         self.staleness[staleness] = self.staleness.get(staleness, 0) + 1

@@ -1,14 +1,14 @@
-"""The learners of one super-learner, and how all of them merge the same at one step.
+"""The learners of one super-learner, and how they merge the same change at one step.
 
 Each learner exchanges 1/N of the weights with its counterparts in other super-learners,
-and so receives changes of its shards alone. `ShardGather` shares the changes of all
-shards beside the computation of one step, and every learner merges them at its end.
-Each learner gives the others only the chunks that exchanges have changed: exchanges end
-at different times in different learners. With them go `Votes`, which all learners count
-at the same step.
+and so receives only changes of its own shards. `ShardGather` shares the changes of all
+shards while one step computes, and every learner merges them at the end of that step.
+Exchanges end at different times in different learners, so each learner shares only the
+chunks that they have changed. `Votes` travel with them, and all learners count these at
+the same step.
 
-Where each learner holds 1/N of the weights and no more, `ShardMerge` merges what came
-at once, and only the votes go around.
+If each learner holds only 1/N of the weights, `ShardMerge` merges its changes at once,
+and only the votes are shared.
 """
 
 import time
@@ -51,15 +51,17 @@ _CHUNK = 1 << 20  # elements of a message of weights
 class SuperLearnerGroup:
     """The learners of one super-learner.
 
-    A collective to which not all come within its timeout raises `SuperLearnerBroken`.
+    A collective raises `SuperLearnerBroken` if a learner does not join within its
+    timeout.
 
     Args:
-        group: process group that nothing else uses; None: a super-learner of one.
-        holds_all: whether each learner holds all weights, and not a shard of its own.
-        sections: what each learner exchanges of the vectors that it holds; None: its
-            shard, with the same learner of all other super-learners.
-        replicated: learners that hold some weights together with this one, although
-            none holds all, and what each of them exchanges of these.
+        group: process group that nothing else uses; None for a super-learner of one
+            learner.
+        holds_all: whether each learner holds all weights rather than its own shard.
+        sections: sections that each learner exchanges of the vectors that it holds;
+            None: its shard, with the same learner of all other super-learners.
+        replicated: learners that hold some weights in common with this one although
+            none holds all, and the part of those that each exchanges.
     """
 
     def __init__(
@@ -75,13 +77,13 @@ class SuperLearnerGroup:
         self.size = dist.get_world_size(group) if group is not None else 1
 
     def own(self, vectors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """What this learner exchanges of the vectors that it holds: views by section"""
+        """Views of the parts that this learner exchanges, by section."""
         return self.exchanged_by(self.index, vectors)
 
     def exchanged_by(
         self, learner: int, vectors: Sequence[Tensor]
     ) -> list[list[Tensor]]:
-        """What a learner exchanges of vectors: views by section."""
+        """Views of the parts of vectors that a learner exchanges, by section."""
         if self._sections is not None:
             real = [as_real(vector) for vector in vectors]
             return [one.views(real) for one in self._sections[learner]]
@@ -90,18 +92,18 @@ class SuperLearnerGroup:
         return [self.shards(vectors, learner)]
 
     def shards(self, vectors: Sequence[Tensor], learner: int) -> list[Tensor]:
-        """The equal part of each vector that a learner exchanges, as views."""
+        """Views of the equal part of each vector that a learner exchanges."""
         return [shard(vector, learner, self.size) for vector in vectors]
 
     def agree(self, flags: Tensor, timeout: timedelta) -> None:
-        """Replaces each number by the largest that any learner has there."""
+        """Replaces each number by its maximum over the learners."""
         if self._group is None:
             return
         largest, group = dist.ReduceOp.MAX, self._group
         _complete(lambda: dist.all_reduce(flags, largest, group, True), timeout)
 
     def gather(self, part: Tensor, into: list[Tensor], timeout: timedelta) -> None:
-        """Fills one tensor for each learner with what that learner gives."""
+        """Gathers a tensor from each learner."""
         if self._group is None:
             into[0].copy_(part)
             return
@@ -109,7 +111,7 @@ class SuperLearnerGroup:
         _complete(lambda: dist.all_gather(into, part, group, True), timeout)
 
     def share(self, part: Tensor, owner: int, timeout: timedelta) -> None:
-        """Gives all learners what its owner has in this tensor."""
+        """Broadcasts a tensor from its owner to all learners."""
         if self._group is None:
             return
         group = self._group
@@ -120,11 +122,11 @@ class SuperLearnerGroup:
 
 
 class Votes(NamedTuple):
-    """What one learner asks all of its super-learner to do at one step boundary.
+    """One learner's votes for actions of its super-learner at a step boundary.
 
     Attributes:
-        recover: whether to go on from a peer's weights, because its own have diverged.
-        leave: whether to end in order.
+        recover: whether to reload a peer's weights, because its own have diverged.
+        leave: whether to leave with a goodbye.
     """
 
     recover: bool = False
@@ -139,7 +141,7 @@ _Changed = list[int]  # the numbers of a chunk and of the learner that has chang
 def gather_shards(
     vectors: Sequence[Tensor], node: SuperLearnerGroup, timeout: timedelta
 ) -> None:
-    """Gives all learners that hold a weight what one of them exchanges of it."""
+    """Sends exchanged weights from their owners to all learners that hold them."""
     if (holders := node.holders) is None or holders.size == 1:
         return
     vectors = [as_real(vector) for vector in vectors]
@@ -169,15 +171,15 @@ class MergeTogether(ABC, Generic[T]):
     the host: a second communicator of NCCL beside that of the gradients may deadlock.
 
     Args:
-        vectors: w, all that this learner holds, real.
+        vectors: w, all real vectors that this learner holds.
         replica: x and d of this learner's shards.
-        worker: what runs the collectives; None: a thread of its own.
+        worker: thread for the collectives; None: a new thread.
 
     Attributes:
-        steps_late: steps between what is taken and its merge.
-        seconds: time that the training thread waited for the collectives.
-        agreed: what any learner had voted for when the last finished merge began; the
-            same in all of them.
+        steps_late: number of steps from taking a change to merging it.
+        seconds: seconds for which the training thread waited for the collectives.
+        agreed: votes of any learner when the last finished merge began; the same in all
+            of them.
     """
 
     steps_late: int
@@ -198,7 +200,7 @@ class MergeTogether(ABC, Generic[T]):
 
     @abstractmethod
     def begin(self, votes: Votes = _NOTHING) -> None:
-        """Starts to share what the learners must know of one another."""
+        """Starts to share changes and votes."""
 
     @abstractmethod
     def finish(self) -> bool:
@@ -214,7 +216,7 @@ class MergeTogether(ABC, Generic[T]):
 
     @torch.no_grad()
     def merge_all(self, votes: Votes = _NOTHING) -> None:
-        """Merges all that was averaged, in all learners; no exchange is under way."""
+        """Merges all changes in all learners; no exchange may be under way."""
         self.finish()
         self.begin(votes)
         self.finish()
@@ -225,11 +227,11 @@ class MergeTogether(ABC, Generic[T]):
         self.agreed = _NOTHING
 
     def stop(self, seconds: float) -> None:
-        """Ends the thread, or leaves it behind after this time."""
+        """Ends the thread, or abandons it after `seconds`."""
         self._worker.stop(seconds)
 
     def _shared(self) -> T | None:
-        """What `begin` has started to share; None: nothing."""
+        """The result of what `begin` started; None if it was not called."""
         if self._sharing is None:
             return None
         begin = time.perf_counter()
@@ -266,9 +268,9 @@ class MergeAlone(MergeTogether[None]):
 
 
 class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
-    """Takes what the shards received and merges it later, in all learners of a node.
+    """Takes the changes of shards, and merges them later in all learners.
 
-    The arguments are those of `MergeTogether`; the vectors are whole.
+    The arguments are as for `MergeTogether`; the vectors are whole.
     """
 
     steps_late = 1
@@ -303,14 +305,14 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
 
     @override
     def begin(self, votes: Votes = _NOTHING) -> None:
-        """Takes d of the changed chunks and starts to share it."""
+        """Takes d of the changed chunks, and starts to share it."""
         taken = self._replica.take([change.here for change in self._mine])
         self._taken.set()
         self._sharing = self._worker.submit(lambda: self._share_all(taken, votes))
 
     @override
     def finish(self) -> bool:
-        """Waits for what `begin` started and adds it to w; whether there was any."""
+        """Waits for the shared changes and adds them to w; whether there were any."""
         if (shared := self._shared()) is None:
             return False
         changed, self.agreed = shared
@@ -354,11 +356,11 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
 
 
 class ShardMerge(MergeTogether[Votes]):
-    """Merges what the shards of a learner received, and counts the votes of all.
+    """Merges the changes of a learner's shards, and counts all votes.
 
-    A learner that holds no other shards merges its own at once: the next forward
-    gathers them as they are. Of weights that several learners hold, the others take
-    what one of them has merged before they go on, so that these stay equal.
+    A learner that holds no other shards merges its own at once, and the next forward
+    gathers them. If several learners hold a weight, the others take over the merge of
+    its owner before they continue, so that their copies stay equal.
     """
 
     steps_late = 0
@@ -370,7 +372,7 @@ class ShardMerge(MergeTogether[Votes]):
 
     @override
     def finish(self) -> bool:
-        """Waits for the votes that `begin` gave, and merges; whether there was any."""
+        """Waits for the votes, and merges; returns whether there was a change."""
         self.agreed = self._shared() or self.agreed
         has_merged = self._replica.merge()
         self._give_replicated(has_merged)
@@ -411,7 +413,7 @@ def merge_together(
 
 
 def _add_and_tell_rest(weights: Tensor, change: Tensor) -> Tensor:
-    """Adds a change; returns what rounding left out of a w in half precision."""
+    """Adds a change; returns the rounding error if w is in half precision."""
     if weights.dtype == change.dtype:
         weights.add_(change)
         return change

@@ -1,7 +1,7 @@
-"""Averaging in rounds: waited for at the step boundary, or hidden behind the gradient.
+"""Averaging in rounds, either exposed at the step boundary or hidden by the gradient.
 
-At the boundary the average is taken after the step (SD-PSGD). A hidden average is
-computed behind the gradient of the next step and joined just before the update
+At the boundary, the average is taken after the step (SD-PSGD). A hidden average is
+computed during the gradient of the next step and joined just before the update
 (delay-by-one, arXiv 2110.11199): ``w_i <- sum_j T[j, i] w_j(k) - lr g_i(w_i(k))``.
 """
 
@@ -20,18 +20,18 @@ Order = Literal["step_then_average", "average_then_step"]
 
 
 class Rounds(Communication):
-    """One round of averaging every so many steps; made by the functions below.
+    """One round of averaging every `every` steps; made by the functions below.
 
     The worker uses the mixer from the launch of a round until its join, and the
     training thread otherwise.
 
     Args:
-        mixer: what applies a round.
-        every: optimizer steps per round.
-        worker: what runs a round from its launch on.
-        hidden: whether a round is joined before the next update, and not at once.
-        from_start: whether a round runs behind the first gradient. Weights that are
-            equal at the start need none.
+        mixer: object that applies a round.
+        every: number of optimizer steps per round.
+        worker: thread that runs a round from its launch on.
+        hidden: whether a round is joined before the next update rather than at once.
+        from_start: whether a round runs during the first gradient. Weights that start
+            equal need none.
     """
 
     def __init__(
@@ -114,17 +114,17 @@ def synchronous(
     every: int = 1,
     worker: BackgroundWorker | InlineWorker | None = None,
 ) -> Communication:
-    """Averaging for which every super-learner waits, in the given order.
+    """Makes averaging in which all super-learners wait, in the given order.
 
     An average after the step needs the result of the step, and is exposed. One before
-    the step needs the weights of the last step alone, and is hidden as in delay-by-one,
+    the step needs only the weights of the last step. It is hidden as in delay-by-one,
     but from the first step on: ``T W - lr G(W)`` is the same equation.
 
     Args:
-        mixer: what applies a round.
+        mixer: object that applies a round.
         order: whether the average comes after the step or before it.
-        every: optimizer steps per round.
-        worker: what runs hidden rounds; None: a thread of its own.
+        every: number of optimizer steps per round.
+        worker: thread for hidden rounds; None: a new thread.
     """
     if order == "step_then_average":
         return Rounds(mixer, every, InlineWorker(), hidden=False)
@@ -135,9 +135,9 @@ def synchronous(
 def delay_by_one(
     mixer: Mixer, every: int = 1, worker: BackgroundWorker | InlineWorker | None = None
 ) -> Communication:
-    """Averaging hidden behind the gradient, joined one step after its snapshot.
+    """Makes averaging that is hidden by the gradient and joined one step later.
 
-    The arguments are those of `synchronous`.
+    The arguments are as for `synchronous`.
     """
     return Rounds(mixer, every, worker or _thread_for(mixer), hidden=True)
 

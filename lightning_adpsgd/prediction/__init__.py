@@ -1,1 +1,1 @@
-"""How fast a cluster would be, from a few measured numbers."""
+"""Predicts the speed of a cluster from a few measured numbers."""

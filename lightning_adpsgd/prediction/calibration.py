@@ -1,7 +1,8 @@
-"""Measures a machine and its link, the input of `prediction.model`.
+"""Measures a machine and its link, as input for `prediction.model`.
 
-The engine's own functions are measured: arithmetic alone; with one peer, the speed of
-the link and what a round takes beside it. A small JSON file keeps the numbers.
+The measurements run the engine's own functions: its arithmetic, and with one peer the
+speed of the link and the remaining cost of a round. A small JSON file keeps the
+numbers.
 """
 
 import json
@@ -51,11 +52,11 @@ class Calibration:
         copy: seconds per byte copied in memory.
         exchange: seconds per byte of the arithmetic of an exchange.
         merge: seconds per byte of the merge of an exchange.
-        round: seconds per byte of a round of two, beside its link.
-        gradient: seconds per byte of an all-reduce of two, beside its link.
+        round: seconds per byte of a round of two, in addition to the link.
+        gradient: seconds per byte of an all-reduce of two, in addition to the link.
         cores: number of cores of this machine, which its learners share.
-        step_seconds: seconds of a learner's step, if it was measured.
-        step_processor_seconds: seconds for which such a step keeps a core busy.
+        step_seconds: seconds of a learner's step; None if it was not measured.
+        step_processor_seconds: processor seconds of such a step.
 
     Raises:
         ValueError: A number is negative, zero where it must be positive, or non-finite.
@@ -79,16 +80,17 @@ class Calibration:
 
     @property
     def link(self) -> Link:
-        """The link as measured."""
+        """The measured link."""
         return Link(self.bandwidth, self.latency)
 
     def costs(self, learners_per_machine: int = 1) -> Costs:
-        """Processor work of communication, for learners that share a machine.
+        """The processor work of communication, for learners that share a machine.
 
-        Learners that wait for one another also want their cores at the same moment: to
+        Learners that wait for one another also need their cores at the same moment: to
         copy weights before a round and to merge after it, or to copy gradients into
-        buckets and back. The rest of a round beside its link is waiting. Exchanges find
-        the cores that a step leaves, if it was measured; else as many as they want.
+        buckets and back. The rest of a round, apart from its link, is waiting.
+        Exchanges use the cores that a step leaves free if it was measured, and
+        otherwise as many as they need.
         """
         crowd = max(1.0, learners_per_machine / self.cores) - 1
         return Costs(
@@ -110,10 +112,10 @@ class Calibration:
 
 
 def read(path: str | Path) -> Calibration:
-    """Reads the file that `Calibration.write` has written.
+    """Reads a file that `Calibration.write` wrote.
 
     Raises:
-        ValueError: The file is no calibration; the message says why.
+        ValueError: The file is not a calibration; the message says why.
         OSError: The file cannot be read.
     """
     text = Path(path).read_text("utf-8")
@@ -142,14 +144,14 @@ _POSITIVE = {"bandwidth", "cores", "step_seconds"}
 
 
 def num_cores() -> int:
-    """Number of cores that this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 class Arithmetic(NamedTuple):
-    """Seconds per byte of weights, in one thread; as of `Calibration`."""
+    """The seconds per byte of weights in one thread; fields as in `Calibration`."""
 
     copy: float
     exchange: float
@@ -157,7 +159,7 @@ class Arithmetic(NamedTuple):
 
 
 def measure_arithmetic(num_bytes: int) -> Arithmetic:
-    """Measures memory and arithmetic; float32 weights larger than caches, as models."""
+    """Measures memory and arithmetic on float32 weights larger than the caches."""
     weights, other = (torch.randn(num_bytes // 4) for _ in range(2))
     replica = Replica([weights], _CHUNK_ELEMENTS, threading.Condition())
     copy = _seconds(lambda: other.copy_(weights))
@@ -186,7 +188,7 @@ def _exchange(replica: Replica, theirs: Tensor) -> None:
 
 
 class Wire(NamedTuple):
-    """The fields of `Calibration` that need a peer."""
+    """The fields of `Calibration` whose measurement needs a peer."""
 
     bandwidth: float
     latency: float
@@ -195,7 +197,7 @@ class Wire(NamedTuple):
 
 
 def measure_wire(num_bytes: int) -> Wire:
-    """Measures the default process group of two processes that both call this."""
+    """Measures the default process group of two processes, which both call this."""
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
     transport = DistributedTransport(group)
@@ -231,7 +233,7 @@ def _ping(transport: DistributedTransport) -> float:
 
 
 def _swap(transport: DistributedTransport, weights: Tensor) -> None:
-    """Swaps chunk by chunk; the next one is posted before the last has come."""
+    """Swaps chunk by chunk; posts the next one before the last has arrived."""
     peer = 1 - transport.index
     into = torch.empty_like(weights)
     pairs = zip(*(v.split(_CHUNK_ELEMENTS) for v in (into, weights)), strict=True)
@@ -252,7 +254,7 @@ def _mix(mixer: RoundMixer) -> None:
 
 
 def _reduce(weights: Tensor) -> None:
-    """Reduces as DDP does: into buckets, all of them under way at once, and back."""
+    """Reduces as DDP does: copies to buckets, reduces all at once, copies back."""
     buckets = [part.clone() for part in weights.split(BUCKET_BYTES // 4)]
     works = [dist.all_reduce(bucket, async_op=True) for bucket in buckets]
     for work, bucket, part in zip(

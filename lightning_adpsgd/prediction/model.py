@@ -1,9 +1,9 @@
-"""Predicts the samples per second of a cluster that need not exist.
+"""Predicts the samples per second of a hypothetical cluster.
 
-`predict` runs no model, only the event clock of the virtual cluster (`timeline`). It
-follows all super-learners in modes that wait. In "async" each is as fast as alone, and
-the clock of a neighbourhood says how often exchanges end and how stale they are. The
-equations are in docs/prediction.md.
+`predict` runs no model, only the event clock of the virtual cluster (`timeline`). In
+modes that wait, it follows all super-learners. In "async" each is as fast as on its
+own, and the simulation of a neighbourhood gives the rate and staleness of exchanges.
+The equations are in docs/prediction.md.
 """
 
 import itertools
@@ -40,13 +40,13 @@ _LEARNER_ROUNDS = 8000
 
 @dataclass(frozen=True)
 class Workload:
-    """What a learner computes and sends.
+    """The computation and traffic of a learner.
 
     Args:
-        weight_bytes: bytes of the model, in float32.
-        local_batch_size: samples of a step of one learner.
+        weight_bytes: bytes of the model in float32.
+        local_batch_size: number of samples in a step of one learner.
         wire_dtype: dtype on the wire in "async"; None: that of the weights.
-        backward: share of a step's time in which gradients become ready.
+        backward: share of a step's time in which gradients become ready, in [0, 1].
     """
 
     weight_bytes: float
@@ -62,26 +62,26 @@ class Workload:
 
     @property
     def message_bytes(self) -> float:
-        """Bytes of the weights as they travel in an exchange."""
+        """The bytes of the weights as they travel in an exchange."""
         codec = make_codec(self.wire_dtype, torch.float32)
         return codec.dtype.itemsize * codec.length(math.ceil(self.weight_bytes / 4))
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What communication takes of the processor, in seconds per byte of the weights.
+    """The processor time of communication, in seconds per byte of the weights.
 
     Args:
-        round: work of a round in which all wait that its links do not hide.
+        round: work of a synchronous round that its links do not hide.
         gradient: work of a DDP step that links and the backward pass do not hide.
-        exchange: arithmetic of an exchange, which a fast link waits for.
-        merge: work of a step boundary that has something to merge.
-        step: seconds, not per byte, by which a step is longer where learners that share
+        exchange: arithmetic of an exchange, for which a fast link waits.
+        merge: work of a step boundary with a merge.
+        step: seconds (not per byte) that a step takes longer if learners that share
             cores make it at the same moment.
-        work: processor work of an exchange at one end, beside training.
-        cores: number, not per byte, of cores of a learner; a fraction where it shares.
-        busy: number of these cores that a step keeps busy, on average.
-        machine_cores: number of cores of its machine, including other learners'.
+        work: processor work of an exchange at one end, in addition to training.
+        cores: number of cores of a learner; a fraction if it shares them.
+        busy: average number of these cores that a step keeps busy.
+        machine_cores: number of cores of the machine, including other learners'.
     """
 
     round: float = 0.0
@@ -97,17 +97,17 @@ class Costs:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The speed to expect once the start is over.
+    """The expected speed in the steady state.
 
     Attributes:
         samples_per_second: samples of all learners per second.
         steps_per_second: steps of a learner per second, on average.
-        exposed: share of the time in which a learner waits for communication or, where
-            learners wait for one another, for slower ones.
-        exchanges_per_step: exchanges of a super-learner per step; rounds where all
-            wait.
-        staleness: share of exchanges or rounds by their age, the optimizer steps
-            between what was read and its merge.
+        exposed: share of the time in which a learner waits for communication, or for
+            slower learners in modes that wait.
+        exchanges_per_step: number of exchanges of a super-learner per step; number of
+            rounds in modes that wait.
+        staleness: share of exchanges or rounds by age, the number of optimizer steps
+            from reading the weights to the merge.
     """
 
     samples_per_second: float
@@ -117,12 +117,12 @@ class Prediction:
     staleness: dict[int, float] = field(default_factory=dict)
 
     def hours(self, num_samples: float) -> float:
-        """Hours until so many samples are seen, over all epochs."""
+        """The hours until this many samples have been seen, over all epochs."""
         return num_samples / self.samples_per_second / 3600
 
     @property
     def mean_staleness(self) -> float:
-        """Mean age in optimizer steps; NaN where nothing was exchanged."""
+        """The mean age in optimizer steps; NaN if nothing was exchanged."""
         total = sum(self.staleness.values())
         weighted = sum(steps * share for steps, share in self.staleness.items())
         return weighted / total if total else math.nan
@@ -151,10 +151,12 @@ def predict(
         num_super_learners: S.
         super_learner_size: N.
         communication: as for the strategies; "allreduce" is DDP over all learners.
-        cpu_share: share of the training's time that exchanges may take in "async".
+        cpu_share: largest share of the training time that exchanges may take in
+            "async".
 
     Raises:
-        ValueError: An argument is out of its bounds, or has no meaning with another.
+        ValueError: An argument is out of its bounds, or does not apply together with
+            another.
     """
     _check(workload, communication, cpu_share)
     costs = costs or Costs()
@@ -213,7 +215,7 @@ def _in_step(
 def _step_seconds(
     workload: Workload, scenario: Scenario, costs: Costs, mode: Mode
 ) -> float:
-    """Mean seconds of a step of the super-learner that is furthest behind."""
+    """The mean seconds of a step of the slowest super-learner."""
     boundary = _boundary_seconds(workload, scenario, costs, mode)
     if mode == "allreduce" or scenario.num_super_learners == 1:
         scenario = _as_one(workload, scenario)
@@ -230,7 +232,7 @@ def _step_seconds(
 def _boundary_seconds(
     workload: Workload, scenario: Scenario, costs: Costs, mode: Mode
 ) -> float:
-    """Processor work of a step boundary, mean over rounds and steps without one."""
+    """The mean processor work of a step boundary, with or without a round."""
     if scenario.num_super_learners * scenario.super_learner_size == 1:
         return 0.0
     if mode == "allreduce" or scenario.num_super_learners == 1:
@@ -296,7 +298,7 @@ def _without_waiting(
 
 
 def _alone(scenario: Scenario, num_bytes: float) -> list[float]:
-    """Mean seconds of a gradient of each super-learner, on a clock of its own."""
+    """The mean seconds of a gradient of each super-learner, on its own clock."""
     size, compute = scenario.super_learner_size, scenario.compute
     if size == 1:  # the mean is known
         compute = replace(compute, spread=0.0)
@@ -316,10 +318,10 @@ def _alone(scenario: Scenario, num_bytes: float) -> list[float]:
 
 
 class _Cores:
-    """What exchanges find of a learner's cores during a step, in processor seconds.
+    """The processor seconds that a step leaves to exchanges.
 
-    As in `CoreShare`, merges and the work of exchanges that finds every core busy take
-    at most `cpu_share` of the training's time.
+    As in `CoreShare`, merges and the work of exchanges while every core is busy take at
+    most `cpu_share` of the training time.
     """
 
     def __init__(
@@ -350,12 +352,12 @@ class _Cores:
 
 
 def crowded(busy: float, num_cores: float) -> float:
-    """The probability that all cores are busy, if each is for this share of time."""
+    """The probability that all cores are busy, given the busy share of each."""
     return min(max(busy, 0.0), 1.0) ** max(num_cores, 1.0)
 
 
 def _last(too_many: Callable[[float], bool]) -> float:
-    """The largest share in [0, 1] that is not too many."""
+    """The largest share in [0, 1] that is not too large."""
     low, high = 0.0, 1.0
     if not too_many(high):
         return high
@@ -368,7 +370,7 @@ def _last(too_many: Callable[[float], bool]) -> float:
 def _observe(
     workload: Workload, scenario: Scenario, costs: Costs, step: float
 ) -> _Seen:
-    """Exchanges of a neighbourhood, long after its start."""
+    """The exchanges of a neighbourhood in the steady state."""
     if scenario.num_super_learners == 1:
         return _Seen(0.0, 0.0, {})
     local = _neighbourhood(scenario, costs)
@@ -389,7 +391,7 @@ def _observe(
 
 
 def _neighbourhood(scenario: Scenario, costs: Costs) -> Scenario:
-    """A few super-learners in place of thousands, of which exchanges know nothing."""
+    """A few super-learners instead of thousands, which exchanges cannot tell apart."""
     num, topology = scenario.num_super_learners, scenario.topology
     if num > _LOCAL and TOPOLOGIES.get(topology.name) is topology:
         if topology is TOPOLOGIES["complete"]:
@@ -404,7 +406,7 @@ def _neighbourhood(scenario: Scenario, costs: Costs) -> Scenario:
 
 
 def _count(events: Iterable[Event], begin: float, late: int) -> _Seen:
-    """Counts what happens from a time on, ages as the engine counts them."""
+    """Counts events from a time on, with ages as the engine counts them."""
     steps, ages = Counter[int](), Counter[int]()
     read: dict[Exchange, dict[int, int]] = {}
     waiting: dict[int, list[int]] = {}

@@ -1,8 +1,8 @@
-"""A page of what trainings have left on the disk, for a browser without a network.
+"""A page about trainings, made from their files, for a browser without a network.
 
-`collect` reads folders, `page_of` makes one HTML file of what it has found, which draws
-itself, and `write_page` writes it. Neither trains, scores or averages anything, and
-both need Python alone.
+`collect` reads folders, `page_of` turns the findings into one HTML file that draws
+itself, and `write_page` writes it. None of them trains, scores or averages anything,
+and they need only Python.
 """
 
 from lightning_adpsgd.report.collect import Report, collect

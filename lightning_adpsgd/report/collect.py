@@ -1,6 +1,6 @@
-"""What the folders of trainings hold: runs, scores, lanes of learners, and notes.
+"""Reads the folders of trainings: runs, scores, lanes of learners, and notes.
 
-Files are known by their names, wherever they lie below a folder:
+Files are recognised by their names, anywhere below a folder:
 
     metrics.csv        figures of a run, of Lightning's `CSVLogger`
     hparams.yaml       beside it: the settings that `ConvergenceMonitor` has logged
@@ -10,7 +10,7 @@ Files are known by their names, wherever they lie below a folder:
     utterances.json    aligned words of its worst utterances
     *.page.json        title, facts, notes and tables for the page
 
-Hidden folders hold unfinished work, and are left out.
+Hidden folders hold unfinished work, and are skipped.
 """
 
 import os
@@ -36,14 +36,14 @@ Listed = list[dict[str, Any]]
 
 @dataclass
 class Report:
-    """What a page shows; values of JSON.
+    """The contents of a page, as JSON values.
 
     Attributes:
         runs: Name, settings and results, and series of figures of each run.
         lanes: Name of a run, and the lanes of its learners.
         scores: Name of a run, and its word error rates.
         words: Name of a run, and its utterances.
-        notes: Each `*.page.json` that was found.
+        notes: Contents of each `*.page.json`.
     """
 
     runs: Listed = field(default_factory=list)
@@ -54,10 +54,10 @@ class Report:
 
 
 def collect(folders: Sequence[Path]) -> Report:
-    """Reads all that is known below folders.
+    """Reads all recognised files below folders.
 
     Raises:
-        ValueError: A folder is missing or holds nothing of a run, or a file cannot be
+        ValueError: A folder is missing or holds no file of a run, or a file cannot be
             read; the message has file and line.
     """
     report = Report()
@@ -101,7 +101,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def _outermost(files: Iterable[Path]) -> Iterator[Path]:
-    """Folders of figures; what a run was made of lies below its own."""
+    """The outermost folders of figures; the parts of a run lie below its own."""
     kept: list[Path] = []
     for path in files:  # a folder comes before those below it
         if path.name == _METRICS and not any(map(path.parent.is_relative_to, kept)):
@@ -121,7 +121,7 @@ def _run(folder: Path, path: Path) -> dict[str, Any]:
 
 
 def _add_rows(report: Report, rows: Iterable[dict[str, Any]]) -> None:
-    """Adds rows to the runs of the same name, and as runs where there is none."""
+    """Adds rows to the runs of the same name, or as new runs."""
     runs = {run["name"]: run for run in report.runs}
     for row in rows:
         if (run := runs.get(row["name"])) is not None:

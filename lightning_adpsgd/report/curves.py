@@ -1,4 +1,4 @@
-"""The figures of a run, from the `metrics.csv` that Lightning's `CSVLogger` writes."""
+"""The figures of a run, from the `metrics.csv` of Lightning's `CSVLogger`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +14,9 @@ _MOST_POINTS = 1000
 
 
 def read_series(path: Path) -> dict[str, Series]:
-    """The figures that the callbacks log, and `val_loss`, each against steps.
+    """The callbacks' figures and `val_loss`, each against steps.
 
-    A long one has at most a thousand points, each the mean of some that follow one
-    another.
+    A long series is reduced to a thousand points, each the mean of consecutive values.
 
     Raises:
         ValueError: A line is cut off, or one of these figures is not a number; the

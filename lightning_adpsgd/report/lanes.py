@@ -1,4 +1,4 @@
-"""What each learner of a run did in its last steps, from the files of `Timeline`."""
+"""The last steps of each learner of a run, from the files of `Timeline`."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ def read_lanes(paths: Sequence[Path]) -> dict[str, Any]:
     """The lanes of the learners of one run, in the order of their names.
 
     A step is (begin, end, waited, exchanges, peers, lost) and an event (begin, end,
-    text), with seconds since `start`, the second in which the first begins.
+    text). Times are seconds since `start`, the whole second in which the first step
+    begins.
 
     Raises:
         ValueError: A line is cut off or lacks a time; the message has file and line.

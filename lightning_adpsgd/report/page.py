@@ -1,4 +1,4 @@
-"""The page: one HTML file with its data, its style and its program inside."""
+"""The page: one HTML file that contains its data, style and program."""
 
 import datetime
 import html
@@ -26,7 +26,7 @@ def write_page(report: Report, path: Path, title: str | None = None) -> None:
 
 
 def page_of(report: Report, title: str | None = None) -> str:
-    """The page of what `collect` has found; by default titled as a `*.page.json`."""
+    """The HTML page of a report; its default title is that of a `*.page.json`."""
     named = (notes["title"] for notes in report.notes if notes.get("title"))
     heading: str = title or next(named, "Training report")
     written = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
@@ -50,6 +50,6 @@ def _asset(name: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that ends no element of HTML."""
+    """JSON that cannot end an HTML element."""
     text = json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")

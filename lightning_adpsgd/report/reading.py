@@ -1,4 +1,4 @@
-"""Files of figures, read with errors that name the file and the line."""
+"""Readers for files of figures, whose errors name the file and the line."""
 
 import csv
 import json
@@ -12,7 +12,7 @@ def read_json(path: Path, kind: type = dict) -> Any:
     """The value of a JSON file.
 
     Raises:
-        ValueError: It is not JSON, perhaps half a file, or a value of another kind.
+        ValueError: The file is not JSON, perhaps truncated, or holds another type.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -28,10 +28,11 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 
 def read_table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The lines of a CSV file, each with where it is, and without empty cells.
+    """The lines of a CSV file without empty cells, each with its place.
 
     Raises:
-        ValueError: A line has another number of cells than the first: half a file.
+        ValueError: A line has more or fewer cells than the first; the file may be
+            truncated.
     """
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         lines = csv.reader(file)
@@ -47,7 +48,7 @@ def read_table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def number_in(where: str, name: str, cell: str) -> float:
-    """The number in a cell, or an error that says where there is none."""
+    """The number in a cell; a ValueError names the place if there is none."""
     try:
         return float(cell)
     except ValueError:
@@ -55,7 +56,7 @@ def number_in(where: str, name: str, cell: str) -> float:
 
 
 def plain(value: Any) -> Any:
-    """A value for JSON: numbers with eight digits, and None for those of no size."""
+    """A value for JSON: numbers with eight digits, and None for non-finite ones."""
     if isinstance(value, dict):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

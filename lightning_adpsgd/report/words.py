@@ -1,4 +1,4 @@
-"""Word error rates and aligned errors, from what a scored recognition leaves."""
+"""Word error rates and aligned errors, from the files of a scored recognition."""
 
 import base64
 from pathlib import Path
@@ -10,10 +10,10 @@ UTTERANCES = "utterances.json"
 
 
 def read_score(path: Path) -> dict[str, Any] | None:
-    """The rates of each part of a test; None if the file holds none.
+    """The error rates of each part of a test; None if the file has none.
 
     Raises:
-        ValueError: It is not whole JSON, or a part has no counts.
+        ValueError: The file is not complete JSON, or a part has no counts.
     """
     score = read_json(path, object)
     parts = score.get("parts") if isinstance(score, dict) else None
@@ -28,10 +28,10 @@ def read_score(path: Path) -> dict[str, Any] | None:
 
 
 def read_utterances(path: Path) -> list[dict[str, Any]]:
-    """Utterances with their aligned words, the worst first, and the sound of some.
+    """The utterances with aligned words, the worst first, some with sound.
 
     Raises:
-        ValueError: The file is not whole JSON, an utterance has no aligned words, or
+        ValueError: The file is not complete JSON, an utterance has no aligned words, or
             its sound is missing.
     """
     listed = read_json(path, list)

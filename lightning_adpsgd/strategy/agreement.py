@@ -1,21 +1,23 @@
-"""How learners that are apart do one thing together, when learner 0 thinks it is time.
+"""How learners at different steps do one thing together when learner 0 finds it due.
 
-Learners that gossip are at different steps, and some may already wait for the others at
-a meeting: at the end of an epoch, say. What the clock of learner 0 calls for cannot be
-done at a step that is fixed beforehand, and a learner that did it on its own would come
-to another meeting than the rest. So learner 0 proposes it, and each answers once:
+Learners that gossip are at different steps, and some may already be waiting for the
+others at a meeting, such as the end of an epoch. When the clock of learner 0 calls for
+an action, it cannot happen at a step number fixed in advance. A learner that did it
+alone would reach a different meeting than the rest. So learner 0 proposes the action,
+and each learner answers once:
 
     ready, with its plan       it is at a step boundary, or where it comes to the same
     busy                       it waits at a meeting, which has to come first
 
-It is done if and only if all are ready with one plan. A plan names how many meetings
-its learner has come back from, so that all who agree stand between the same two, and
-no learner has left the later one: the sequence of meetings stays the same for all. A
-refused proposal is made again after the meeting that was in its way.
+The action happens if and only if all learners are ready with the same plan. A plan
+contains the number of meetings that its learner has returned from. Learners that agree
+are therefore between the same two meetings, none has left the later one, and the
+sequence of meetings stays the same for all. A refused proposal is repeated after the
+meeting that blocked it.
 
-Nobody waits in vain: a learner that is ready comes to no meeting before the decision,
-so that every other learner reaches a boundary, where it answers, or a meeting at which
-it waits and answers.
+No wait is in vain: a ready learner enters no meeting before the decision. Every other
+learner therefore reaches either a boundary, where it answers, or a meeting, where it
+waits and answers.
 """
 
 import time
@@ -28,7 +30,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class Agreement:
-    """Proposals of learner 0 and answers of this learner, in its training thread."""
+    """Proposals of learner 0 and this learner's answers, in its training thread."""
 
     def __init__(
         self, store: Store, rank: int, num_learners: int, coordinator: Coordinator
@@ -40,17 +42,17 @@ class Agreement:
 
     @property
     def position(self) -> int:
-        """Between which two meetings this learner is."""
+        """The number of meetings that this learner has returned from."""
         return self._coordinator.num_meetings
 
     def propose(self, what: str) -> None:
-        """Called by learner 0; without effect where it cannot be decided yet."""
+        """Proposes an action, in learner 0; does nothing if none can be decided yet."""
         if self._proposal is None and self._refused_at != self.position:
             self._store.set(self._key("what"), what)
             self._proposal = what
 
     def pending(self, at_once: bool = False) -> str | None:
-        """What waits for this learner's answer; looks now and then, or `at_once`."""
+        """The proposal that awaits this learner's answer; polled, or read `at_once`."""
         looks = self._proposal is None and (at_once or self._may_look())
         if looks and self._store.check([self._key("what")]):
             self._proposal = self._store.get(self._key("what")).decode()
@@ -63,7 +65,7 @@ class Agreement:
         return self.decided() is True
 
     def answer(self, plan: str | None) -> None:
-        """Says what this learner would do next; None: it is busy. Does not wait."""
+        """Answers with this learner's plan, or None if it is busy; does not wait."""
         mine = f"{self.position} {plan}"
         first = plan and self._store.compare_set(self._key("plan"), "", mine).decode()
         if first != mine:
@@ -72,16 +74,17 @@ class Agreement:
         self._answered = True
 
     def decided(self) -> bool | None:
-        """Whether what was answered will be done; None as long as that is open."""
+        """Whether the action will happen; None while that is undecided."""
         decision = self._decision() if self._answered else None
         if decision is not None:
             self._close(decision)
         return decision
 
     def give_up(self) -> None:
-        """When the meeting has come first: what is still open will not be done.
+        """Cancels an undecided proposal, because a meeting came first.
 
-        The learner that came last has not answered, and will from another position.
+        The learner that arrived last has not answered, and will answer from a later
+        position.
         """
         if self._answered:
             self._close(decision=False)

@@ -1,11 +1,11 @@
-"""What Lightning does at a time and not at a step, for learners that are apart.
+"""Lightning's actions at a time of day rather than a step, for learners out of step.
 
-`max_time`, `ModelCheckpoint(train_time_interval=...)` and `val_check_interval="..."`
-make Lightning ask learner 0, or every learner its own clock, after each batch: that is
-a collective in every step, or a mismatch. Here the clock of learner 0 alone is looked
-at, the others are asked only when it is due, and what it calls for happens at a step
-boundary of all learners (`agreement`). The boundary is the last thing in a batch: all
-that Lightning does at certain steps has been done.
+With `max_time`, `ModelCheckpoint(train_time_interval=...)` and
+`val_check_interval="..."`, Lightning asks learner 0, or every learner its own clock,
+after each batch. That costs a collective in every step, or ends in a mismatch. Here
+only the clock of learner 0 is read, and the others are asked only when an action is
+due. The action happens at a step boundary of all learners (`agreement`). The boundary
+comes last in a batch, after everything that Lightning does at certain steps.
 """
 
 import math
@@ -35,26 +35,26 @@ from lightning_adpsgd.strategy.overrides import Overrides
 
 
 class Clock(ABC):
-    """What is due at a time."""
+    """An action that is due at a time."""
 
     @abstractmethod
     def due(self) -> bool:
-        """Asked in learner 0."""
+        """Whether the action is due; asked in learner 0."""
 
     @abstractmethod
     def plan(self) -> str | None:
-        """What it would lead to at this boundary; None: it cannot happen here."""
+        """What the action would lead to here; None: it cannot happen here."""
 
     @abstractmethod
     def act(self) -> None:
-        """Does it; all learners do."""
+        """Performs the action, in all learners."""
 
 
 class StopClock(Clock):
     """A `Timer` that ends the training.
 
-    After a stop the learners validate, end the epoch and end the training; the plan
-    says what of this has meetings, which may depend on the number of the epoch.
+    After a stop, the learners validate, end the epoch and end the training. The plan
+    says which of these steps have meetings, which may depend on the epoch number.
     """
 
     def __init__(self, trainer: pl.Trainer, timer: Timer) -> None:
@@ -92,7 +92,7 @@ class SaveClock(Clock):
         self._last = -math.inf
 
     def hold(self, *arguments: Any) -> None:
-        """Takes the place of its hook at the end of a batch."""
+        """Replaces the callback's hook at the end of a batch."""
         self._arguments = arguments
 
     @override
@@ -116,7 +116,7 @@ class SaveClock(Clock):
 
 
 class ValidationClock(Clock):
-    """A time as `val_check_interval`."""
+    """A `val_check_interval` that is a time."""
 
     def __init__(self, trainer: pl.Trainer) -> None:
         self._trainer, self.wanted = trainer, False
@@ -138,11 +138,11 @@ class ValidationClock(Clock):
         self.wanted = True
 
 
-class Boundary:
-    """The end of each batch, where a clock may have its way.
+class BatchEnd:
+    """The end of each batch, where clocks may act.
 
-    Takes the place of the loop's question whether to validate, which Lightning asks
-    when everything else of a batch is over.
+    It replaces the loop's check whether to validate, which Lightning makes after
+    everything else in a batch.
     """
 
     def __init__(self, trainer: pl.Trainer, job: Job) -> None:
@@ -182,7 +182,7 @@ class Boundary:
         self._act_if_agreed()
 
     def when_met(self) -> None:
-        """Takes note of a decision that came with the last learner."""
+        """Acts on a decision that the last learner's arrival has brought."""
         self._act_if_agreed()
         self._agreement.give_up()
 
@@ -196,7 +196,7 @@ class Boundary:
                 self._agreement.propose(str(self.clocks.index(clock)))
 
     def _is_time_to_answer(self) -> bool:
-        """The same in all learners of a super-learner, which step together."""
+        """Whether to answer; the same in all learners of a super-learner."""
         pending = self._agreement.pending() is not None
         group = self._job.groups.gradients
         if group is None:
@@ -227,7 +227,7 @@ class Boundary:
             vars(trainer)["_last_val_time"] = last
 
     def _note_what_a_stop_would_lead_to(self, validates: bool) -> None:
-        """A learner whose next meeting is that of a stop may be stopped in there."""
+        """Notes what a stop would lead to, for a stop while this learner waits."""
         loop = self._trainer.fit_loop.epoch_loop
         same = validates == loop._should_check_val_epoch()
         if self._stops and same and (validates or loop._is_training_done):
@@ -250,7 +250,7 @@ class Boundary:
 
 
 class _StopHere(NamedTuple):
-    """The boundary after which a learner does what it would do after a stop."""
+    """A boundary after which a learner would act as after a stop."""
 
     position: int
     batches: int
@@ -260,14 +260,14 @@ class _StopHere(NamedTuple):
 
 def follow_clocks(
     trainer: pl.Trainer, job: Job, overrides: Overrides
-) -> Boundary | None:
+) -> BatchEnd | None:
     """Lets the clocks of a Trainer act for all learners.
 
     Returns:
-        What the learner does in meetings; None: it waits.
+        The work of this learner while it waits in meetings; None: it only waits.
     """
     if job.asynchronous:
-        return _follow_apart(trainer, job, overrides)
+        return _follow_asynchronously(trainer, job, overrides)
     if _validates_by_time(trainer):
         # Learners that step together need it for validation alone.
         ask = partial(_validates_when_learner_0_does, trainer)
@@ -276,28 +276,28 @@ def follow_clocks(
     return None
 
 
-def _follow_apart(
+def _follow_asynchronously(
     trainer: pl.Trainer, job: Job, overrides: Overrides
-) -> Boundary | None:
-    boundary = Boundary(trainer, job)
-    if not boundary.clocks:
+) -> BatchEnd | None:
+    batch_end = BatchEnd(trainer, job)
+    if not batch_end.clocks:
         return None
     loop = trainer.fit_loop.epoch_loop
-    overrides.replace("clocks", loop, "_should_check_val_fx", boundary)
+    overrides.replace("clocks", loop, "_should_check_val_fx", batch_end)
     for timer in _timers(trainer):
         # The hook of a base class, which does nothing.
         hook = partial(Callback.on_train_batch_end, timer)
         overrides.replace("clocks", timer, "on_train_batch_end", hook)
     checkpoints = _timed_checkpoints(trainer)
-    for checkpoint, clock in zip(checkpoints, boundary.saves, strict=True):
+    for checkpoint, clock in zip(checkpoints, batch_end.saves, strict=True):
         overrides.replace("clocks", checkpoint, "on_train_batch_end", clock.hold)
-    return boundary
+    return batch_end
 
 
 def describe_clocks(trainer: pl.Trainer) -> str:
-    """What the callbacks and options of this learner do at a time, in their order.
+    """A description of this learner's timed callbacks and options, in their order.
 
-    Learners that differ in it would wait for an answer that one of them never gives.
+    Learners with different descriptions would wait for an answer that never comes.
     """
     found = [type(one).__name__ for one in _callbacks(trainer) if _has_a_clock(one)]
     found += ["val_check_interval"] if _validates_by_time(trainer) else []
@@ -350,7 +350,7 @@ def _at_last_batch(trainer: pl.Trainer) -> bool:
 
 
 def _end_of_epoch(trainer: pl.Trainer) -> list[Any]:
-    """What the end of this epoch does that not every end of an epoch does."""
+    """The actions at the end of this epoch that not every epoch has."""
     epoch, callbacks = trainer.current_epoch, _callbacks(trainer)
     periods = [save_period(one, "every_n_epochs") for one in _checkpoints(trainer)]
     saves: list[Any] = [(epoch + 1) % every == 0 for every in periods if every]

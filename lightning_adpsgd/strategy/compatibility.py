@@ -1,4 +1,4 @@
-"""What cannot work with gossip is refused at set-up, with the reason and a way out."""
+"""Refuses, at set-up, what cannot work with gossip; gives the reason and a remedy."""
 
 from collections.abc import Iterator, Mapping
 from inspect import signature
@@ -27,9 +27,9 @@ _OF_AN_ALLREDUCE = ("ddp_comm_hook", "ddp_comm_wrapper", "mixed_precision")
 
 
 def save_period(callback: ModelCheckpoint, argument: str) -> Any:
-    """What a callback was given for when it saves; None: it does not save then.
+    """The period that a callback was given for its saves; None: it was given none.
 
-    A user's own kind of `ModelCheckpoint` may lack what Lightning's keeps. The argument
+    A subclass of `ModelCheckpoint` may lack the attributes of Lightning's. The argument
     is "every_n_train_steps", "every_n_epochs" or "train_time_interval".
     """
     return getattr(callback, f"_{argument}", None) or None
@@ -38,7 +38,7 @@ def save_period(callback: ModelCheckpoint, argument: str) -> Any:
 def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
     """Refuses arguments that `DistributedDataParallel` does not know.
 
-    A learner that is a super-learner of its own has no DDP that would refuse them.
+    A super-learner of one learner has no DDP that would refuse them.
     """
     for name in arguments:
         if name not in _DDP_ARGUMENTS:
@@ -55,9 +55,9 @@ def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def check_arguments_of_shards(arguments: Mapping[str, Any]) -> None:
-    """Refuses what applies to DDP, which shards do without.
+    """Refuses arguments of DDP, which sharded models do not use.
 
-    What is given at its default, as from a command line, changes nothing.
+    An argument at its default value, as a command line may pass it, is accepted.
     """
     known = {**_DDP_ARGUMENTS, **signature(DDPStrategy).parameters}
     allowed = ("cluster_environment", "accelerator", "parallel_devices")
@@ -73,7 +73,7 @@ def check_arguments_of_shards(arguments: Mapping[str, Any]) -> None:
 
 
 def check_island(super_learner_size: int, world_size: int, sizes: Any = ()) -> None:
-    """Refuses an island that is not one super-learner, or not of the given sizes."""
+    """Refuses an island that is not one super-learner, or has an unlisted size."""
     if isinstance(sizes, tuple) and sizes and world_size not in sizes:
         raise ValueError(
             "`super_learner_size` must hold the number of learners of this island, "
@@ -94,7 +94,7 @@ def refuse_unsupported(
     super_learner_size: int,
     inside: str = "ddp",
 ) -> None:
-    """Refuses what the strategy cannot honour for learners that gossip."""
+    """Refuses settings that the strategy cannot honour while learners gossip."""
     device = strategy.root_device.type
     check_device(strategy.root_device)
     _refuse_ddp_arguments(super_learner_size, _given(strategy))
@@ -141,7 +141,7 @@ def _refuse_with_shards(trainer: pl.Trainer, strategy: DDPStrategy) -> None:
 
 
 def check_device(device: torch.device) -> None:
-    """Refuses a device that the engine has no code for, and says what is new."""
+    """Refuses an unsupported device, and warns about support that is new."""
     if device.type not in ("cpu", "cuda"):
         raise ValueError(
             "`accelerator` must be 'cpu' or 'cuda' for gossip in this release, got "
@@ -216,7 +216,7 @@ _ALLOWED_WITH_WORK_SHARING: dict[str, tuple[Any, str]] = {
 
 
 def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
-    """What counts batches or steps, of which each learner makes its own."""
+    """The settings that count batches or steps, which differ between learners."""
     connector = trainer._accelerator_connector
     for name, (allowed, reason) in _ALLOWED_WITH_WORK_SHARING.items():
         owner = connector if name == "use_distributed_sampler" else trainer

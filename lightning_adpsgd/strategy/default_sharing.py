@@ -1,8 +1,8 @@
 """Whether learners share their epochs where `work_sharing` is left to its default.
 
-They do in the asynchronous modes wherever Lightning would put its own
+In the asynchronous modes they share wherever Lightning would put its own
 `DistributedSampler` into the training loader, unless something counts the batches or
-steps of one learner. What was decided, and why, is said once in each training.
+steps of one learner. Each training logs the decision and its reason once.
 """
 
 from typing import Any
@@ -41,9 +41,9 @@ def may_share(trainer: pl.Trainer, dials: Dials) -> bool:
 
 
 def problem_of(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> str:
-    """Why a learner keeps to equal shares whatever the loader is; empty: it need not.
+    """The reason to keep equal shares whatever the loader is; empty if there is none.
 
-    Learners may differ: a program may give a callback to one of them.
+    Learners may differ, because a program may give a callback to only one of them.
     """
     if dials.save_learners:
         return "`save_learners` keeps the place of each learner in its own share"
@@ -53,9 +53,9 @@ def problem_of(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> str:
 
 
 class DefaultSharing:
-    """Decides, for all learners alike, once the training loader is there.
+    """Decides for all learners together, once the training loader exists.
 
-    `problem` is what this learner knows beforehand against it; empty: nothing.
+    `problem` is this learner's objection that is known in advance; empty: none.
     """
 
     def __init__(self, trainer: pl.Trainer, problem: str, overrides: Overrides) -> None:
@@ -66,7 +66,7 @@ class DefaultSharing:
         overrides.replace("default_sharing", source, "dataloader", self._count)
 
     def look_at_schedules(self) -> None:
-        """Optimizers and schedules are there."""
+        """Called once optimizers and schedules exist."""
         self._too_early = False
         manual = not self._trainer.lightning_module.automatic_optimization
         for config in self._trainer.strategy.lr_scheduler_configs:
@@ -75,7 +75,7 @@ class DefaultSharing:
                 self._problem = self._problem or by_steps
 
     def allows(self, loader: Any) -> bool:
-        """Whether to share; a collective of all learners."""
+        """Whether to share; a collective over all learners."""
         deals = self._trainer._data_connector._requires_distributed_sampler
         is_dealt, strategy = isinstance(loader, DataLoader), self._trainer.strategy
         is_dealt = is_dealt and deals(loader)
@@ -112,7 +112,7 @@ class DefaultSharing:
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:
-    """Whether the sampler yields every sample once, as torch makes it by default."""
+    """Whether the sampler yields every sample once, like torch's default ones."""
     sampler = loader.sampler
     if type(sampler) is RandomSampler:
         whole = sampler.num_samples == len(loader.dataset)  # pyright: ignore

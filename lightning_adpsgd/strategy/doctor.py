@@ -1,7 +1,7 @@
-"""`python -m lightning_adpsgd doctor`: what a first run needs, and what is amiss.
+"""`python -m lightning_adpsgd doctor`: checks what a first run needs.
 
-Whether Lightning knows the strategies' names without an import is tried in a process of
-its own, with the environment of this one. Everything else is asked of this machine.
+A separate process with the same environment tests whether Lightning knows the
+strategies' names without an import. All other checks inspect this machine.
 """
 
 import os
@@ -37,7 +37,7 @@ print(*StrategyRegistry)
 
 
 class Finding(NamedTuple):
-    """What was looked at, what was found, and what to do about it if anything."""
+    """The subject of a check, its result, and the remedy if one is needed."""
 
     what: str
     found: str
@@ -49,7 +49,7 @@ class Finding(NamedTuple):
 
 
 def examine() -> Iterator[Finding]:
-    """Looks at the installation, then at the machine."""
+    """Checks the installation, then the machine."""
     yield _package()
     yield _names(list(entry_points(group="torch.backends", name="lightning_adpsgd")))
     yield Finding("Python", f"{sys.version.split()[0]} at {sys.executable}")
@@ -91,7 +91,7 @@ def _why_unknown(installed: list[EntryPoint], complaint: str) -> str:
 
 
 def _known_without_import() -> tuple[set[str], str]:
-    """The names in Lightning's registry, and the last words of a new process."""
+    """The names in Lightning's registry, and the last output, of a new process."""
     name = import_names().choose()
     probe = _PROBE.format("lightning.pytorch" if name == LIGHTNING else name)
     ran = subprocess.run(

@@ -1,4 +1,9 @@
-"""The engine that averages the weights of a job, as its dials ask for it."""
+"""Chooses and makes the engine that averages the weights of a job, from its options.
+
+`make_engine` is where a mode gets its code: `RoundMixer` behind "sync" and
+"delay_by_one", `Gossip` behind "async" and "ready_pairs", and `Island` around `Gossip`
+with `islands`.
+"""
 
 import math
 import os
@@ -47,12 +52,13 @@ _MESSAGES_OF_SHARDS, _SHORTEST_MESSAGE = 96, 1 << 15
 
 
 class Engine(NamedTuple):
-    """What averages the weights of one learner with those of others.
+    """The objects that average the weights of one learner with those of others.
 
     Attributes:
-        communication: averaging, as the training thread drives it.
-        exchanges: what goes on beside the training thread; None in rounds.
-        island: this learner's part among islands; None in one job.
+        communication: the averages, as the training thread drives them; `Gossip` or
+            rounds.
+        exchanges: the same `Gossip`, as exchanges in the background; None for rounds.
+        island: this learner's island; None without `islands`.
     """
 
     communication: Communication
@@ -60,7 +66,7 @@ class Engine(NamedTuple):
     island: Island | None = None
 
     def start(self, position: Position) -> Position | None:
-        """Begins to communicate; gives where those are whose weights an island took."""
+        """Starts to communicate; returns the position of the weights an island took."""
         if self.island is None:
             self.communication.start()
             return None
@@ -76,15 +82,16 @@ class Engine(NamedTuple):
         (self.island or self.communication).abort()
 
     def statistics(self) -> Statistics:
-        """What was done so far."""
+        """Counters so far."""
         return (self.island or self.communication).statistics()
 
 
 def weights_of(module: nn.Module, dials: Dials, partition: Partition) -> Weights:
-    """The weights of a module as the engine reads them.
+    """The weights of a module in the form that the engine reads.
 
     Raises:
-        ValueError: The module cannot be flattened, or is not sharded as it must be.
+        ValueError: The module cannot be flattened, or is not sharded as `inside`
+            requires.
     """
     has_shards = max(partition.sizes) > 1 or is_sharded(module)
     if dials.inside == "model_parallel" and has_shards:
@@ -98,9 +105,9 @@ def weights_of(module: nn.Module, dials: Dials, partition: Partition) -> Weights
 
 
 def _check_complex(flat: FlatParameters) -> None:
-    """Refuses two vectors that are of one dtype as real numbers.
+    """Refuses two vectors that have the same dtype once viewed as real numbers.
 
-    They cross in common messages, and learners gather each vector by itself.
+    They would share messages, while learners gather each vector separately.
     """
     dtypes = {vector.dtype for vector in flat.vectors}
     both = [dtype for dtype in dtypes if dtype.is_complex and dtype.to_real() in dtypes]
@@ -114,7 +121,7 @@ def _check_complex(flat: FlatParameters) -> None:
 
 
 def _sizes_of_islands(dials: Dials) -> tuple[int, ...]:
-    """The sizes that islands may have; none: they have one size."""
+    """The sizes that islands may have; empty if all have one size."""
     sizes = dials.super_learner_size
     if dials.islands is None or not isinstance(sizes, tuple):
         return ()
@@ -122,10 +129,11 @@ def _sizes_of_islands(dials: Dials) -> tuple[int, ...]:
 
 
 def sections_between(weights: Weights, partition: Partition) -> list[Section] | None:
-    """What super-learners of different sizes exchange; None: they have one size.
+    """The sections that super-learners exchange; None if all have one size.
 
     Raises:
-        ValueError: The weights cannot be divided so, or a learner would have none.
+        ValueError: The weights cannot be divided this way, or a learner would have
+            none.
     """
     if partition.is_even:
         return None
@@ -142,7 +150,7 @@ def sections_between(weights: Weights, partition: Partition) -> list[Section] | 
 def average_of(
     weights: Weights, groups: Groups, island: Island | None, timeout: timedelta
 ) -> Average | None:
-    """What takes the mean over all super-learners; None: a mean over all learners."""
+    """The function for the mean over super-learners; None: the mean over learners."""
     if island is not None:
         return partial(_average_island, island, weights, groups)
     if isinstance(weights, LocalShards):
@@ -176,7 +184,7 @@ def _average_island(
 def super_learner_of(
     weights: Weights, groups: Groups, own: int | None = None
 ) -> SuperLearnerGroup:
-    """The learners of this super-learner, and what each of them exchanges."""
+    """The learners of this super-learner, and which weights each of them exchanges."""
     holds_all = not isinstance(weights, LocalShards)
     if not holds_all and groups.tensor_parallel is not None:
         return _group_with_shared_layers(weights, groups, groups.tensor_parallel)
@@ -209,11 +217,11 @@ def _group_with_shared_layers(
 
 
 def mixes_on_device(dials: Dials, partition: Partition, device: torch.device) -> bool:
-    """Whether weights are mixed on the GPU, over NCCL, and not on the host, over Gloo.
+    """Whether weights are mixed on the GPU over NCCL rather than on the host over Gloo.
 
-    NCCL serves learners in lockstep alone, because a receive that waits for a peer
-    occupies the GPU. It does not serve where gradients are reduced meanwhile, or where
-    a learner has several sections: two communicators may each wait for the other.
+    NCCL suits only learners in lockstep, because a receive that waits for a peer
+    occupies the GPU. It is not used while gradients are being reduced or where a
+    learner has several sections, because two communicators may deadlock.
     """
     at_boundary = dials.effective_order == "step_then_average"
     is_alone = max(partition.sizes) == 1
@@ -228,7 +236,7 @@ def make_engine(
     store: Store,
     lost_peer: Callable[[str], None],
 ) -> Engine:
-    """Makes the engine, which is not started yet."""
+    """Makes the engine without starting it."""
     if dials.islands is not None:
         island = _make_island(dials, dials.islands, flat, groups, store)
         return Engine(island.engine, island.engine, island)
@@ -295,9 +303,10 @@ def _make_island(
 
 
 def chunk_elements(weights: Weights, groups: Groups) -> int:
-    """Elements of a message, equal in all learners that exchange with one another.
+    """Elements of a message, equal in all learners that exchange with each other.
 
-    Of shards they are few enough that messages take little beside them.
+    For sharded models it is small enough that messages take little memory compared with
+    the shards.
     """
     if not isinstance(weights, LocalShards):
         return GossipOptions.chunk_elements

@@ -1,7 +1,7 @@
-"""Notices an evaluation in Fabric of weights that no other learner has.
+"""Notices an evaluation in Fabric of one learner's local weights.
 
-Fabric has no hook for an evaluation. A program that has not read of `consensus` would
-get a figure of this learner's own weights, and nothing in it would show that.
+Fabric has no hook for an evaluation. A program that does not use `consensus` would
+measure this learner's local weights, and nothing in the figure would show that.
 """
 
 from functools import partial
@@ -19,8 +19,9 @@ from lightning_adpsgd.strategy.job import Job
 class EvaluationWatch:
     """Warns once when a module in training is evaluated outside of `consensus`.
 
-    It runs before each forward pass until it has warned. An evaluation is known by
-    `module.eval()` and switched-off gradients together: training may do one of both.
+    It runs before each forward pass until it has warned. It takes `module.eval()`
+    together with disabled gradients for an evaluation, because training may do either
+    alone.
     """
 
     def __init__(self, module: nn.Module, job: Job) -> None:
@@ -28,7 +29,7 @@ class EvaluationWatch:
         self._handle = module.register_forward_pre_hook(self)
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
-        """Looks at one forward pass."""
+        """Checks one forward pass."""
         if torch.compiler.is_compiling():  # a warning would break the graph
             return
         if module.training or torch.is_grad_enabled() or module is not self._module:
@@ -45,9 +46,9 @@ class EvaluationWatch:
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the module, or its file, is of no job: there it does nothing."""
+        """Makes the watch do nothing in a copy of the module or its file."""
         return partial, (_look_away,)
 
 
 def _look_away(module: nn.Module, inputs: Any) -> None:
-    """What a copy does before its forward pass."""
+    """The hook of a copy, which does nothing."""

@@ -1,9 +1,8 @@
-"""The same family for `lightning.fabric`, whose users write their own loops.
+"""The strategy for `lightning.fabric`, whose users write their own loops.
 
-`HADPSGDFabricStrategy` has the options of `strategy.HADPSGDStrategy` and drives the
-same `job`, one for each module that is trained. Fabric has no hook for the end of
-training and none for an evaluation, so there are two methods more: `finish` and
-`consensus`.
+`HADPSGDFabricStrategy` has the options of `HADPSGDStrategy` and drives one `Job` for
+each module that is trained. Fabric has no hook for the end of training or for an
+evaluation, so there are two additional methods: `finish` and `consensus`.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,35 +43,36 @@ _Broadcast = TypeVar("_Broadcast")
 
 @final
 class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
-    """Hierarchical asynchronous decentralized parallel SGD, and its whole family.
+    """Hierarchical asynchronous decentralized parallel SGD (H-ADPSGD) for Fabric.
 
-    The learning rate is the one for the global batch (learners x local batch):
-    gradients are means, and nothing is divided by the number of learners.
+    The learning rate is the one for the global batch (learners x local batch), because
+    gradients are means; nothing is divided by the number of learners.
 
-    The constructor documents the arguments. Some belong to a Trainer: `work_sharing` is
-    refused; `save_learners` keeps neither schedules nor the place in the epoch, which
-    are the program's; `after_evaluation` applies at the end of `consensus`.
+    The constructor documents the arguments. Three of them differ from the Trainer's:
+    `work_sharing` is refused; `save_learners` keeps neither schedules nor the place in
+    the epoch, which belong to your program; `after_evaluation` applies at the end of
+    `consensus`.
     """
 
     _has_trainer = False
 
     @cached_property
     def jobs(self) -> ModuleJobs:
-        """The jobs of the modules that are trained."""
+        """The jobs of the modules in training."""
         return ModuleJobs()
 
     # --- what it has done
 
     def gossip_statistics(self) -> list[Statistics]:
-        """What this learner's communication has done, for each module in training."""
+        """Counters of this learner's communication, for each module in training."""
         parts = [job.statistics() for job in self.jobs]
         return [statistics for statistics in parts if statistics is not None]
 
     @property
     def position(self) -> Position | None:
-        """How far this island has come, counted from where the others were.
+        """The progress of this island, including that of the weights it started from.
 
-        A loop that begins at `position.steps` ends where the loops of the others end.
+        A loop that starts at `position.steps` ends where the loops of the others end.
         None without `islands`, and before the optimizer is set up.
         """
         island = next((job.island for job in self.jobs.running), None)
@@ -82,12 +82,13 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
     @contextmanager
     def consensus(self) -> Iterator[list[Consensus]]:
-        """Holds the consensus model in all modules; all learners come.
+        """Puts the consensus model into all modules; all learners must call it.
 
-        At its end the local weights come back, unless `after_evaluation="adopt"`.
+        The local weights are restored at the end of the context, unless
+        `after_evaluation="adopt"`.
 
         Yields:
-            How far apart the super-learners are, for each module in training.
+            The consensus distance of each module in training.
         """
         jobs = [job for job in self.jobs.running if not job.in_consensus]
         measured = [job.enter_consensus("consensus") for job in jobs]
@@ -98,13 +99,13 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
                 job.leave_consensus(self._dials.after_evaluation == "adopt")
 
     def finish(self) -> list[Consensus]:
-        """Ends training in the consensus model, which stays; all learners come.
+        """Ends training in the consensus model, which stays; all learners must call it.
 
-        A function given to `fabric.launch` need not call it: its end is the end of
-        training. Nothing happens if nothing is being trained.
+        A function given to `fabric.launch` need not call it, because training ends when
+        that function returns. It does nothing if no module is being trained.
 
         Returns:
-            How far apart the super-learners were, for each module in training.
+            The consensus distance of each module that was in training.
         """
         return self.jobs.finish()
 
@@ -128,7 +129,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def setup_module(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, module: nn.Module
     ) -> nn.Module:
-        """Makes a module one of a job; DDP wraps it if a super-learner has several."""
+        """Makes the job of a module, in DDP if a super-learner has several learners."""
         self._backward_sync_control = _SuperLearnerSyncControl()
         if not any(weight.requires_grad for weight in module.parameters()):
             return module
@@ -158,7 +159,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Begins to communicate for the modules whose weights it changes."""
+        """Starts the jobs of the modules whose weights this optimizer changes."""
         self.jobs.add_optimizer(optimizer)
         return super().setup_optimizer(optimizer)
 
@@ -188,7 +189,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
     @override
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """The consensus model; called by all learners, as `fabric.save` does."""
+        """The state of the consensus model; all learners must call it."""
         job = self.jobs.of_module(module)
         if job is None or not job.running or job.in_consensus:
             return super().get_module_state_dict(module)
@@ -202,9 +203,9 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def load_module_state_dict(
         self, module: nn.Module, state_dict: dict[str, Any], strict: bool = True
     ) -> None:
-        """Loads the weights into all learners alike; called by all learners.
+        """Loads the same weights into all learners; all learners must call it.
 
-        Within `consensus`, what is loaded goes away at its end.
+        Weights that are loaded within `consensus` are discarded at its end.
         """
         job = self.jobs.of_module(module)
         if job is None or not job.running or job.in_consensus:
@@ -292,7 +293,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
 @final
 class _SuperLearnerSyncControl(_BackwardSyncControl):
-    """Skips the allreduce of DDP where there is one: a learner alone has none."""
+    """Skips DDP's allreduce; a super-learner of one learner has none to skip."""
 
     @override
     def no_backward_sync(
@@ -318,7 +319,7 @@ def _run(strategy: HADPSGDFabricStrategy, function: Any, *args: Any, **kw: Any) 
 
 
 def _check_trains(job: Job) -> None:
-    """Refuses a step that would be lost, and ends if another learner has failed."""
+    """Refuses a step that would be lost; raises if another learner has failed."""
     if not job.running:
         raise RuntimeError(
             "`optimizer.step()` needs a module in training: set it up before or with "

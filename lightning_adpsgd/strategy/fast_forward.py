@@ -1,8 +1,8 @@
-"""Puts a Trainer that has just begun where those are whose weights it has taken.
+"""Moves a new Trainer forward to the position of the weights that it has taken.
 
-It counts the same optimizer steps and epochs as they do, so that its learning-rate
-schedules are where theirs are and it ends when they end. The epoch that they are in
-begins at its first batch here.
+It then counts the same optimizer steps and epochs as the other islands, so that its
+learning-rate schedules agree with theirs and it ends when they end. It starts their
+current epoch at the first batch.
 """
 
 import warnings
@@ -18,7 +18,7 @@ from lightning_adpsgd.gossip.protocol import Position
 
 
 def catch_up(trainer: pl.Trainer, position: Position) -> None:
-    """Moves a Trainer forward to a position; does nothing if it is beyond it."""
+    """Moves a Trainer forward to a position; does nothing if it is already past it."""
     steps = position.steps - trainer.global_step
     epochs = max(0, position.epochs - trainer.current_epoch)
     if steps <= 0:
@@ -39,7 +39,7 @@ def catch_up(trainer: pl.Trainer, position: Position) -> None:
 
 
 def batch_size(batch: Any) -> int:
-    """Samples of a batch, as Lightning counts them; 0 where it cannot tell."""
+    """The number of samples of a batch, as Lightning counts them; 0 if unknown."""
     try:
         return extract_batch_size(batch)
     except MisconfigurationException:

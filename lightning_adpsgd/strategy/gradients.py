@@ -1,8 +1,8 @@
-"""Gradients of several meshes, as tensor parallelism leaves them behind, and clipping.
+"""Gradients on several meshes, which tensor parallelism leaves, and their clipping.
 
-FSDP2 keeps what a plan cuts on a mesh of two dimensions, and what it does not name on
-one of them. torch takes the norm of gradients on one mesh alone. Here the norm is that
-of the whole gradient of the super-learner, in which each weight counts once.
+FSDP2 keeps layers that a plan cuts on a mesh of two dimensions, and all others on one
+of these dimensions. torch computes the norm of gradients only on one mesh. Here it is
+the norm of the super-learner's whole gradient, in which each weight counts once.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ _Groups = list[list[Tensor]]
 
 
 def clip_on_all_meshes(precision: Precision, overrides: Overrides) -> None:
-    """Replaces what clips the gradients of an optimizer, until it is undone."""
+    """Replaces the gradient clipping of the precision plugin, until it is undone."""
     for name, clip in (("norm", _by_norm), ("value", _by_value)):
         attribute = f"clip_grad_by_{name}"
         replaced = partial(_clip, precision, clip, getattr(precision, attribute))
@@ -76,10 +76,10 @@ def _whole(norm: Tensor) -> Tensor:
 
 
 def reduce_gradients(weights: Iterable[Tensor]) -> None:
-    """Lets each gradient lie as its weight does.
+    """Gives each gradient the placement of its weight.
 
-    Where FSDP2 is not applied, that of a replicated weight may still be a sum over
-    learners, and an optimizer would keep state that no checkpoint takes.
+    Where FSDP2 is not applied, the gradient of a replicated weight may still be a sum
+    over learners. An optimizer would keep state for it that no checkpoint can hold.
     """
     for weight in weights:
         gradient: Any = weight.grad

@@ -1,9 +1,10 @@
-"""The life of one training job in one of its learners, whatever framework drives it.
+"""One training job in one of its learners, whichever framework drives it.
 
-A job begins when all learners have the same module, and ends in the consensus model or
-with one message that names what failed. In between it averages around each optimizer
-step. Nothing here knows a Trainer, a loop or an optimizer: `strategy` is the face of it
-that Lightning sees.
+A job starts when all learners have the same module. It ends in the consensus model, or
+with one message that names what failed. In between, `Job.update` surrounds each
+optimizer step with averages. Nothing here knows a Trainer, a loop or an optimizer:
+`trainer` and `fabric` drive a job for Lightning, and `engines` chooses the code behind
+its averages.
 """
 
 import atexit
@@ -58,7 +59,7 @@ _LAST_TENSORS_S = 0.05
 
 
 def has_peers(partition: Partition) -> bool:
-    """Whether there are several super-learners; says once why there are not."""
+    """Whether there are several super-learners; if not, prints why nothing gossips."""
     num_learners, is_one = partition.num_learners, len(partition.sizes) == 1
     if num_learners == 1:
         rank_zero_info("There is only one learner, so nothing gossips: set `devices`")
@@ -77,15 +78,15 @@ def set_up_job(
     partition: Partition,
     on_reload: Callable[[], None] = lambda: None,
 ) -> "Job":
-    """Brings all learners together; a collective over the default process group.
+    """Makes the job of a module; a collective over the default process group.
 
-    Afterwards the weights of the module are those of learner 0 in every learner, as
-    under DDP, and views of one vector per dtype unless they are shards. The module is
-    on its final device and in its final dtype.
+    Afterwards every learner has the weights of learner 0, as under DDP. They are views
+    of one vector per dtype, unless they are shards. The module must already be on its
+    final device and in its final dtype.
 
     Raises:
-        ValueError: There is no such topology of that many super-learners, or the model
-            cannot be flattened.
+        ValueError: The topology does not exist for this number of super-learners, or
+            the model cannot be flattened.
         StartUpError: The models of the learners differ.
     """
     dials.topology.check_size(partition.num_super_learners)
@@ -121,10 +122,10 @@ def _in_process(process: int, action: Callable[[], None]) -> None:
 
 
 def _let_go_of_groups() -> None:
-    """Ends the threads of Gloo before the interpreter does.
+    """Ends Gloo's threads before the interpreter exits.
 
-    One that frees the last tensor of a collective then needs Python, and torch aborts
-    the process.
+    A thread that frees the last tensor of a collective after that still needs Python,
+    and torch aborts the process.
     """
     if dist.is_initialized():
         # torch 2.6 joins them with the interpreter's lock held: one that frees its last
@@ -135,20 +136,21 @@ def _let_go_of_groups() -> None:
 
 @final
 class Job:
-    """One learner's part in a job; made by `set_up_job`, driven by the training thread.
+    """One learner's part in a job, which `set_up_job` makes.
 
-    Between `start` and `finish` (or `fail`, or `close`) it communicates; before and
-    after, `update` is a plain optimizer step and `meet` does nothing.
+    The training thread drives it. It communicates between `start` and `finish` (or
+    `fail`, or `close`). Before and after, `update` is a plain optimizer step and `meet`
+    does nothing.
 
-    `_engine` is written by the training thread, and read by the watching thread of the
-    coordinator, which lets go of peers when a learner has failed.
+    The training thread writes `_engine`. The coordinator's watch thread reads it, and
+    releases peers when a learner has failed.
 
     Args:
-        store: keys of this job alone, shared by all learners.
-        on_reload: called when the weights were replaced by those of others.
+        store: key-value store of this job only, shared by all learners.
+        on_reload: function called after a peer's weights have replaced this learner's.
 
     Attributes:
-        has_departed: whether it has left the other islands in order.
+        has_departed: whether this island has left the others with a goodbye.
     """
 
     def __init__(
@@ -198,7 +200,7 @@ class Job:
 
     @property
     def island(self) -> Island | None:
-        """Its part among islands; None before the start, and in one job."""
+        """This learner's island; None before the start, and without `islands`."""
         return None if self._engine is None else self._engine.island
 
     @property
@@ -207,7 +209,7 @@ class Job:
         return self._consensus is not None and self._consensus.entered
 
     def statistics(self) -> Statistics | None:
-        """What its communication has done; None before the start."""
+        """Counters of its communication; None before the start."""
         if self._engine is not None:
             self._statistics = self._engine.statistics()
         return self._statistics
@@ -217,19 +219,21 @@ class Job:
     def start(
         self, position: Position = BEGINNING, meanwhile: Meanwhile | None = None
     ) -> Position | None:
-        """Begins to communicate, from the weights as they are; again after `finish`.
+        """Starts to communicate, from the current weights; again after `finish`.
 
-        An island begins from the weights of those who are there, if there are any.
+        An island starts from the weights of the islands that are already training, if
+        any.
 
         Args:
-            position: how far the training has come.
-            meanwhile: what this learner does in meetings; None: it waits.
+            position: progress of the training so far.
+            meanwhile: work for this learner while it waits in a meeting; None: it only
+                waits.
 
         Returns:
-            How far those have come whose weights it took; None if it took none.
+            The progress of the islands whose weights it took; None if it took none.
 
         Raises:
-            RuntimeError: It is closed, or an island cannot reach the others.
+            RuntimeError: The job is closed, or an island cannot reach the others.
         """
         if self._closed:
             raise RuntimeError(
@@ -257,10 +261,10 @@ class Job:
         return engine.start(position)
 
     def depart(self) -> str | None:
-        """Leaves the other islands in order, and keeps what they have given.
+        """Leaves the other islands with a goodbye, once all exchanges are merged.
 
         Returns:
-            A name that no other island has; None if it was not among any.
+            A name that is unique among islands; None without `islands`.
         """
         if (island := self.island) is None:
             return None
@@ -270,7 +274,7 @@ class Job:
         return island.name
 
     def finish(self) -> Consensus | None:
-        """Ends in the consensus model, which stays; all learners come."""
+        """Ends training in the consensus model, which stays; all must call it."""
         consensus = self.enter_consensus(END_OF_TRAINING)
         if self._engine is None:
             return None
@@ -281,20 +285,20 @@ class Job:
         return consensus
 
     def fail(self, exception: BaseException) -> None:
-        """Ends with an exception of this learner, and tells the others."""
+        """Ends after an exception in this learner, and tells the others."""
         self.failures.announce(exception)
         if self._rank == 0:
             self.coordinator.silent_learners(timedelta(seconds=1))
         self.abort()
 
     def abort(self) -> None:
-        """Ends communication within seconds, without a peer's help; can be repeated."""
+        """Ends communication within seconds, without a peer's help; may be repeated."""
         if self._engine is not None:
             self._engine.abort()
         self._forget_communication()
 
     def close(self) -> None:
-        """Lets go of everything, whether it ended well or not; waits for no learner."""
+        """Releases all resources, however the training ended; waits for no learner."""
         atexit.unregister(self._at_exit)
         self.abort()
         self._closed = True
@@ -312,7 +316,11 @@ class Job:
         step: Callable[[Callable[[], Any]], Any],
         closure: Callable[[], Any],
     ) -> Any:
-        """Takes an optimizer step, with the averages where the order has them."""
+        """Takes an optimizer step, with averages before or after it as `order` says.
+
+        The mode's own code is behind `Communication.before_update` and `after_update`:
+        for "async" and "ready_pairs" that is `gossip.engine.Gossip`.
+        """
         if self._engine is None:
             return step(closure)
         # Alone in its super-learner a learner has no DDP: what the closure raises is
@@ -352,25 +360,26 @@ class Job:
     # --- where all learners come
 
     def meet(self, name: str) -> None:
-        """Waits until all learners have come; ends early if one of them fails."""
+        """Waits until all learners have come; raises at once if one of them fails."""
         if self.running:
             with self.failures.named():
                 self._meet(name)
 
     def meet_if_asynchronous(self, name: str) -> None:
-        """Comes to a collective of all learners only when all have come.
+        """Waits for all learners before a collective, if steps may differ.
 
-        Learners that gossip asynchronously may be far apart, or on the way to another
-        collective; here one can wait for long, and be told.
+        Learners that gossip asynchronously may be many steps apart, or on the way to
+        another collective. Unlike the collective itself, this wait may be long, and a
+        failure elsewhere ends it.
         """
         if self.asynchronous:
             self.meet(name)
 
     def enter_consensus(self, occasion: str) -> Consensus | None:
-        """Puts the consensus model into the module; all learners come.
+        """Puts the consensus model into the module; all learners must call it.
 
         Returns:
-            How far apart the super-learners are; None if it does not communicate.
+            The consensus distance; None if the job does not communicate.
         """
         if self._consensus is None:
             return None
@@ -381,7 +390,7 @@ class Job:
         return consensus
 
     def leave_consensus(self, adopt: bool) -> None:
-        """Goes on from the local weights, or from the mean if it is adopted."""
+        """Restores the local weights, or keeps the mean if `adopt` is set."""
         if self.in_consensus:
             assert self._consensus is not None
             self.flat.rebind()  # an evaluation may have gathered the mean's shards
@@ -390,7 +399,7 @@ class Job:
     # --- what a checkpoint keeps of each super-learner
 
     def learner_state(self, optimizer_states: list[Any]) -> dict[str, Any]:
-        """What is equal within a super-learner; empty but in its first learner."""
+        """The state of a super-learner; empty except in its first learner."""
         if self.partition.place(self._rank):
             return {}
         assert self._engine is not None
@@ -403,7 +412,7 @@ class Job:
 
     @torch.no_grad()
     def restore_learner(self, learner: Mapping[str, Any]) -> None:
-        """Takes up the weights and the round of a checkpoint."""
+        """Restores the weights and the round of a checkpoint."""
         for vector, weights in zip(self.flat.vectors, learner["weights"], strict=True):
             vector.copy_(weights)
         position = learner.get("position")

@@ -1,7 +1,7 @@
-"""How the learners of a Trainer begin: launched by Lightning, checked, resumed.
+"""The start of a Trainer's learners: launched by Lightning, checked, resumed.
 
-The Trainer chooses its checkpoint before it sets its strategy up. The launcher runs all
-of it, and so is the first of ours to see the Trainer.
+The Trainer chooses its checkpoint before it sets up its strategy. The launcher runs
+both, and so is the first of our objects to see the Trainer.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ from lightning_adpsgd.strategy.overrides import Overrides
 
 
 def resume_from_whole(launcher: Any) -> None:
-    """Makes the Trainers that a launcher runs resume from whole checkpoints alone."""
+    """Makes the Trainers that a launcher runs resume only from intact checkpoints."""
     # Not undone: a launcher belongs to its strategy.
     launch = partial(_launch, partial(type(launcher).launch, launcher))
     Overrides().replace("launchers", launcher, "launch", launch)
 
 
 def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:
-    """Brings all learners together; gives the job's store, None to a learner alone."""
+    """Waits for all learners; returns the job's store, or None for a single learner."""
     environment = strategy.cluster_environment
     rank, size = strategy.global_rank, strategy.world_size
     if environment is None or size == 1:

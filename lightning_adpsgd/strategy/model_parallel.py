@@ -1,9 +1,8 @@
-"""Super-learners whose learners hold one model together, sharded by FSDP2.
+"""Super-learners whose learners together hold one model, sharded by FSDP2.
 
-`ModelParallelInside` is the part of the strategy that Lightning's
-`ModelParallelStrategy` plays elsewhere: the mesh that `configure_model` shards over,
-weights that begin on the meta device, and checkpoints in shards. With `inside="ddp"` it
-changes nothing.
+`ModelParallelInside` does in this strategy what Lightning's `ModelParallelStrategy`
+does elsewhere. It has the mesh that `configure_model` shards over, weights that start
+on the meta device, and sharded checkpoints. With `inside="ddp"` it changes nothing.
 """
 
 from collections.abc import Mapping
@@ -58,7 +57,7 @@ _ON_HOST = StateDictOptions(cpu_offload=True)
 
 
 class ModelParallelInside(HADPSGDOptions, DDPStrategy):
-    """What of Lightning's hooks is another with `inside="model_parallel"`."""
+    """Lightning's hooks that differ with `inside="model_parallel"`."""
 
     _mesh: DeviceMesh | None = None
     _savers: dist.ProcessGroup | None = None
@@ -67,7 +66,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the learners of a super-learner hold one model together."""
+        """Whether the learners of a super-learner together hold one model."""
         return self._dials.inside == "model_parallel"
 
     @property
@@ -75,7 +74,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         """The learners of this super-learner: data_parallel x tensor_parallel.
 
         Raises:
-            RuntimeError: The processes have not begun, or `inside` is "ddp".
+            RuntimeError: The processes have not started, or `inside` is "ddp".
         """
         if self._mesh is None:
             raise RuntimeError(
@@ -120,12 +119,12 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         self.setup_precision_plugin()
 
     def prepare_model(self) -> None:
-        """Brings the module to its device and dtype, and sharded weights with it.
+        """Moves the module, with its sharded weights, to its device and dtype.
 
         Raises:
-            TypeError: It has no `configure_model`, or shards itself by FSDP1.
-            ValueError: It is not sharded over the learners of the super-learner, or a
-                plugin is to write its checkpoints.
+            TypeError: The module has no `configure_model`, or is sharded by FSDP1.
+            ValueError: The module is not sharded over the learners of the
+                super-learner, or a plugin would write its checkpoints.
         """
         model = self.model
         assert model is not None
@@ -207,7 +206,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             write_shards(tensors, checkpoint, path, self._savers)
 
     def _all_come(self) -> bool:
-        """Whether all learners that hold shards come to write a checkpoint."""
+        """Whether all learners that hold shards take part in writing a checkpoint."""
         trainer = self.lightning_module.trainer if self.lightning_module else None
         return trainer is None or not trainer.interrupted
 
@@ -215,7 +214,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """What a checkpoint holds beside tensors; these come when there is a model."""
+        """The plain data of a checkpoint; tensors are read once there is a model."""
         if not (self.is_sharded and is_folder(checkpoint_path)):
             # Before 2.6 Lightning has no such argument.
             options = {} if weights_only is None else {"weights_only": weights_only}
@@ -297,7 +296,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
 
 def check_torch(device: torch.device) -> None:
-    """Refuses a torch whose `fully_shard` trains on other devices alone."""
+    """Refuses a torch version whose `fully_shard` cannot train on this device."""
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise RuntimeError(
             '`inside="model_parallel"` must have a later torch on CPUs, got '
@@ -324,7 +323,7 @@ def _check_module(model: torch.nn.Module) -> None:
 def _check_same_batch(
     batch: Any, group: dist.ProcessGroup, device: torch.device
 ) -> None:
-    """Refuses learners that share layers and have begun with different batches."""
+    """Refuses learners that share layers but start with different batches."""
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     real = [tensor.detach() for tensor in tensors if not tensor.is_complex()]
     sums = [tensor.double().sum().to(device) for tensor in real[:_TENSORS]]

@@ -1,8 +1,8 @@
 """The jobs of a Fabric program: one for each module that it trains.
 
-Fabric has no hook for the end of training. So a program ends its jobs with `finish`, by
-its own end if a launcher runs it, and otherwise with an error at the exit of its
-process.
+Fabric has no hook for the end of training. A program therefore ends its jobs with
+`finish`, or by returning if a launcher runs it. Otherwise they end with an error when
+its process exits.
 """
 
 import atexit
@@ -32,7 +32,7 @@ class TrainingUnfinished(RuntimeError):
 
 @final
 class ModuleJobs:
-    """Which job trains which module, and which optimizer changes its weights."""
+    """The jobs of a program's modules, and the optimizers that change their weights."""
 
     def __init__(self) -> None:
         self._jobs: dict[nn.Module, Job] = {}
@@ -50,7 +50,7 @@ class ModuleJobs:
         return [job for job in self if job.running]
 
     def add(self, module: nn.Module, job: Job) -> None:
-        """Takes up a module and its job, which is not started."""
+        """Adds a module and its job, which is not started yet."""
         # Runs before the handler of torch, which was registered before it and takes
         # the connections away.
         atexit.register(self._end_unfinished)
@@ -64,7 +64,7 @@ class ModuleJobs:
                 job.start()
 
     def of_module(self, module: nn.Module) -> Job | None:
-        """The job of a module, or of the one that DDP has wrapped."""
+        """The job of a module, or of the module that DDP has wrapped."""
         wrapped = isinstance(module, DistributedDataParallel)
         return self._jobs.get(module.module if wrapped else module)
 
@@ -82,19 +82,19 @@ class ModuleJobs:
         return [one for one in self._initial_states if job in self.of_optimizer(one)]
 
     def reset_optimizers(self, module: nn.Module) -> None:
-        """Lets the optimizers of a module begin anew."""
+        """Resets the optimizers of a module to their initial state."""
         for optimizer in self.optimizers_of(self._jobs[module]):
             self._initial_states[optimizer].restore()
 
     def meet(self, name: str) -> None:
-        """Comes to a collective of all learners only when all have come."""
+        """Waits for all learners before a collective."""
         for job in self.running[:1]:
             job.meet_if_asynchronous(name)
 
     # --- the end
 
     def run(self, program: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a program of all learners; its end is the end of training."""
+        """Runs a program in all learners; training ends when it returns."""
         if self.running:  # a launch within a launch
             return program(*args, **kwargs)
         try:
@@ -107,13 +107,13 @@ class ModuleJobs:
         return output
 
     def finish(self) -> list[Consensus]:
-        """Ends in the consensus model; gives how far apart the super-learners were."""
+        """Ends training in the consensus model; returns the consensus distances."""
         measured = [job.finish() for job in self.running]
         self.close()
         return [consensus for consensus in measured if consensus is not None]
 
     def close(self) -> None:
-        """Ends without waiting for any learner."""
+        """Releases all jobs without waiting for any learner."""
         atexit.unregister(self._end_unfinished)
         self._initial_states.clear()
         for job in self:
@@ -125,7 +125,7 @@ class ModuleJobs:
         self.close()
 
     def _end_unfinished(self) -> None:
-        """Tells the others why this learner leaves; at the exit of its process."""
+        """Tells the others why this learner leaves, when its process exits."""
         if self.running:
             # Set by the interpreter when an exception has ended the program.
             cause = getattr(sys, "last_value", None)

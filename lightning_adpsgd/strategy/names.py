@@ -1,6 +1,7 @@
-"""The names of the algorithms, as in the papers, and the settings that each stands for.
+"""The names of the algorithms, as in the papers, and the settings behind each name.
 
-It is read in the middle of torch's own import, and imports neither that nor Lightning.
+It is imported in the middle of torch's own import, so it imports neither torch nor
+Lightning.
 """
 
 from typing import Any

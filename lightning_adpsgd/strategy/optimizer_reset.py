@@ -1,4 +1,4 @@
-"""Optimizers as they were before their first step."""
+"""The reset of optimizers to their state before the first step."""
 
 import copy
 from typing import Any
@@ -7,11 +7,11 @@ from torch.optim import Optimizer
 
 
 class FreshState:
-    """The first state of an optimizer, for a return to it.
+    """The initial state of an optimizer, to which `restore` returns.
 
-    Momentum belongs to weights that are gone, and is not finite where they were not.
-    Most optimizers begin without any state, so that this costs no memory. Lightning's
-    stand-in for a module without an optimizer has none either.
+    After a reload, momentum belongs to weights that were replaced, and is non-finite
+    where they were. Most optimizers start without state, so this costs no memory.
+    Lightning's stand-in for a module without an optimizer has no state either.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -19,7 +19,7 @@ class FreshState:
         self._begin: dict[str, Any] = copy.deepcopy(optimizer.state_dict())
 
     def restore(self) -> None:
-        """Begins anew; learning rates and other options stay as they are."""
+        """Resets the state; learning rates and other options stay as they are."""
         begin = copy.deepcopy(self._begin)  # which the next steps change
         if "param_groups" in begin:
             begin["param_groups"] = self._optimizer.state_dict()["param_groups"]

@@ -1,7 +1,7 @@
-"""What a user sets: the documented arguments of the strategies, written once.
+"""The options of the strategies: their documentation, defaults and types, in one place.
 
-`HADPSGDOptions` comes before a strategy of Lightning's among the bases of a class. Its
-constructor is that of the Trainer's strategy and of Fabric's.
+`HADPSGDOptions` is a mix-in that precedes one of Lightning's strategies among the bases
+of a class. The Trainer's strategy and Fabric's share its constructor.
 """
 
 import os
@@ -43,7 +43,7 @@ from lightning_adpsgd.topology.partition import Partition
 if TYPE_CHECKING:
 
     class _DDPStrategy:
-        """What the `DDPStrategy` of the Trainer and that of Fabric have in common."""
+        """The attributes that the `DDPStrategy` of the Trainer and of Fabric share."""
 
         _ddp_kwargs: dict[str, Any]
         _checkpoint_io: CheckpointIO | None
@@ -64,7 +64,7 @@ else:
 
 
 class HADPSGDOptions(_DDPStrategy):
-    """The arguments of a strategy, and the shape that they give to a job."""
+    """The arguments of a strategy, and how they divide a job into super-learners."""
 
     _has_trainer: ClassVar[bool] = True
 
@@ -90,68 +90,76 @@ class HADPSGDOptions(_DDPStrategy):
         max_staleness: int | None = None,
         **ddp: Any,
     ) -> None:
-        """Sets the strategy up; nothing communicates before training.
+        """Stores and checks the options; nothing communicates before training.
 
-        Up to `inside` stands what a user sets first, then what to tune, and from
-        `timeout` on what to set when something breaks.
+        The options up to `inside` are the ones to choose first. Those after it are for
+        tuning, and those from `timeout` on help when something breaks.
 
         Args:
-            topology: name of a topology (`lightning_adpsgd.topology.TOPOLOGIES`), or
-                one of your own: a mixing matrix, several matrices or matchings that
-                take turns, or a function (`find_topology`).
-            communication: when the average is taken. "sync": at the step boundary,
-                where all wait. "delay_by_one": hidden behind one gradient. "async":
-                without waiting for any learner. "ready_pairs": at the step boundary,
-                with one that is at its own, if there is one in time; `ReadyPairs` of
-                `lightning_adpsgd.dials` bounds the wait for it.
-            super_learner_size: number of learners that allreduce gradients; "node" for
-                those of one machine. It must divide the number of learners. (2, 4): the
-                first two learners form one, the next four another; the mean counts
-                each of both once (docs/concepts.md). With `islands`: the sizes that
-                islands may have, the same in all of them.
+            topology: name of a topology (`lightning_adpsgd.topology.TOPOLOGIES`),
+                or your own: a mixing matrix, several matrices or matchings that take
+                turns, or a function (`find_topology`).
+            communication: when averages are taken. "sync": at the step boundary, where
+                all learners wait. "delay_by_one": during the next gradient. "async": in
+                the background, without waiting for any learner. "ready_pairs": at the
+                step boundary, with a learner that has also reached its own, if one
+                arrives in time; `ReadyPairs` of `lightning_adpsgd.dials` bounds the
+                wait.
+            super_learner_size: number of learners that allreduce their gradients; it
+                must divide the number of learners. "node": all learners of one machine.
+                (2, 4): the first two learners form one super-learner and the next four
+                another; the mean weighs both equally (docs/concepts.md). With
+                `islands`, a sequence lists the sizes that islands may have; it must be
+                the same in all of them.
             inside: how the learners of a super-learner share the work. "ddp": each
-                holds the model, and they allreduce gradients. "model_parallel": they
-                hold one model together, which its `configure_model` shards with
-                `fully_shard` over ``self.device_mesh["data_parallel"]``
-                (docs/large-models.md); under a Trainer. `ModelParallel` of
-                `lightning_adpsgd.dials` is the same with tensor parallelism.
-            order: whether the average comes after the optimizer step or between
-                gradient and step; by default after. "delay_by_one" has the latter.
-            mixing_gain: gamma, 0 < gamma <= 1: how much of each average is taken.
-            gossip_every: optimizer steps per round of averaging.
-            wire_dtype: what travels in "async" and "ready_pairs": a floating-point
-                type, or `torch.int8` for one byte per number on a lattice; or the
-                type's name, such as "bfloat16". Averages are taken in float32.
+                holds the whole model, and they allreduce gradients. "model_parallel"
+                (with a Trainer only): they hold one model together, which its
+                `configure_model` shards with `fully_shard` over
+                ``self.device_mesh["data_parallel"]`` (docs/large-models.md).
+                `ModelParallel` of `lightning_adpsgd.dials` adds tensor parallelism.
+            order: whether the average is taken after the optimizer step
+                ("step_then_average", the default) or between gradient and step
+                ("average_then_step", which "delay_by_one" always uses).
+            mixing_gain: gamma, 0 < gamma <= 1, the fraction of each average that is
+                applied: T_gamma = (1 - gamma) I + gamma T.
+            gossip_every: number of optimizer steps per round of averaging.
+            wire_dtype: dtype in which "async" and "ready_pairs" send weights, or its
+                name: a floating-point type such as "bfloat16", or `torch.int8` for one
+                byte per weight on a lattice. None: the dtype of the weights. Averages
+                are always computed in float32 or better.
             exchange_frozen: whether weights that are frozen when training begins are
                 averaged too. False: they do not travel, and must stay frozen, as in
                 fine-tuning with adapters.
-            cpu_share: in "async", share of the training's time that exchanges may take
-                (docs/concepts.md); 1: no bound.
-            work_sharing: in "async" and "ready_pairs" under a Trainer, whether an epoch
-                is a pool from which each learner takes batches as fast as it can, each
-                sample once, with `islands` over all islands. False: all learners get
-                equal shares, and each island draws on its own. None: it is a pool where
-                Lightning would deal equal shares and nothing counts the batches of one
-                learner (docs/work-sharing.md); islands draw on their own.
+            cpu_share: largest share of the training time that exchanges may take in
+                "async", in (0, 1] (docs/concepts.md); 1: no bound.
+            work_sharing: whether an epoch is a pool from which each learner takes
+                batches as fast as it can; for "async" and "ready_pairs" with a Trainer.
+                True: each sample is used once per epoch, with `islands` once among all
+                islands. False: all learners get equal shares, and each island samples
+                independently. None: the epoch is a pool where Lightning would otherwise
+                deal equal shares and nothing counts the batches of one learner
+                (docs/work-sharing.md); islands sample independently.
             after_evaluation: "restore" puts the local weights back after an evaluation
                 of the mean, "adopt" continues from the mean.
-            save_learners: whether a checkpoint also holds the state of each learner, so
-                that a resume with as many learners continues exactly: weights,
-                optimizer state, schedules, generators, place in the epoch, round of
-                gossip. Schedules and the place in the epoch need a Trainer.
-            islands: where islands find one another, ``tcp://host:port`` or
-                ``tcp://host:port/job``: this job is then one super-learner, and others
-                join and leave it as they come and go (docs/islands.md). By default the
-                environment's LIGHTNING_ADPSGD_ISLANDS; None: all super-learners are in
-                one job.
-            seed: seed of topologies that are drawn at random; the same in all learners.
-            timeout: how long a peer may say nothing before it counts as lost, and the
-                bound of each collective: a timedelta, or a number of seconds. By
-                default 5 minutes, and 30 for the collectives of Lightning.
-            max_staleness: in "async", steps without a completed exchange after which a
-                learner waits for one; None: it never waits.
-            **ddp: what Lightning's `DDPStrategy` takes, such as `start_method`. Options
-                of DDP itself apply inside a super-learner.
+            save_learners: whether a checkpoint also holds the state of every learner:
+                weights, optimizer state, schedules, random generators, place in the
+                epoch and round of gossip. A resume with the same number of learners
+                then continues exactly. Schedules and the place in the epoch need a
+                Trainer.
+            islands: URL of the rendezvous, ``tcp://host:port`` or
+                ``tcp://host:port/job``. This job is then a single super-learner, an
+                island, and other islands may join and leave while it trains
+                (docs/islands.md). None: the environment variable
+                LIGHTNING_ADPSGD_ISLANDS; if that is unset too, all super-learners
+                belong to one job.
+            seed: seed of random topologies; must be the same in all learners.
+            timeout: longest silence of a peer before it counts as lost, and the time
+                limit of each collective: a timedelta, or a number of seconds. By
+                default 5 minutes, and 30 minutes for Lightning's own collectives.
+            max_staleness: number of steps without a completed exchange after which a
+                learner in "async" waits for one; None: it never waits.
+            **ddp: further arguments of Lightning's `DDPStrategy`, such as
+                `start_method`. Options of DDP itself apply inside a super-learner.
 
         Raises:
             TypeError: An argument has a wrong type, or is unknown.
@@ -202,10 +210,10 @@ class HADPSGDOptions(_DDPStrategy):
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
-        """What reads and writes checkpoints: by default whole files.
+        """The `CheckpointIO` in use; by default it writes files whole or not at all.
 
-        Under a Trainer they are written in the background. A `CheckpointIO` that the
-        user gives is used as it is.
+        With a Trainer, the default writes in the background. A `CheckpointIO` from the
+        user is used unchanged.
         """
         # Not in the constructor, after which Lightning looks for one of the user's.
         if self._checkpoint_io is None:
@@ -223,12 +231,12 @@ class HADPSGDOptions(_DDPStrategy):
 
     @property
     def dials(self) -> Dials:
-        """The options that the strategy was made with, checked."""
+        """The options of the strategy, checked."""
         return self._dials
 
     @property
     def super_learner_size(self) -> int:
-        """N, the learners of each super-learner; of this one, if they differ."""
+        """N, the learners in a super-learner; those of this one if sizes differ."""
         size = self._dials.super_learner_size
         if isinstance(size, tuple) and self._dials.islands is None:
             return self.partition.size(self.global_rank)
@@ -273,11 +281,11 @@ class HADPSGDOptions(_DDPStrategy):
 
     @property
     def num_super_learners(self) -> int:
-        """S."""
+        """S, the number of super-learners."""
         return self.partition.num_super_learners
 
     def check_peers(self) -> bool:
-        """Whether there is more than one super-learner; says so where there is not.
+        """Whether there are several super-learners; if not, says that nothing gossips.
 
         Raises:
             ValueError: The learners do not form whole super-learners.

@@ -1,22 +1,22 @@
-"""What of Lightning is replaced or read although it promises neither: one table.
+"""One table of the Lightning internals that this package replaces or reads.
 
-Read this page first when a version of Lightning changes something. `REPLACED` lists
-each attribute of Lightning's objects that another value takes the place of during a
-fit. `READ` lists the private names that are read. `Overrides` is the only place where
-attributes are replaced: it refuses those that are not in the table, and a second owner.
+Read this module first when a new version of Lightning changes something. `REPLACED`
+lists each attribute of Lightning's objects that is replaced during a fit. `READ` lists
+the private names that are read. Only `Overrides` replaces attributes: it refuses one
+that is not in the table, and a second owner of the same one.
 """
 
 from typing import Any, NamedTuple, final
 
 
 class Names(NamedTuple):
-    """Names of Lightning's that one reason makes necessary.
+    """Lightning's names that are needed for one reason.
 
     Attributes:
-        by: modules that need them; only one at a time replaces a name.
-        why: what for, or what goes wrong with Lightning's own.
-        since: the first version that has them, of those that this package supports.
-        gone: the version that has them no longer; empty: all have.
+        by: modules that need the names; only one at a time replaces a name.
+        why: purpose, or the fault of Lightning's own version.
+        since: first supported version of Lightning that has the names.
+        gone: first version that lacks the names; empty: none does.
     """
 
     of: str
@@ -107,22 +107,22 @@ class _Undo(NamedTuple):
 
 @final
 class Overrides:
-    """Every replaced attribute of Lightning's objects, until `undo`."""
+    """The owner of all replaced attributes of Lightning's objects, until `undo`."""
 
     def __init__(self) -> None:
         self._done: list[_Undo] = []
 
     def replace(self, owner: str, target: Any, attribute: str, value: Any) -> None:
-        """Puts a value in the place of an attribute, in this one object.
+        """Replaces an attribute of one object.
 
         Args:
-            owner: module that replaces it; the table names it.
-            value: what takes its place; a function of a module or a method and not a
-                lambda, because a Trainer may be pickled.
+            owner: module that replaces the attribute, as named in the table.
+            value: replacement; a module-level function or a method, not a lambda,
+                because a Trainer may be pickled.
 
         Raises:
-            LookupError: The table does not have it.
-            RuntimeError: It has been replaced; names both owners.
+            LookupError: The table does not list the attribute.
+            RuntimeError: The attribute has an owner already; the message names both.
         """
         kind = type(target).__name__
         if not any(_fits(row, owner, target, attribute) for row in REPLACED):
@@ -140,7 +140,7 @@ class Overrides:
         self._done.append(_Undo(owner, target, attribute))
 
     def undo(self) -> None:
-        """Brings Lightning's own back, the last first; can be called twice."""
+        """Restores Lightning's attributes in reverse order; can be called twice."""
         while self._done:
             done = self._done.pop()
             vars(done.target).pop(done.attribute, None)

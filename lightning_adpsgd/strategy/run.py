@@ -1,6 +1,6 @@
-"""One `fit` of learners that gossip: the job, and how the Trainer serves it.
+"""One `fit` of learners that gossip: the job, and the Trainer's adaptations to it.
 
-`strategy` answers Lightning's hooks; here is what they do where there is a job.
+`trainer` has Lightning's hooks; this module has their work while there is a job.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from lightning_adpsgd.strategy.checkpoints.contents import Resumed
 from lightning_adpsgd.strategy.checkpoints.last_good import PREEMPTED
 from lightning_adpsgd.strategy.checkpoints.own_folders import hold_folders
 from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
-from lightning_adpsgd.strategy.clocks import Boundary, describe_clocks, follow_clocks
+from lightning_adpsgd.strategy.clocks import BatchEnd, describe_clocks, follow_clocks
 from lightning_adpsgd.strategy.compatibility import problems_with_work_sharing
 from lightning_adpsgd.strategy.default_sharing import (
     DefaultSharing,
@@ -44,15 +44,14 @@ from lightning_adpsgd.topology.partition import Partition
 
 @final
 class TrainingRun:
-    """What a Trainer's learner does from the set-up of a job to its end.
+    """A Trainer's learner, from the set-up of a job to its end.
 
     Args:
-        job: set up, not started.
-        sharing: how the learners share epochs, if they do; None: they do not.
+        job: job that is set up but not started.
+        sharing: shared epochs, if the learners decide for them; None: equal shares.
 
     Attributes:
-        last_consensus: how far apart the super-learners were when their mean was last
-            taken.
+        last_consensus: consensus distance when the mean was last taken; None before.
     """
 
     def __init__(
@@ -66,17 +65,17 @@ class TrainingRun:
         self.job, self.sharing = job, sharing
         self.scope = CollectiveScope(trainer, job)
         self.last_consensus: Consensus | None = None
-        self._boundary: Boundary | None = None
+        self._batch_end: BatchEnd | None = None
         self._folders: list[BinaryIO] = []
 
     @property
     def work_sharing(self) -> WorkSharing | None:
-        """How the learners share epochs; None: each has its own share."""
+        """The sharing of epochs; None if each learner has an equal share."""
         shares = self.sharing is not None and self.sharing.shares
         return self.sharing if shares else None
 
     def adapt(self, overrides: Overrides) -> None:
-        """Replaces what of Lightning does not go with learners that are apart."""
+        """Replaces the parts of Lightning that assume learners in lockstep."""
         trainer, job = self._trainer, self.job
         if self._dials.islands is not None:
             self._folders = hold_folders(trainer)
@@ -89,7 +88,7 @@ class TrainingRun:
         with job.failures.named():
             clocks = describe_clocks(trainer)
             job.coordinator.meet(f"set-up, with these clocks: {clocks}")
-        self._boundary = follow_clocks(trainer, job, overrides)
+        self._batch_end = follow_clocks(trainer, job, overrides)
         self.scope.follow(overrides)
         transfer_in_consensus(trainer, self.enter, job.leave_consensus, overrides)
         prune_together(trainer, job, overrides)
@@ -98,7 +97,7 @@ class TrainingRun:
         overrides.replace("run", loop, "on_run_end", partial(self._end, end))
 
     def begin(self, resumed: Resumed) -> None:
-        """Training begins: the learners communicate from here on."""
+        """Starts training: the learners communicate from here on."""
         trainer, sharing = self._trainer, self.work_sharing
         if resumed.learner is not None:
             self.job.restore_learner(resumed.learner)
@@ -107,13 +106,13 @@ class TrainingRun:
         if trainer.received_sigterm:  # before there was anybody to leave
             raise SIGTERMException
         begun = Position(trainer.global_step, 0, trainer.current_epoch)
-        if (position := self.job.start(begun, self._boundary)) is not None:
+        if (position := self.job.start(begun, self._batch_end)) is not None:
             catch_up(trainer, position)
         if sharing is not None:
             sharing.begin()
 
     def begin_batch(self, batch: Any) -> None:
-        """Training on a batch begins; ends this learner if another has failed."""
+        """Starts a batch; raises if another learner has failed."""
         self.job.raise_if_failed()
         if (island := self.job.island) is not None:
             samples = batch_size(batch) * self.job.partition.num_readers
@@ -126,7 +125,7 @@ class TrainingRun:
     # --- the consensus model
 
     def enter(self, occasion: str) -> None:
-        """Puts the consensus model in place; all learners come."""
+        """Puts the consensus model into the module; all learners must call it."""
         if self.job.running:
             self.last_consensus = self.job.enter_consensus(occasion)
             average_copies(self._trainer, self.job.weight)
@@ -134,13 +133,13 @@ class TrainingRun:
     # --- the end
 
     def fail(self, exception: BaseException) -> None:
-        """Ends with an exception of this learner, and tells the others."""
+        """Ends after an exception in this learner, and tells the others."""
         if self._dials.islands is not None and isinstance(exception, SIGTERMException):
             self._leave_in_order()
         self.job.fail(exception)
 
     def close(self) -> None:
-        """Lets go of everything; waits for no learner."""
+        """Releases all resources; waits for no learner."""
         self.job.close()
         if self.work_sharing is not None:
             self.work_sharing.leave()
@@ -172,7 +171,7 @@ def set_up_run(
     on_reload: Callable[[], None],
     overrides: Overrides,
 ) -> TrainingRun:
-    """Brings all learners together; a collective."""
+    """Makes the job of a Trainer's `fit`; a collective over all learners."""
     partition: Partition = trainer.strategy.partition  # pyright: ignore
     asked, sharing = _shares_work(trainer, dials), None
     job = set_up_job(model, dials, partition, on_reload)

@@ -1,11 +1,10 @@
-"""Who takes part in a collective of Lightning's or a user's hook.
+"""The learners that take part in a collective of Lightning's or of a user's hook.
 
-Inside an epoch, asynchronous learners are at different steps. No learner but those of
-the same super-learner is known to come to a collective there, whatever hook asks for
-it. There are two exceptions, to which all learners come: an evaluation, and hooks of a
-checkpoint. Everywhere else a collective is over all learners. The first collective of
-each kind that has fewer learners than under `ddp` is told, because its value alone does
-not show it.
+Within an epoch, asynchronous learners are at different steps, so a collective can count
+only on the learners of the same super-learner. All learners come to two exceptions:
+evaluations, and hooks of a checkpoint. Outside of epochs, a collective is over all
+learners. The first collective of each kind with fewer learners than under `ddp` is
+logged, because its value alone does not show it.
 """
 
 from functools import partial
@@ -30,7 +29,7 @@ _REMEDIES = {
 
 
 class CollectiveScope:
-    """Says who takes part in a collective: all learners, or those at the same step."""
+    """The scope of a collective: all learners, or only those at the same step."""
 
     def __init__(self, trainer: pl.Trainer, job: Job) -> None:
         self._trainer, self._job = trainer, job
@@ -38,13 +37,13 @@ class CollectiveScope:
         self._told: set[str] = set()
 
     def follow(self, overrides: Overrides) -> None:
-        """Takes note of the epochs of the Trainer's loop until it is undone."""
+        """Tracks the epochs of the Trainer's loop until it is undone."""
         loop = self._trainer.fit_loop.epoch_loop
         run = partial(type(loop).run, loop)
         overrides.replace("scope", loop, "run", partial(self._run_epoch, run))
 
     def __call__(self, group: Any, operation: str) -> Any:
-        """Who takes part: the group asked for, `ALONE`, or none for all learners."""
+        """The group that takes part: as asked, `ALONE`, or None for all learners."""
         if group is not None and group is not dist.group.WORLD:
             return group
         if self._apart():

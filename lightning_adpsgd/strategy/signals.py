@@ -1,10 +1,10 @@
-"""Keeps Lightning's handling of SIGTERM from tying all learners together.
+"""Lightning's handling of SIGTERM, without its collectives over all learners.
 
-Lightning broadcasts from learner 0 before each training batch whether a SIGTERM came,
-and once more inside the signal handler. The first makes asynchronous learners wait for
-one another in every step. The second hangs when one learner alone gets the signal. Here
-the learner that gets the signal stops, and the coordinator tells the others. The
-learners of one island, which make each step together, stop at the same one.
+Before each training batch, and again inside the signal handler, Lightning broadcasts
+from learner 0 whether SIGTERM came. The first broadcast makes asynchronous learners
+wait for one another in every step. The second hangs if only one learner gets the
+signal. Here the learner that gets the signal stops, and the coordinator tells the
+others. The learners of one island step together and stop at the same step.
 """
 
 from collections.abc import Callable

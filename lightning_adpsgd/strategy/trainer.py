@@ -1,13 +1,15 @@
 """The strategy that Lightning sees: one class, three options.
 
-`topology` says who averages with whom, `communication` when (at the step boundary,
-hidden behind the next gradient, or asynchronously), `super_learner_size` how many
-learners allreduce their gradients and count as one. The registered names are settings
-of these. Inside a super-learner this is Lightning's DDP on the process group of its
-learners; between super-learners the engines of `mixing` and `gossip` do the work.
+`topology` says who averages with whom. `communication` says when: at the step boundary,
+hidden behind the next gradient, or asynchronously. `super_learner_size` is the number
+of learners that allreduce their gradients and act as one. Each registered strategy name
+stands for a setting of these three. Inside a super-learner, Lightning's DDP runs on the
+process group of its learners; between super-learners, the engines of `mixing` and
+`gossip` average weights.
 
-Here are Lightning's hooks. `options` has the constructor, `run` what the hooks do while
-learners gossip, and `overrides` lists what of Lightning is replaced.
+This module has Lightning's hooks. `options` has the constructor, `run` the work of the
+hooks while learners gossip, and `overrides` the attributes of Lightning that are
+replaced. An optimizer step goes from `optimizer_step` to `Job.update` in `job`.
 """
 
 from collections.abc import Callable
@@ -48,14 +50,14 @@ _Broadcast = TypeVar("_Broadcast")
 
 
 class HADPSGDStrategy(ModelParallelInside):
-    """Hierarchical asynchronous decentralized parallel SGD, and its whole family.
+    """Hierarchical asynchronous decentralized parallel SGD (H-ADPSGD) and its variants.
 
-    The learning rate is the one for the global batch (learners x local batch):
-    gradients are means, and nothing is divided by the number of learners.
+    The learning rate is the one for the global batch (learners x local batch), because
+    gradients are means; nothing is divided by the number of learners.
 
-    While training runs, learner 0 writes checkpoints in the background, at the cost of
-    one more copy in the host's memory: `checkpoint_io.wait()` waits for the file. A
-    `CheckpointIO` among the Trainer's `plugins` is used as it is.
+    During training, learner 0 writes checkpoints in the background, which takes one
+    more copy of the checkpoint in host memory. `checkpoint_io.wait()` waits for the
+    file. A `CheckpointIO` among the Trainer's `plugins` is used unchanged.
 
     The constructor documents the arguments.
     """
@@ -73,17 +75,17 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @property
     def work_sharing(self) -> WorkSharing | None:
-        """How the epochs are shared; None without `work_sharing` or outside `fit`."""
+        """The sharing of epochs; None without `work_sharing` or outside `fit`."""
         return self._run.work_sharing if self._run is not None else None
 
     @property
     def last_consensus(self) -> Consensus | None:
-        """How far apart the super-learners were when their mean was last taken."""
+        """The consensus distance at the last mean; None before the first."""
         last = self._run.last_consensus if self._run is not None else None
         return last or self._last_consensus
 
     def gossip_statistics(self) -> Statistics | None:
-        """What this learner's communication has done; None if nothing communicates."""
+        """Counters of this learner's communication; None if nothing communicates."""
         return self._run.job.statistics() if self._run is not None else self._statistics
 
     # --- set-up and end
@@ -125,7 +127,7 @@ class HADPSGDStrategy(ModelParallelInside):
     def _set_up_without_ddp(
         self, trainer: pl.Trainer, overrides: Overrides, gossips: bool
     ) -> None:
-        """As Lightning sets up, but for DDP, which is inside a super-learner only."""
+        """Does Lightning's set-up, with DDP only inside a super-learner."""
         assert self.accelerator is not None
         assert self.model is not None
         self.accelerator.setup(trainer)
@@ -234,9 +236,10 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The consensus model; called by all learners, as Lightning does.
+        """The state of the consensus model; all learners must call it.
 
-        After a failure, when the others can no longer be asked, the local weights.
+        After a failure, when the other learners can no longer be asked, it is the state
+        of the local weights.
         """
         run = self._run
         if run is None or not run.job.running or self._interrupted():

@@ -1,12 +1,12 @@
-"""Callbacks that write weights: SWA, EMA, `ModelPruning`.
+"""Support for callbacks that write weights: SWA, EMA, `ModelPruning`.
 
-An average of weights is linear in them. So the mean of what the learners keep is the
-average of their mean, and it is taken wherever the consensus model is. What such a
-callback writes into the module stays in the vectors that are averaged.
+An average of weights is linear in them. So the mean of the learners' kept averages is
+the average of their mean, and it is taken wherever the consensus model is. The weights
+that such a callback writes into the module stay in the averaged vectors.
 
-Each learner would prune by its own weights, and the consensus of differently pruned
-models is not pruned. So the choice is made on the consensus model, which all hold, and
-a mask that is drawn at random is that of learner 0.
+Each learner would prune by its own weights, and the mean of differently pruned models
+is not pruned. So pruning happens on the consensus model, which all learners hold, and a
+random mask is that of learner 0.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ def transfer_in_consensus(
     leave: Callable[[bool], Any],
     overrides: Overrides,
 ) -> None:
-    """Makes SWA write its average when nothing is on its way."""
+    """Makes SWA write its average while no exchange is under way."""
     for swa in getattr(trainer, "callbacks", ()):
         if not isinstance(swa, StochasticWeightAveraging):
             continue
@@ -80,7 +80,7 @@ def _transfer(
 
 @torch.no_grad()
 def _reset_in_place(reset: Callable[..., None], module: pl.LightningModule) -> None:
-    """Batch-norm statistics start again in the tensors that they were in."""
+    """Resets batch-norm statistics in place, in the same tensors."""
     kept = dict(module.named_buffers())
     reset(module)
     for name, buffer in kept.items():

@@ -1,15 +1,15 @@
-"""Gives a Trainer's training loader the batches that its learner claims.
+"""The training loader of a Trainer whose learners share each epoch.
 
-Lightning would put a `DistributedSampler` into the loader of each learner: equal
-shares, whatever the speed. While a `WorkSharing` is installed, the loader of the
-training is a copy of the user's whose batch sampler is `SharedBatches`; loaders of an
-evaluation are Lightning's business as before.
+Lightning would put a `DistributedSampler` into the loader of each learner, which deals
+equal shares whatever the speed. With a `WorkSharing`, the training loader is instead a
+copy of the user's whose batch sampler is `SharedBatches`. Loaders of an evaluation stay
+Lightning's.
 
-A learner does not know how many batches it will get, so the copy has no length, and
-Lightning asks it for one batch ahead to know which is the last.
+A learner does not know how many batches it will get. So the copy has no length, and
+Lightning fetches one batch ahead to find out which is the last.
 
-The learners of one job draw from a counter in its store. Among islands the leader of
-each draws from the pool of all, once the island has joined the others.
+The learners of one job claim batches from a counter in its store. Among islands, the
+first learner of each claims from a common pool, once the island has joined the others.
 """
 
 import copy
@@ -42,13 +42,12 @@ class WorkSharing:
     """One learner's part in sharing the epochs of a training.
 
     Args:
-        checkpoint: what `state` gave to the checkpoint that is resumed; None at a fresh
-            start.
-        islands: URL of their rendezvous; None where all learners are in one job.
-        default: decides whether to share; None: the user has.
+        checkpoint: result of `state` in the resumed checkpoint; None at a fresh start.
+        islands: URL of the rendezvous; None if all learners are in one job.
+        default: decides whether to share; None: the user has decided.
 
     Attributes:
-        shares: whether the learners share; None: it is not decided yet.
+        shares: whether the learners share; None: undecided.
     """
 
     def __init__(
@@ -71,18 +70,18 @@ class WorkSharing:
     # --- from set-up to end
 
     def look_at_schedules(self) -> None:
-        """Optimizers and schedules are there."""
+        """Called once optimizers and schedules exist."""
         if self._default is not None:
             self._default.look_at_schedules()
 
     def takes(self, dataloader: Any) -> bool:
-        """Whether the learners share a training loader; all of them ask."""
+        """Whether the learners share a training loader; all learners must call it."""
         if self.shares is None and self._default is not None:
             self.shares = self._default.allows(dataloader)
         return bool(self.shares)
 
     def prepare(self, dataloader: Any) -> Any:
-        """A copy of a training loader, whose batches this learner claims."""
+        """A copy of a training loader that yields the batches this learner claims."""
         _refuse_loader(dataloader)
         self._batches = self._shared(dataloader)
         progress: Any = self._trainer.fit_loop.epoch_progress.current
@@ -92,7 +91,7 @@ class WorkSharing:
         return self._copy(dataloader, self._batches)
 
     def begin(self) -> None:
-        """The island has joined the others, and is where they are; it may draw."""
+        """Lets an island claim batches; it has joined the others at their position."""
         if self._islands is None or self._job.island is None:
             return
         credentials = Credentials.from_environment(os.environ)
@@ -106,13 +105,13 @@ class WorkSharing:
             self._island_pool.start()
 
     def leave(self) -> None:
-        """Hands other islands what this one has not trained on."""
+        """Gives other islands the claimed batches that this one has not trained on."""
         if self._batches is not None and self._island_pool is not None:
             self._batches.close()
             self._island_pool.leave(_GOODBYE_S)
 
     def check_loaders(self) -> None:
-        """Refuses several training loaders, once Lightning has them all."""
+        """Refuses several training loaders, once Lightning has collected them."""
         combined = self._trainer.fit_loop._combined_loader
         if combined is not None and len(combined.flattened) > 1:
             raise ValueError(
@@ -126,11 +125,11 @@ class WorkSharing:
 
     @property
     def under_way(self) -> EpochUnderWay | None:
-        """The epoch that is being shared; None before the first."""
+        """The current shared epoch; None before the first."""
         return self._batches.under_way if self._batches is not None else None
 
     def set_epoch(self, epoch: int) -> None:
-        """Lightning calls this when an epoch begins, as with a distributed sampler."""
+        """Starts an epoch; Lightning calls it as it does on a distributed sampler."""
         assert self._batches is not None
         self._batches.start_epoch(epoch)
         stale = self.under_way is None or self.under_way.number != epoch
@@ -138,7 +137,7 @@ class WorkSharing:
             iter(self._trainer.fit_loop._data_fetcher)  # pyright: ignore
 
     def begin_batch(self) -> None:
-        """Training on the next batch begins."""
+        """Starts the next batch."""
         if self._batches is None:
             return
         self._batches.begin_batch()
@@ -147,7 +146,7 @@ class WorkSharing:
             self._batches.epoch = self._trainer.current_epoch
 
     def all_go_on(self, at_last_batch: bool) -> bool:
-        """Whether no learner is at its last batch of the epoch; all learners come."""
+        """Whether no learner is at its last batch of the epoch; all must call it."""
         self._num_occasions += 1
         store = PrefixStore(f"occasion/{self._num_occasions}", self._job.store)
         store.add("ended", int(at_last_batch))
@@ -155,7 +154,7 @@ class WorkSharing:
         return store.add("ended", 0) == 0
 
     def state(self) -> dict[str, Any] | None:
-        """What a checkpoint keeps of the epoch, in learner 0; a collective."""
+        """The state of the epoch for a checkpoint, in learner 0; a collective."""
         state = self._batches.state() if self._batches is not None else None
         return state._asdict() if state is not None else None
 
@@ -197,7 +196,7 @@ class WorkSharing:
     def _lightning_iterates(self) -> bool:
         """Whether Lightning makes a new iterator for the epoch that begins.
 
-        It does not for the first one of a run, for which it has one since set-up.
+        It does not for the first epoch of a run, whose iterator it made at set-up.
         """
         loop = self._trainer.fit_loop
         # The first is not in Lightning 2.5.0, which asks for the second alone.
@@ -211,11 +210,12 @@ def prepare_training_loaders(
     place: PlaceInEpoch | None,
     overrides: Overrides,
 ) -> None:
-    """Takes Lightning's preparation of loaders over, if there is a reason to.
+    """Replaces Lightning's preparation of loaders, if there is a reason to.
 
-    Lightning prepares each loader, which puts a `DistributedSampler` into it. Shared
-    epochs replace that. A resume within an epoch, at `place`, comes after it. A shared
-    epoch keeps its own account of what is left, so with both the first alone applies.
+    Lightning prepares each loader by putting a `DistributedSampler` into it. Shared
+    epochs replace that step; a resume within an epoch, at `place`, follows it. A shared
+    epoch keeps its own record of the remaining batches, so it takes precedence if both
+    are given.
     """
     if work_sharing is None and place is None:
         return

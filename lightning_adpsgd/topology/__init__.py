@@ -1,4 +1,4 @@
-"""Who averages with whom: mixing matrices, named and custom topologies, schedules."""
+"""Topologies, which say who averages with whom, and schedules of mixing matrices."""
 
 from lightning_adpsgd.topology.named import TOPOLOGIES, find_topology
 from lightning_adpsgd.topology.topology import Topology

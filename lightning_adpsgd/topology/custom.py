@@ -1,8 +1,8 @@
-"""Topologies that a user gives: mixing matrices, matchings, or a function.
+"""User-defined topologies: mixing matrices, matchings, or a function.
 
-They are checked when they are given, and again when the number of super-learners is
-known: they must be doubly stochastic, of that size, and joined, so that consensus is
-reached. They can be pickled, for learners that are spawned.
+They are checked when they are passed, and again when the number of super-learners is
+known. They must be doubly stochastic, of that size, and connected, so that consensus is
+reached. They can be pickled for spawned learners.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,10 +30,11 @@ Partners = dict[int, int]
 
 
 def from_matrices(matrices: Sequence[Tensor]) -> Topology:
-    """A schedule of mixing matrices, each [S, S], that take turns.
+    """Makes a schedule of mixing matrices, each [S, S], that take turns.
 
-    Asynchronously an edge is asked in proportion to its weight: the heaviest of the
-    schedule in each of its rounds, one of half the weight in every second.
+    In asynchronous modes, exchanges over an edge are asked for in proportion to its
+    weight: over the heaviest edge of the schedule in each of its rounds, over one of
+    half the weight in every second.
 
     Raises:
         ValueError: a matrix is not doubly stochastic or not of the first one's shape,
@@ -55,13 +56,13 @@ def from_matrices(matrices: Sequence[Tensor]) -> Topology:
 
 
 def from_matchings(matchings: Sequence[Matching]) -> Topology:
-    """A schedule of matchings that take turns: each pair takes the mean of its two.
+    """Makes a schedule of matchings that take turns; the two of a pair take their mean.
 
-    A super-learner in no pair of a matching sits out that round.
+    A super-learner that is in no pair of a matching sits out that round.
 
     Raises:
-        ValueError: a pair is not of two different super-learners, or a super-learner is
-            in two pairs of one matching.
+        ValueError: a pair does not have two different super-learners, or a
+            super-learner is in two pairs of one matching.
     """
     partners = [_partners(pairs, number) for number, pairs in enumerate(matchings)]
     return Topology(
@@ -73,11 +74,11 @@ def from_matchings(matchings: Sequence[Matching]) -> Topology:
 
 
 def from_function(matrix: MatrixOfRound) -> Topology:
-    """A schedule of matrices from a function ``(S, round, seed) -> T``.
+    """Makes a schedule from a function ``(S, round, seed) -> T``, where T is [S, S].
 
-    The function must be pure, and the same in all learners. Any two may meet, so that
-    all are connected. Each matrix is checked when its round comes; whether they lead to
-    consensus is up to the function.
+    The function must be pure, and the same in all learners. Any two super-learners may
+    meet, so all are connected. Each matrix is checked in its round; whether the
+    matrices lead to consensus is up to the function.
     """
     checked = partial(_checked, matrix)
     return Topology(
@@ -91,7 +92,7 @@ def from_function(matrix: MatrixOfRound) -> Topology:
 
 
 def from_sequence(given: Any) -> Topology:
-    """Returns the topology of a matrix as its rows, of several, or of matchings.
+    """Makes a topology from the rows of a matrix, from several matrices, or matchings.
 
     Raises:
         ValueError: `given` is none of these.
@@ -142,7 +143,7 @@ def _frequencies(
     round: int,
     seed: int,
 ) -> Shares:
-    """Weights of the edges of `index` over the heaviest; None: that of the round."""
+    """The edge weights of `index` relative to the heaviest; None: one per round."""
     mixing = matrix(size, round, seed)
     weights = (mixing[index] + mixing[:, index]) / 2
     return _nonzero(weights / (heaviest or _heaviest(mixing)))

@@ -1,4 +1,4 @@
-"""Mixing matrices: what they must be, and how fast they mix.
+"""Mixing matrices: their requirements, and how fast they mix.
 
 A mixing matrix T is doubly stochastic, S x S, float64; column i says what super-learner
 i takes from whom: ``w_i <- sum_j T[j, i] w_j`` (arXiv 2110.11199; AD-PSGD, 1710.06952).
@@ -20,21 +20,21 @@ def identity(num_super_learners: int) -> Tensor:
 
 
 def complete(num_super_learners: int) -> Tensor:
-    """Each super-learner takes 1/S of all: one round gives the mean."""
+    """The matrix with which each takes 1/S of all, so that one round gives the mean."""
     shape = (num_super_learners, num_super_learners)
     return torch.full(shape, 1 / num_super_learners, dtype=torch.float64)
 
 
 def with_gain(mixing: Tensor, gain: float) -> Tensor:
-    """T_gamma = (1 - gamma) I + gamma T: a share gamma of the same mixing."""
+    """T_gamma = (1 - gamma) I + gamma T: the mixing matrix with gain gamma."""
     return (1 - gain) * identity(len(mixing)) + gain * mixing
 
 
 def contraction(rounds: Sequence[Tensor]) -> float:
-    """The factor by which a round shrinks the slowest disagreement, over a period.
+    """The factor per round by which the slowest disagreement shrinks, over a period.
 
-    This is the spectral radius of the product of the rounds on the vectors of mean
-    zero, to the power of one over their number; 0 where the product is the exact mean.
+    It is the spectral radius of the product of the rounds on the vectors of mean zero,
+    to the power of one over the number of rounds; 0 if the product is the exact mean.
     For one matrix it is |lambda_2|, and 1 - |lambda_2| is the spectral gap.
     """
     product = identity(len(rounds[0]))
@@ -50,8 +50,8 @@ def check_mixing(mixing: Tensor) -> None:
     """Refuses a matrix that is not doubly stochastic.
 
     Raises:
-        ValueError: The matrix is not square, has an entry that is negative or NaN, or
-            a row or column whose sum is not one.
+        ValueError: The matrix is not square, has a negative or NaN entry, or has a row
+            or column that does not sum to one.
     """
     if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1]:
         raise ValueError(f"a mixing matrix is square, got shape {tuple(mixing.shape)}")
@@ -67,11 +67,11 @@ def check_mixing(mixing: Tensor) -> None:
 
 
 def check_consensus(rounds: Sequence[Tensor]) -> None:
-    """Refuses a period of matrices that never leads to consensus.
+    """Refuses a period of matrices that never reaches consensus.
 
     Raises:
-        ValueError: Some super-learners never meet the others, or the rounds pass a
-            disagreement on undiminished.
+        ValueError: Some super-learners never meet the others, or the rounds preserve a
+            disagreement.
     """
     size = len(rounds[0])
     edges = (edge for mixing in rounds for edge in mixing.nonzero().tolist())
@@ -87,10 +87,11 @@ def check_consensus(rounds: Sequence[Tensor]) -> None:
 
 
 def check_connected(size: int, edges: Iterable[Sequence[int]]) -> None:
-    """Refuses edges that do not join all super-learners.
+    """Refuses edges that do not connect all super-learners.
 
     Raises:
-        ValueError: No path joins some to super-learner 0; names them.
+        ValueError: Some super-learners have no path to super-learner 0; the message
+            names them.
     """
     apart = _apart(size, edges)
     if apart:

@@ -1,10 +1,10 @@
-"""The topologies that have a name, as pure functions.
+"""The named topologies, as pure functions.
 
-What super-learner `index` takes from whom in a round is column `index` of the mixing
+The shares that super-learner `index` takes in a round are column `index` of the mixing
 matrix. Random topologies draw from a generator seeded by ``(seed, round)``, so that all
-learners draw the same.
+learners draw the same matrix.
 
-docs/extending.md has the steps that add one; every property is then tested for it.
+docs/extending.md describes how to add one; all tests of properties then cover it.
 """
 
 import math
@@ -41,16 +41,16 @@ TopologyLike = (
 
 
 def ring_shares(index: int, size: int, round: int = 0, seed: int = 0) -> Shares:
-    """The papers' fixed ring: a third each from oneself, the left and the right.
+    """The papers' fixed ring: a third each from itself and its two neighbours.
 
-    For S = 2, where left and right are the same, it takes both halves. For S >= 3,
+    For S = 2, where left and right are the same, it takes a half of each. For S >= 3,
     lambda_2 is ``(1 + 2 cos(2 pi / S)) / 3``.
     """
     return equal_shares((index, (index - 1) % size, (index + 1) % size))
 
 
 def random_ring_shares(index: int, size: int, round: int, seed: int) -> Shares:
-    """The ring over an order drawn anew in each round: P^T T P."""
+    """The ring over a random order, redrawn in each round: P^T T P."""
     order, places = _drawn_order(size, round, seed)
     place = places[index]
     return equal_shares(order[p % size] for p in (place, place - 1, place + 1))
@@ -59,7 +59,7 @@ def random_ring_shares(index: int, size: int, round: int, seed: int) -> Shares:
 def alternating_pairs_shares(
     index: int, size: int, round: int, seed: int = 0
 ) -> Shares:
-    """Pair averages with the left and the right neighbour of the ring in turn.
+    """Pair averages, in turn with the left and the right neighbour on the ring.
 
     With an odd S one super-learner sits out, a different one in each round.
     """
@@ -69,13 +69,13 @@ def alternating_pairs_shares(
 
 
 def random_pairs_shares(index: int, size: int, round: int, seed: int) -> Shares:
-    """Pair averages over a perfect matching drawn anew in each round."""
+    """Pair averages over a random perfect matching, redrawn in each round."""
     order, places = _drawn_order(size, round, seed)
     return equal_shares((index, order[_paired_place(places[index], size)]))
 
 
 def hypercube_shares(index: int, size: int, round: int, seed: int = 0) -> Shares:
-    """Pair averages along one dimension of the hypercube after the other.
+    """Pair averages along the dimensions of the hypercube, one after the other.
 
     log2 S rounds give the exact mean. S is a power of two.
     """
@@ -83,10 +83,10 @@ def hypercube_shares(index: int, size: int, round: int, seed: int = 0) -> Shares
 
 
 def exponential_shares(index: int, size: int, round: int, seed: int = 0) -> Shares:
-    """One peer at distance 2^k, k growing by one in each round, for any S.
+    """One peer at distance 2^k, where k grows by one in each round; for any S.
 
-    For S a power of two this is the hypercube. Otherwise i takes half of i + 2^k
-    (mod S), which is not symmetric.
+    Super-learner i takes half of its own weights and half of those of i + 2^k (mod S).
+    If S is a power of two, this is the hypercube; otherwise it is not symmetric.
     """
     if _is_power_of_two(size):
         return hypercube_shares(index, size, round, seed)
@@ -100,12 +100,12 @@ def _exponential_gives(index: int, size: int, round: int, seed: int) -> Shares:
 
 
 def complete_shares(index: int, size: int, round: int = 0, seed: int = 0) -> Shares:
-    """Each super-learner takes 1/S of all: one round gives the mean."""
+    """Shares of 1/S of all super-learners: one round gives the mean."""
     return equal_shares(range(size))
 
 
 def grid_shares(index: int, size: int, round: int = 0, seed: int = 0) -> Shares:
-    """A torus of rows x columns as square as S allows; a prime S makes it a ring."""
+    """A torus of rows x columns, as square as S allows; for a prime S it is a ring."""
     sides = range(math.isqrt(size), 0, -1)
     num_rows = next(side for side in sides if size % side == 0)
     num_columns = size // num_rows
@@ -159,7 +159,7 @@ TOPOLOGIES = {
 
 
 def find_topology(topology: TopologyLike) -> Topology:
-    """Returns the topology that an argument means.
+    """The topology for the argument `topology` of a strategy.
 
     Args:
         topology: name; `Topology`; one mixing matrix, as a tensor or as its rows;
@@ -184,7 +184,7 @@ def find_topology(topology: TopologyLike) -> Topology:
 
 
 def _paired_place(place: int, size: int) -> int:
-    """The other one of the pair (0, 1), (2, 3), ...; itself at the end of an odd S."""
+    """The other member of the pair (0, 1), (2, 3), ...; itself if it has none."""
     other = place ^ 1
     return other if other < size else place
 

@@ -1,4 +1,4 @@
-"""Which learners form which super-learner: those of consecutive ranks."""
+"""The division of learners into super-learners of consecutive ranks."""
 
 from itertools import accumulate
 from typing import NamedTuple
@@ -9,8 +9,8 @@ class Partition(NamedTuple):
 
     Attributes:
         sizes: N of each super-learner, in the order of the ranks.
-        tensor_parallel_size: T, learners of consecutive ranks that share each layer,
-            and so read the same batches; divides every N.
+        tensor_parallel_size: T, the number of learners of consecutive ranks that share
+            each layer, and so read the same batches; divides every N.
     """
 
     sizes: tuple[int, ...]
@@ -18,7 +18,7 @@ class Partition(NamedTuple):
 
     @classmethod
     def even(cls, num_learners: int, size: int) -> "Partition":
-        """Super-learners of one size, which divides the number of learners."""
+        """Makes super-learners of one size; it must divide the number of learners."""
         return cls((size,) * (num_learners // size))
 
     @property
@@ -33,12 +33,12 @@ class Partition(NamedTuple):
 
     @property
     def num_super_learners(self) -> int:
-        """S."""
+        """S, the number of super-learners."""
         return len(self.sizes)
 
     @property
     def is_even(self) -> bool:
-        """Whether all super-learners are of one size."""
+        """Whether all super-learners have the same size."""
         return len(set(self.sizes)) == 1
 
     @property
@@ -49,7 +49,7 @@ class Partition(NamedTuple):
 
     @property
     def grids(self) -> list[list[list[int]]]:
-        """The learners of each super-learner: data_parallel x tensor_parallel."""
+        """The learners of each super-learner, [data_parallel][tensor_parallel]."""
         size = self.tensor_parallel_size
         return [
             [[*ranks[first : first + size]] for first in range(0, len(ranks), size)]
@@ -69,9 +69,9 @@ class Partition(NamedTuple):
         return self.ranks(self.super_learner(rank)).index(rank)
 
     def weight(self, rank: int) -> float:
-        """The weight at which a mean over learners is one over super-learners."""
+        """The weight of a learner in a mean that weighs super-learners equally."""
         return self.num_learners / (self.num_super_learners * self.size(rank))
 
     def size(self, rank: int) -> int:
-        """N of the super-learner of a learner."""
+        """N, the size of the super-learner that a learner is in."""
         return self.sizes[self.super_learner(rank)]

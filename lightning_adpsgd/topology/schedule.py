@@ -24,10 +24,10 @@ class Schedule:
     """A topology of S super-learners, with its gain and seed.
 
     Args:
-        topology: sequence of mixing matrices.
+        topology: topology, a sequence of mixing matrices.
         num_super_learners: S.
-        gain: gamma in T_gamma = (1 - gamma) I + gamma T, 0 < gamma <= 1.
-        seed: seed of topologies that are drawn at random.
+        gain: gamma in T_gamma = (1 - gamma) I + gamma T; 0 < gamma <= 1.
+        seed: seed of random topologies.
     """
 
     topology: Topology
@@ -39,23 +39,23 @@ class Schedule:
         self.topology.check_size(self.num_super_learners)
 
     def mixing(self, round: int) -> Tensor:
-        """Returns the matrix of a round before the gain is applied, checked."""
+        """The matrix of a round, [S, S], checked, before the gain is applied."""
         matrix = self.topology.matrix(self.num_super_learners, round, self.seed)
         check_mixing(matrix)
         return matrix
 
     def part(self, index: int, round: int) -> Part:
-        """Returns what `index` takes and gives before the gain is applied, checked."""
+        """The checked shares that `index` takes and gives, before the gain."""
         part = self.topology.part(index, self.num_super_learners, round, self.seed)
         check_part(part)
         return part
 
     def asks(self, index: int, round: int) -> list[int]:
-        """The peers that `index` asks in its own round of this number."""
+        """The peers that `index` asks in its own round number `round`."""
         return self.topology.asks(index, self.num_super_learners, round, self.seed)
 
     def is_mean(self, round: int) -> bool:
-        """Whether all take the exact mean, which one all-reduce computes."""
+        """Whether all super-learners take the exact mean, as an all-reduce computes."""
         period = self.topology.period(self.num_super_learners)
         return _is_mean(
             self.topology,

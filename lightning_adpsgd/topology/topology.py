@@ -1,8 +1,8 @@
-"""What a topology is: who takes what share from whom, in which round.
+"""The type of a topology: who takes which share from whom, in which round.
 
-A topology gives one column of the mixing matrix T at a time, so that a learner's round
-needs no S x S matrix. It communicates nothing and keeps no state. Topologies with a
-name are in `named`, those that a user gives in `custom`.
+A topology returns one column of the mixing matrix T at a time, so that a learner's
+round needs no S x S matrix. It does not communicate and keeps no state. Named
+topologies are in `named`, user-defined ones in `custom`.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ SharesOfRound = Callable[[int, int, int, int], Shares]
 
 
 def equal_shares(members: Iterable[int]) -> Shares:
-    """Equal shares of all members, each of which counts once."""
+    """Equal shares of all members."""
     distinct = dict.fromkeys(members)
     return dict.fromkeys(distinct, 1 / len(distinct))
 
@@ -28,12 +28,12 @@ def any_size(num_super_learners: int) -> None:
 
 
 def never_repeats(num_super_learners: int) -> int:
-    """The period of a schedule that is drawn at random."""
+    """The period 0, that of a random schedule."""
     return 0
 
 
 class Part(NamedTuple):
-    """One super-learner's part in a round: a column of T and a row, without zeros."""
+    """One super-learner's part in a round: a column and a row of T, without zeros."""
 
     takes: Shares
     gives: Shares
@@ -45,15 +45,17 @@ class Topology:
 
     Args:
         name: value of the option `topology`.
-        takes: ``(index, num_super_learners, round, seed)`` -> what `index` takes from
-            whom, itself included: column `index` of T without its zeros.
-        period: ``num_super_learners -> rounds`` until the schedule repeats; 0: it is
-            drawn at random and never does, so that any two may meet.
-        gives: row `index` of T, likewise; None: T is symmetric in every round.
-        frequencies: share of the rounds of each edge of `index` in which an
-            asynchronous exchange is asked for; None: all of them.
-        check_size: function that raises a `ValueError` where there is no such topology
-            of S.
+        takes: function ``(index, num_super_learners, round, seed)`` for the shares that
+            `index` takes, including its own: column `index` of T without zeros.
+        period: function from the number of super-learners to the number of rounds until
+            the schedule repeats; 0: it is random and never repeats, so that any two may
+            meet.
+        gives: the same function for row `index` of T; None: T is symmetric in every
+            round.
+        frequencies: function for the share of rounds in which each edge of `index` asks
+            for an asynchronous exchange; None: all rounds.
+        check_size: function that raises a `ValueError` if the topology does not exist
+            for S.
     """
 
     name: str
@@ -64,7 +66,7 @@ class Topology:
     check_size: Callable[[int], object] = field(default=any_size, repr=False)
 
     def matrix(self, num_super_learners: int, round: int = 0, seed: int = 0) -> Tensor:
-        """Returns T of a round: shape [S, S], float64."""
+        """The mixing matrix T of a round, float64 [S, S]."""
         size = num_super_learners
         columns = [self.takes(i, size, round, seed) for i in range(size)]
         rows = [j for column in columns for j in column]
@@ -77,14 +79,14 @@ class Topology:
     def part(
         self, index: int, num_super_learners: int, round: int, seed: int = 0
     ) -> Part:
-        """Returns what `index` takes from whom and gives to whom in a round."""
+        """The shares that `index` takes from whom and gives to whom in a round."""
         takes = self.takes(index, num_super_learners, round, seed)
         if self.gives is None:
             return Part(takes, takes)
         return Part(takes, self.gives(index, num_super_learners, round, seed))
 
     def peers(self, index: int, num_super_learners: int) -> list[int]:
-        """Returns all with which `index` may ever average, in ascending order."""
+        """All peers with which `index` may ever average, in ascending order."""
         size, period = num_super_learners, self.period(num_super_learners)
         if period == 0:
             return [j for j in range(size) if j != index]
@@ -98,12 +100,12 @@ class Topology:
     ) -> list[int]:
         """The peers that `index` asks for an exchange in its own round number `round`.
 
-        Unsynchronised learners do not share a round number, so that an end answers in
-        whatever round it is. The ends take turns by the parity of the round's binary
-        digits. That makes one exchange per edge and round at equal speeds, and still
-        one in two rounds of the faster end where the other is slow. (By the parity of
-        the round itself, an edge of every second round would always be asked by the
-        same end.) An edge of one direction is asked by its taker.
+        Unsynchronised learners do not share a round number, so an end answers in any
+        round. The ends take turns by the parity of the round's binary digits. At equal
+        speeds, that makes one exchange per edge and round. If one end is slow, it still
+        makes one in two rounds of the faster end. (With the parity of the round itself,
+        an edge of every second round would always be asked by the same end.) On a
+        one-way edge, the end that takes asks.
         """
         key = (index, num_super_learners, round, seed)
         takes, gives = self.part(*key)
@@ -120,10 +122,10 @@ class Topology:
 
 
 def check_part(part: Part) -> None:
-    """Refuses shares that would change the mean of all weights, or that of equal ones.
+    """Refuses shares that would change the mean of the weights, or equal weights.
 
     Raises:
-        ValueError: what is taken, or what is given, does not sum to one.
+        ValueError: The shares taken, or the shares given, do not sum to one.
     """
     for verb, shares in zip(("takes", "gives"), part, strict=True):
         error = abs(sum(shares.values()) - 1)
@@ -135,6 +137,6 @@ def check_part(part: Part) -> None:
 
 
 def _draw(other: int, index: int, size: int, round: int, seed: int) -> float:
-    """Returns a number in [0, 1), the same at both ends of an edge."""
+    """Draws a number in [0, 1), the same at both ends of an edge."""
     key = f"{min(index, other)} {max(index, other)} {size} {round} {seed}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=6).digest()) / 2**48

@@ -1,10 +1,10 @@
 """How a vector reaches a peer: the interface.
 
-A transport connects the super-learners of one job; its `index` is the super-learner's.
-Where a super-learner has N learners, N transports stand side by side, each of which
-carries one of N shards. Between two super-learners there are two lanes, one for each
-asking side, so that two exchanges of the same pair never take each other's messages.
-What is exchanged, and when, is not decided here.
+A transport connects the super-learners of one job; its `index` is this super-learner's.
+If a super-learner has N learners, there are N separate transports, each for one of N
+shards. Between two super-learners there are two lanes, one for each asking side, so
+that two exchanges of the same pair never receive each other's messages. What is
+exchanged, and when, is not decided here.
 """
 
 from abc import ABC, abstractmethod
@@ -22,11 +22,12 @@ class PeerLost(RuntimeError):
     """A peer did not take part in an operation within the timeout, or has gone.
 
     Args:
-        peer: index of the super-learner at the other end; None where it is unknown.
-        operation: phrase for what was being done.
-        reason: message of the layer below.
-        evidence: "refusal": its host says that no process listens at its port.
-            "silence": nothing has come from there for long.
+        peer: index of the super-learner at the other end; None if it is unknown.
+        operation: phrase for the operation, such as "receiving from it".
+        reason: message from the layer below.
+        evidence: "refusal": the peer's host reports that no process listens at its
+            port. "silence": nothing has arrived from the peer for a long time.
+            Otherwise empty.
 
     Attributes:
         detail: operation and reason, without advice.
@@ -50,7 +51,7 @@ class Pending(Protocol):
     """A posted operation."""
 
     def wait(self, timeout: timedelta) -> None:
-        """Returns once it is done; raises `PeerLost` after the timeout."""
+        """Returns once the operation is done; raises `PeerLost` after the timeout."""
         ...
 
 
@@ -60,8 +61,8 @@ class Transport(ABC):
     Attributes:
         index: this super-learner, 0 <= index < size.
         size: number of super-learners.
-        on_device: whether it takes tensors of a GPU, and no others; otherwise it takes
-            those of the host.
+        on_device: whether it takes only GPU tensors; otherwise it takes only host
+            tensors.
     """
 
     index: int
@@ -70,18 +71,18 @@ class Transport(ABC):
 
     @abstractmethod
     def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
-        """Posts a receive; messages of one peer and lane arrive in the order sent."""
+        """Posts a receive; messages of one peer and lane arrive in sending order."""
 
     @abstractmethod
     def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
-        """Posts a send; the tensor must not change before its wait returned."""
+        """Posts a send; the tensor must not change before its wait returns."""
 
     def post_all(
         self, lane: int, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]
     ) -> list[Pending]:
-        """Posts what a round takes from and gives to peers, whose numbers are the keys.
+        """Posts the receives and sends of a round, by number of the peer.
 
-        Every peer posts its own part of the round, in the same order of rounds.
+        Every peer must post its own part of the round, in the same order of rounds.
         """
         return [
             *(self.post_receive(peer, lane, into) for peer, into in receives.items()),
@@ -90,14 +91,14 @@ class Transport(ABC):
 
     @abstractmethod
     def post_mean(self, vector: Tensor) -> Pending:
-        """Posts the mean over all super-learners, who post theirs in the same order.
+        """Posts the mean over all super-learners, which all post in the same order.
 
-        It takes the place of the vector once the wait has returned.
+        The mean overwrites the vector by the time the wait returns.
         """
 
 
 def one_behind(posted: Iterable[T]) -> Iterator[T]:
-    """Yields each when the one after it is posted, so that the wire is never idle."""
+    """Yields each item once the next one is posted, so that the wire is never idle."""
     held: list[T] = []
     for item in posted:
         yield from held
@@ -106,7 +107,7 @@ def one_behind(posted: Iterable[T]) -> Iterator[T]:
 
 
 def lane_of(asker: int, answerer: int) -> int:
-    """The lane of exchanges that `asker` begins; 2 is that of synchronous rounds."""
+    """The lane of exchanges that `asker` begins; lane 2 is for synchronous rounds."""
     return 0 if asker < answerer else 1
 
 

@@ -1,9 +1,9 @@
-"""Which network address Gloo will use on this host, and which others there are.
+"""The network address that Gloo will use on this host, and the other interfaces.
 
-Gloo takes the interfaces that `GLOO_SOCKET_IFNAME` names; without it, the address that
-the host's own name stands for; where that is no address of this host, the loopback.
-Written after torch's `ProcessGroupGloo`. Interfaces are looked up on Linux alone, and
-for IPv4; elsewhere none is known, and nothing is said about them.
+Gloo uses the interfaces that `GLOO_SOCKET_IFNAME` names. Without it, it uses the
+address that the host's own name resolves to, or the loopback if that is no address of
+this host. This module follows torch's `ProcessGroupGloo`. Interfaces are listed only on
+Linux, and for IPv4; elsewhere none is known, and no message mentions them.
 """
 
 import fcntl
@@ -44,16 +44,16 @@ class NoSuchInterface(ValueError):
 
 
 def interfaces() -> list[Interface]:
-    """Those of this host that have an IPv4 address."""
+    """The interfaces of this host that have an IPv4 address."""
     found = [(name, _address_of(name)) for _, name in socket.if_nameindex()]
     return [Interface(name, address) for name, address in found if address]
 
 
 def gloo_addresses() -> list[str]:
-    """The addresses that Gloo will listen at; empty where that is not known.
+    """The addresses at which Gloo will listen; empty if they are unknown.
 
     Raises:
-        NoSuchInterface: The variable names an interface that is not there.
+        NoSuchInterface: The variable names an interface that does not exist.
     """
     names = [name for name in os.environ.get(VARIABLE, "").split(",") if name]
     if not names:
@@ -77,7 +77,7 @@ def is_loopback(host: str) -> bool:
 
 
 def port_range() -> str:
-    """The ports that the system gives to listeners which do not choose: "low-high"."""
+    """The range of ports that the system assigns to listeners, as "low-high"."""
     try:
         low, high = _PORT_RANGE.read_text().split()
     except (OSError, ValueError):
@@ -97,7 +97,7 @@ def _address_of_host_name() -> str:
 
 
 def _address_of(interface: str) -> str | None:
-    """Address and prefix length, "10.0.0.3/24"; None without an IPv4 address."""
+    """An address with prefix length, such as "10.0.0.3/24"; None without IPv4."""
     request = struct.pack("256s", interface.encode()[:15])
     codes = _SIOCGIFADDR, _SIOCGIFNETMASK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:

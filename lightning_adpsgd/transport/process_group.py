@@ -1,4 +1,4 @@
-"""The transport of one job: messages over process groups of Gloo or NCCL."""
+"""The transports of one job: messages over process groups of Gloo or NCCL."""
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -12,14 +12,14 @@ from lightning_adpsgd.transport.base import AVERAGING, PeerLost, Pending, Transp
 
 
 class DistributedTransport(Transport):
-    """Point-to-point messages over a process group of its own.
+    """Point-to-point messages over a dedicated process group.
 
-    Gloo's point-to-point operations are matched on the network threads of the group and
-    occupy none of them while they wait, so an idle receive costs nothing.
+    Gloo matches point-to-point operations on the network threads of the group. They
+    occupy none of these while they wait, so an idle receive costs nothing.
 
     Args:
-        group: one learner of each super-learner, in the order of their index. Nothing
-            else may use it.
+        group: process group with one learner of each super-learner, in the order of
+            their indices. Nothing else may use it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -53,11 +53,11 @@ class DistributedTransport(Transport):
 
 
 class DeviceTransport(DistributedTransport):
-    """Rounds between GPUs, over a process group of NCCL of its own.
+    """Rounds between GPUs over a dedicated NCCL process group.
 
-    A wait is that of the calling thread's stream, not of the thread. A peer that does
-    not come is noticed by NCCL's watchdog, which ends the process once the timeout of
-    the group is over. NCCL knows no lanes, so that rounds are all that it can carry.
+    A wait blocks the calling thread's stream, not the thread. NCCL's watchdog notices a
+    peer that does not come, and ends the process after the group's timeout. NCCL has no
+    lanes, so it can carry only rounds.
     """
 
     on_device = True

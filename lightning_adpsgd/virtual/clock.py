@@ -1,8 +1,8 @@
-"""Simulated time: what happens next, how long a step takes, how links are shared.
+"""Simulated time: the next event, the duration of a step, the sharing of links.
 
-Seconds here are simulated. The same seed gives the same times, and the times of a
-learner do not depend on what others do. Nothing here knows weights, topologies or
-modes: `timeline` has what happens.
+Seconds here are simulated. The same seed gives the same times, and the step times of a
+learner do not depend on the others. Nothing here knows weights, topologies or modes;
+`timeline` has the events.
 """
 
 import heapq
@@ -18,12 +18,12 @@ BUCKET_BYTES = 25 << 20
 
 @dataclass(frozen=True)
 class Compute:
-    """How long learners compute for a step: forward, backward and optimizer.
+    """The compute time of a step: forward, backward and optimizer.
 
     Args:
         seconds: mean seconds of a step.
-        spread: standard deviation of the logarithm: times are lognormal, of mean
-            `seconds`; 0: all steps take equally long.
+        spread: standard deviation of the logarithm of the step times, which are
+            lognormal with mean `seconds`; 0: all steps take equally long.
         slow: factor by which a learner is slower than the others.
 
     Raises:
@@ -47,11 +47,12 @@ class Link:
     """The connection of a learner to the others.
 
     Args:
-        bandwidth: bytes per second, each way; all exchanges under way share it.
+        bandwidth: bytes per second each way, shared by all exchanges under way.
         latency: seconds from one end to the other.
 
     Raises:
-        ValueError: The bandwidth is not positive, or the latency negative or infinite.
+        ValueError: The bandwidth is not positive, or the latency is negative or
+            infinite.
     """
 
     bandwidth: float = math.inf
@@ -64,27 +65,27 @@ class Link:
             raise ValueError(f"`latency` must not be negative, got {self.latency}")
 
     def seconds(self, num_bytes: float) -> float:
-        """Seconds until that many bytes have crossed, alone on the link."""
+        """The seconds for this many bytes to cross, alone on the link."""
         return self.latency + num_bytes / self.bandwidth
 
     def allreduce_seconds(self, num_bytes: float, num_learners: int) -> float:
-        """Seconds of a ring all-reduce: 2 (n - 1) turns, each with 1/n of the bytes."""
+        """The seconds of a ring all-reduce: 2 (n - 1) turns of 1/n of the bytes."""
         turns = 2 * (num_learners - 1)
         return turns * self.seconds(num_bytes / num_learners)
 
     def allgather_seconds(self, num_bytes: float, num_learners: int) -> float:
-        """Seconds of a ring all-gather of so many bytes in all: n - 1 such turns."""
+        """The seconds of a ring all-gather of this many bytes in total: n - 1 turns."""
         return (num_learners - 1) * self.seconds(num_bytes / num_learners)
 
 
 def overlapped(allreduce: float, backward: float, num_bytes: float) -> float:
-    """Seconds by which an all-reduce of gradients makes a step longer.
+    """The seconds that an all-reduce of gradients adds to a step.
 
     DDP reduces K buckets of gradients. Bucket k is ready after k/K of the backward
     pass, and its all-reduce waits for those before it.
 
     Args:
-        allreduce: seconds of all buckets.
+        allreduce: seconds of the all-reduce of all buckets.
         backward: seconds of the backward pass; 0: nothing hides the all-reduce.
         num_bytes: bytes of the gradients.
     """
@@ -95,7 +96,7 @@ def overlapped(allreduce: float, backward: float, num_bytes: float) -> float:
 
 
 class StepTimes:
-    """Draws the times of the steps of all learners, each from a stream of its own."""
+    """Draws the step times of all learners, each from its own random stream."""
 
     def __init__(self, compute: Compute, seed: int) -> None:
         self._compute, self._seed = compute, seed
@@ -104,7 +105,7 @@ class StepTimes:
         self._location = math.log(compute.seconds) - compute.spread**2 / 2
 
     def end(self, learner: int, begin: float) -> float:
-        """When a step ends that a learner begins at this time."""
+        """The time at which a step ends that a learner begins at `begin`."""
         return begin + self._draw(learner) * self._compute.slow.get(learner, 1.0)
 
     def _draw(self, learner: int) -> float:
@@ -119,8 +120,8 @@ class StepTimes:
 class Agenda:
     """Future actions, in the order of simulated time.
 
-    Of actions at the same time the lower rank comes first, then the one entered first.
-    `now` is the time of the last action.
+    Among actions at the same time, lower ranks come first, then earlier entries. `now`
+    is the time of the last action.
     """
 
     def __init__(self) -> None:
@@ -131,7 +132,7 @@ class Agenda:
     def enter(
         self, seconds: float, rank: int, action: Callable[..., None], *arguments: object
     ) -> None:
-        """Lets an action happen at a time that has not passed."""
+        """Schedules an action at a time that has not passed."""
         entry = (seconds, rank, next(self._numbers), action, arguments)
         heapq.heappush(self._entries, entry)
 
@@ -139,13 +140,13 @@ class Agenda:
         return bool(self._entries)
 
     def happen(self) -> None:
-        """Lets the next action happen."""
+        """Performs the next action."""
         self.now, _, _, action, arguments = heapq.heappop(self._entries)
         action(*arguments)
 
 
 class Crossing:
-    """Bytes on their way between two ends, as many in either direction."""
+    """Bytes under way between two ends, as many in each direction."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class Crossing:
         self._left, self._since = num_bytes, now
 
     def go_on(self, now: float, rate: float) -> float:
-        """Crosses at another rate from now on; returns when it will be done."""
+        """Changes the rate from now on; returns the time at which it will be done."""
         if self.rate:
             self._left = max(0.0, self._left - self.rate * (now - self._since))
         self._since, self.rate = now, rate
@@ -168,10 +169,10 @@ class Crossing:
 
 
 class Network:
-    """Lets bytes cross; what an end has under way shares its link equally.
+    """Moves bytes between ends; all crossings of an end share its link equally.
 
-    A crossing goes as fast as the busier of its ends allows. Its end is entered in the
-    agenda, with the given rank.
+    A crossing is as fast as the busier of its two ends allows. Its completion is
+    scheduled in the agenda with the given rank.
     """
 
     def __init__(self, bandwidth: float, agenda: Agenda, rank: int) -> None:

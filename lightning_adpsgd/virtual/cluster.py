@@ -48,7 +48,7 @@ from lightning_adpsgd.virtual.timeline import Scenario
 
 
 class ClusterOptions(TypedDict, total=False):
-    """What a simulated cluster takes by name; `VirtualCluster` documents it."""
+    """The keyword options of a simulated cluster, which `VirtualCluster` documents."""
 
     compute: Compute | None
     link: Link | None
@@ -64,7 +64,7 @@ class ClusterOptions(TypedDict, total=False):
 class VirtualCluster:
     """S super-learners of N learners each, in one process and on one device.
 
-    The control, synchronous SGD with allreduce, is one super-learner of all learners.
+    One super-learner of all learners is the control: synchronous SGD with allreduce.
 
     Args:
         module: LightningModule (its `training_step` and `configure_optimizers` are
@@ -79,7 +79,7 @@ class VirtualCluster:
             training step.
         optimizer: ``optimizer(parameters)``; by default what the module configures.
             Each super-learner has its own.
-        gradient_clip: largest norm of a super-learner's gradient; None: no bound.
+        gradient_clip: largest norm of a super-learner's mean gradient; None: no bound.
         samples_in: function that counts the samples of a batch; by default the length
             of its first tensor.
         **options: `compute`: time that a learner computes for a step. `link`: link of
@@ -96,7 +96,7 @@ class VirtualCluster:
         scenario: number of super-learners, and their speed.
         learners: weights, simulated time and counters.
         samples: number of samples that all learners have seen.
-        learning_rate: learning rate of the last step, in the first parameter group.
+        learning_rate: learning rate of the last step in the first parameter group.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class VirtualCluster:
 
     @property
     def num_learners(self) -> int:
-        """L = S N."""
+        """L = S N, the number of learners."""
         return self.scenario.num_super_learners * self.scenario.super_learner_size
 
     def weights(self) -> list[Tensor]:
@@ -154,29 +154,30 @@ class VirtualCluster:
         local_losses: bool = False,
         on_point: Callable[[Point], None] | None = None,
     ) -> Report:
-        """Trains until all learners together have seen so many samples.
+        """Trains until all learners together have seen `max_samples` samples.
 
-        A further call goes on from there, with the data of the first.
+        A further call continues from there, with the data of the first call.
 
         Args:
             data: function from the number of a learner to the batches of its next
-                epoch; or a data set, or a loader of one, whose samples are dealt to the
-                learners in a new order in each epoch.
+                epoch; or a data set or loader, whose samples are dealt to the learners
+                in a new order in each epoch.
             max_samples: number of samples of all learners together, over all calls.
-            local_batch_size: batch size of each learner, if `data` is a data set or a
+            local_batch_size: batch size of each learner if `data` is a data set or a
                 loader; by default that of the loader.
-            lr_schedule: factor on the learning rates as a function of the samples of
-                all learners. It replaces schedulers that the module configures, which
+            lr_schedule: function from the samples of all learners to a factor on the
+                learning rates. It replaces schedulers that the module configures, which
                 count a super-learner's own steps.
             evaluate: score of the consensus model at each point: a function of the
-                module, or batches whose mean loss is taken.
-            every_samples: samples between two points; by default a twentieth of all.
-            local_losses: whether to evaluate each super-learner's own weights too.
-            on_point: function called with each point as it comes.
+                module, or batches for the mean loss.
+            every_samples: number of samples between two points; by default a twentieth
+                of all.
+            local_losses: whether to evaluate each super-learner's local weights too.
+            on_point: function called with each new point.
 
         Returns:
-            The curve and the counters. A non-finite loss ends the run, and the report
-            says so.
+            The curve and the counters. A non-finite loss ends the run, which
+            `Report.diverged` records.
         """
         if max_samples <= self.samples:
             raise ValueError(
@@ -253,7 +254,7 @@ class VirtualCluster:
         return batches
 
     def _gradient(self, update: Update, batches: list[Any], number: int) -> Tensor:
-        """Leaves the mean of the learners' gradients in the module."""
+        """Puts the mean of the learners' gradients into the module."""
         update.optimizer.zero_grad()
         loss = self._add_gradient(batches[0], number, len(batches))
         if len(batches) > 1:
@@ -355,7 +356,7 @@ class _Curve:
 
 
 class _Dice:
-    """A random generator of one cluster, which replaces the common one during `fit`."""
+    """The random generator of one cluster, which replaces torch's during `fit`."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed, self._device = seed, device
@@ -388,7 +389,7 @@ def dials_and_scenario(
     wire_dtype: WireDtype | None = None,
     **dials: Any,
 ) -> tuple[Dials, Scenario]:
-    """Checks the options of the averages and the super-learners that take part."""
+    """Checks the options of averaging and the super-learners that take part."""
     if num_super_learners < 1:
         raise ValueError(
             f"`num_super_learners` must be at least 1, got {num_super_learners}"

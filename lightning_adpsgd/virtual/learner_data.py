@@ -1,4 +1,4 @@
-"""The batches of each virtual learner: of a function, or its share of a data set."""
+"""The batches of each virtual learner: from a function, or its share of a data set."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -9,10 +9,10 @@ BatchesOf = Callable[[int], Iterable[Any]]
 
 
 class Shares:
-    """Deals the samples of a data set anew in each epoch, each sample to one learner.
+    """Deals the samples of a data set in each epoch, each sample to one learner.
 
-    The share of a learner in an epoch is that of torch's `DistributedSampler` with the
-    same seed, and so of Lightning's training with as many processes. `loading` are
+    A learner's share of an epoch is that of torch's `DistributedSampler` with the same
+    seed, and thus of Lightning's training with as many processes. `loading` has
     arguments of torch's `DataLoader`, such as `collate_fn`.
 
     Raises:
@@ -53,7 +53,7 @@ class Shares:
 
 
 class Source:
-    """The batches of one learner, epoch after epoch; `epochs` counts the ended ones."""
+    """The batches of one learner over all epochs; `epochs` counts finished ones."""
 
     def __init__(self, batches_of: BatchesOf, learner: int) -> None:
         self._batches_of, self._learner = batches_of, learner
@@ -61,7 +61,7 @@ class Source:
         self.epochs = 0
 
     def next(self) -> Any:
-        """The next batch; an epoch that has ended is begun anew.
+        """The next batch; starts the next epoch at the end of one.
 
         Raises:
             ValueError: An epoch has no batch.
@@ -81,10 +81,10 @@ def shares_of(
     num_learners: int,
     seed: int,
 ) -> Shares:
-    """Deals the samples of a data set, or those of a loader as it loads them.
+    """Deals the samples of a data set, or of a loader with its own loading options.
 
     Raises:
-        ValueError: There is no batch size.
+        ValueError: No batch size is given.
     """
     if isinstance(data, DataLoader):
         size = batch_size or data.batch_size

@@ -1,8 +1,8 @@
 """The super-learners of one process: their turns, and the averages around them.
 
 `VirtualLearners` knows weights and time, but neither data nor optimizers. Its caller
-takes a turn, computes a gradient in the module, which then holds the weights of that
-super-learner, and makes the step through `update`.
+begins a turn, computes a gradient in the module, which then holds that super-learner's
+weights, and makes the step through `update`.
 """
 
 import math
@@ -45,12 +45,12 @@ Closure = Callable[[], Any]
 
 
 class VirtualLearners(ABC):
-    """S super-learners, of which one at a time is in the module.
+    """S super-learners, one of which has its weights in the module at a time.
 
-    The module is on its final device and in its final dtype.
+    The module must be on its final device and in its final dtype.
 
     Attributes:
-        rows: weights; the row after the last super-learner's is the consensus.
+        rows: weights; the row after those of the super-learners is the consensus model.
         seconds: simulated time.
         steps: optimizer steps of each super-learner.
     """
@@ -66,9 +66,9 @@ class VirtualLearners(ABC):
 
     @abstractmethod
     def turn(self) -> int:
-        """Begins the next turn, and returns the number of the super-learner.
+        """Begins the next turn, and returns the number of its super-learner.
 
-        The module then holds the weights at which the gradient is to be taken.
+        The module then holds the weights at which to compute the gradient.
         """
 
     @abstractmethod
@@ -76,26 +76,26 @@ class VirtualLearners(ABC):
         """Makes the optimizer step of this turn, with its averages.
 
         Args:
-            step: `step` of an optimizer, which calls the closure that it is given.
-            closure: computation of the gradients.
+            step: `step` of an optimizer, which calls the closure that it gets.
+            closure: function that computes the gradients.
         """
 
     # --- the state of all
 
     @property
     def between_rounds(self) -> bool:
-        """Whether the weights are comparable: in lockstep, after a step of each."""
+        """Whether weights are comparable: in lockstep, after a step of each."""
         return True
 
     @abstractmethod
     def totals(self) -> Statistics:
-        """What all super-learners together have done, in simulated seconds.
+        """The summed counters of all super-learners, in simulated seconds.
 
-        Exchanges are counted at each end, and rounds in each super-learner.
+        An exchange counts at each end, and a round in each super-learner.
         """
 
     def shown(self, index: int) -> list[Tensor]:
-        """What peers see of a super-learner: its weights and what awaits its merge."""
+        """The weights that peers see: x = w + d of a super-learner."""
         return [to_averaging_dtype(vector) for vector in self.rows.vectors(index)]
 
     # --- the consensus model
@@ -104,8 +104,8 @@ class VirtualLearners(ABC):
     def consensus(self) -> Consensus:
         """Computes the mean of all super-learners whose weights are finite.
 
-        The mean is that of the weights which peers see. No exchange changes their sum,
-        so it is the mean after everything is merged. Training is not disturbed.
+        It is the mean of the weights that peers see. No exchange changes their sum, so
+        it equals the mean after all merges. Training is not disturbed.
 
         Raises:
             FloatingPointError: No super-learner has finite weights.
@@ -117,7 +117,7 @@ class VirtualLearners(ABC):
         return found
 
     def hold_consensus(self) -> None:
-        """Puts the mean that was last computed into the module, until the next turn."""
+        """Puts the last computed mean into the module, until the next turn."""
         self.rows.hold(self._consensus_row)
 
     def hold(self, index: int) -> None:
@@ -141,7 +141,7 @@ class VirtualLearners(ABC):
     def _average(self, chosen: list[int]) -> Consensus:
         """Writes the mean of some into the consensus row, and measures their distance.
 
-        It works stretch by stretch, so that each is read from memory once.
+        It works in stretches, so that each element is read from memory once.
         """
         squares = norm = 0.0
         for number, matrix in enumerate(self.rows.matrices):
@@ -163,7 +163,7 @@ class VirtualLearners(ABC):
 
 
 class LockstepLearners(VirtualLearners):
-    """All make step k before any makes the next: "sync" and "delay_by_one"."""
+    """Super-learners in lockstep: all make step k before any makes the next."""
 
     def __init__(self, module: nn.Module, dials: Dials, scenario: Scenario) -> None:
         super().__init__(module, dials, scenario)
@@ -217,7 +217,7 @@ class LockstepLearners(VirtualLearners):
 
 
 class AsynchronousLearners(VirtualLearners):
-    """Each super-learner steps as fast as it computes; exchanges run beside it.
+    """Super-learners that step as fast as they compute, with concurrent exchanges.
 
     In "ready_pairs" exchanges are made at the step boundaries of both ends, and merged
     there.
@@ -315,7 +315,7 @@ def _communication(dials: Dials, mixer: RowMixer) -> Communication:
 
 
 def _square(numbers: Tensor) -> float:
-    """The sum of squares, in double precision where single precision overflows."""
+    """The sum of squares, in double precision if single precision overflows."""
     flat = numbers.flatten()
     found = torch.dot(flat, flat).item()
     return found if math.isfinite(found) else flat.double().square().sum().item()

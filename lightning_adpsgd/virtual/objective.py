@@ -1,4 +1,4 @@
-"""What is trained, without a Trainer: loss of a batch, optimizer, its schedulers.
+"""The training objective without a Trainer: loss, optimizer and schedulers.
 
 A LightningModule brings all three; a plain module needs a loss function and a function
 that makes an optimizer.
@@ -47,7 +47,7 @@ _HOOKS = (
 
 @dataclass
 class Update:
-    """The optimizer of one super-learner, with the schedulers of its learning rate."""
+    """The optimizer of one super-learner, with its learning-rate schedulers."""
 
     optimizer: torch.optim.Optimizer
     schedulers: Sequence[LRSchedulerConfig] = ()
@@ -56,23 +56,23 @@ class Update:
         self._first_rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def scale(self, factor: float) -> None:
-        """Sets each learning rate to this multiple of its first value."""
+        """Sets each learning rate to this multiple of its initial value."""
         groups = self.optimizer.param_groups
         for group, rate in zip(groups, self._first_rates, strict=True):
             group["lr"] = rate * factor
 
     def passed(self, interval: str, number: int) -> None:
-        """Moves the schedulers on after a step or an epoch of this number, from 1."""
+        """Advances the schedulers after this step or epoch, counted from 1."""
         for config in self.schedulers:
             if config.interval == interval and number % config.frequency == 0:
                 config.scheduler.step()  # pyright: ignore[reportCallIssue]
 
 
 class Objective:
-    """The module with its loss and optimizer; the arguments are `VirtualCluster`'s.
+    """A module with its loss and optimizer; takes arguments of `VirtualCluster`.
 
     Raises:
-        ValueError: Something is missing, too many, or not supported.
+        ValueError: An argument is missing, superfluous or not supported.
     """
 
     def __init__(
@@ -96,19 +96,19 @@ class Objective:
             self._loss = _of_batch(module, loss)
 
     def loss(self, batch: Any, number: int = 0) -> Tensor:
-        """The mean loss of a batch on any device, with its graph.
+        """The mean loss of a batch from any device, with its autograd graph.
 
         `number` is the `batch_idx` of a training step.
 
         Raises:
-            TypeError: The module's `training_step` gave no loss.
+            TypeError: The module's `training_step` returned no loss.
         """
         if self.device.type != "cpu":
             batch = move_data_to_device(batch, self.device)
         return loss_in(self._loss(batch, number))
 
     def make_update(self) -> Update:
-        """An optimizer without state, over the module's parameters."""
+        """Makes an optimizer without state over the module's parameters."""
         if self._make_optimizer is not None:
             parameters = [p for p in self.module.parameters() if p.requires_grad]
             return Update(self._make_optimizer(parameters))
@@ -118,7 +118,7 @@ class Objective:
     def score(
         self, evaluate: Score | Iterable[Any] | None, samples_in: Callable[[Any], int]
     ) -> Score | None:
-        """The function as given, or one for the mean loss per sample of batches."""
+        """The given function, or a function for the mean loss per sample of batches."""
         if evaluate is None or callable(evaluate):
             return evaluate
         batches = list(evaluate)
@@ -133,10 +133,10 @@ class Objective:
 
 
 def loss_in(output: Any) -> Tensor:
-    """The loss in what a training step has returned, with its graph.
+    """The loss in the result of a training step, with its autograd graph.
 
     Raises:
-        TypeError: There is none.
+        TypeError: There is no loss.
     """
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if not isinstance(loss, Tensor):
@@ -149,7 +149,7 @@ def loss_in(output: Any) -> Tensor:
 
 @contextmanager
 def without_logging(module: nn.Module) -> Iterator[None]:
-    """Keeps what `self.log` is given from the Trainer, of which there may be none."""
+    """Disables `self.log`, which needs a Trainer."""
     is_lightning = isinstance(module, pl.LightningModule)
     names = ("log", "log_dict") if is_lightning else ()
     for name in names:
@@ -163,7 +163,7 @@ def without_logging(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def own_generators(device: torch.device) -> Iterator[None]:
-    """Restores the random generators of this process afterwards."""
+    """Restores the random generators of this process at exit."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         yield
@@ -171,7 +171,7 @@ def own_generators(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode without graphs; the draws of training stay the same."""
+    """Evaluation mode without autograd; the random draws of training stay the same."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     device = next(module.parameters()).device
@@ -202,7 +202,7 @@ def _of_batch(module: nn.Module, loss: Loss) -> Callable[[Any, int], Any]:
 
 
 def training_step_of(module: pl.LightningModule) -> Callable[[Any, int], Any]:
-    """The module's `training_step`, with a number that it need not take."""
+    """The module's `training_step`, with `batch_idx` only if it takes one."""
     # By place and not by name, as the Trainer does.
     if is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2):
         return lambda batch, number: module.training_step(batch, number)

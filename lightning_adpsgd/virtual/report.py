@@ -11,21 +11,21 @@ from lightning_adpsgd.mixing.statistics import Statistics
 
 @dataclass(frozen=True)
 class Point:
-    """Where a run stood at one moment.
+    """The state of a run at one moment.
 
     Attributes:
         samples: number of samples that all learners have seen.
-        steps: optimizer steps, mean over the super-learners.
+        steps: number of optimizer steps, mean over the super-learners.
         seconds: simulated time.
-        loss: training loss, mean over all steps since the last point; NaN at the start.
-        held_out_loss: score of the consensus model by `evaluate`; NaN without it.
+        loss: mean training loss over all steps since the last point; NaN at the start.
+        held_out_loss: score of the consensus model from `evaluate`; NaN without it.
         consensus_distance: ``sqrt(mean_i |w_i - mean w|^2)``.
         relative_distance: `consensus_distance` over ``|mean w|``.
-        local_min: least score of a super-learner's own weights, like `local_mean` and
-            `local_max`; NaN without `local_losses`.
+        local_min: smallest score of a super-learner's local weights; NaN without
+            `local_losses`, as for `local_mean` and `local_max`.
         learning_rate: learning rate of the last step, in the first parameter group.
-        wall_seconds: seconds on this machine since `fit` began; not compared, because
-            it alone differs from run to run.
+        wall_seconds: real seconds since `fit` began; excluded from comparisons, because
+            only it differs from run to run.
     """
 
     samples: int
@@ -44,15 +44,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run has done, as of its end.
+    """The results of a run.
 
     Attributes:
         points: curve from the start to the end.
         samples: number of samples that all learners have seen.
         seconds: simulated time.
-        steps: optimizer steps of each super-learner.
-        totals: counters of all super-learners together.
-        diverged: reason for an early end, a non-finite loss; empty otherwise.
+        steps: number of optimizer steps of each super-learner.
+        totals: summed counters of all super-learners.
+        diverged: reason for an early end, such as a non-finite loss; empty otherwise.
     """
 
     points: list[Point]
@@ -68,7 +68,7 @@ class Report:
         return self.samples / self.seconds if self.seconds else math.nan
 
     def column(self, name: str) -> list[float]:
-        """One field of all points, such as ``report.column("loss")``."""
+        """One field of all points, for example ``report.column("loss")``."""
         return [getattr(point, name) for point in self.points]
 
     def rows(self) -> list[dict[str, float]]:

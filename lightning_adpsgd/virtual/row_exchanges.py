@@ -1,8 +1,8 @@
 """Exchanges of super-learners that share one process, on rows of weights.
 
-The arithmetic is the engine's: `replica`, `wire`, `super_learner`. The two ends of an
-exchange lie in one memory, so there are no transport and no threads; `timeline` says
-when it happens.
+The arithmetic is the engine's: `replica`, `wire`, `super_learner`. Both ends of an
+exchange are in one memory, so there is no transport and there are no threads.
+`timeline` decides when an exchange happens.
 """
 
 import math
@@ -28,10 +28,10 @@ _NO_WAIT = timedelta()  # nothing is waited for
 
 
 class CommunicationSide:
-    """The communication side of one row, merged at the boundaries of its steps.
+    """The communication side of one row, which is merged at its step boundaries.
 
-    With several learners a change is merged a step later, because the learners of a
-    super-learner gather it while the next step computes. `parts` are those of all
+    With several learners per super-learner, a change is merged one step later, because
+    the learners gather it while the next step computes. `parts` has the parts of all
     chunks of the replica, in order.
     """
 
@@ -53,18 +53,18 @@ class CommunicationSide:
         self.tally = Tally()
 
     def before_update(self) -> None:
-        """Merges before the update, if the order asks for it."""
+        """Merges before the update if the order requires it."""
         if self._order == "average_then_step":
             self._merge()
 
     def after_update(self) -> None:
-        """Counts the step, and merges if the order asks for it."""
+        """Counts the step, and merges if the order requires it."""
         self.replica.step += 1
         if self._order == "step_then_average":
             self._merge()
 
     def merge_at_once(self) -> None:
-        """Merges at a step boundary what was exchanged there."""
+        """Merges an exchange at the step boundary at which it was made."""
         if self._merger is not None:
             self._merger.finish()
             self._merger.begin()
@@ -73,14 +73,14 @@ class CommunicationSide:
         self._count_merge(steps_late=0)
 
     def ended(self, first_step: int, num_bytes: int, finite: bool) -> None:
-        """Counts an exchange that read the weights of a step, for the next merge."""
+        """Counts an exchange that read the weights of this step, for the next merge."""
         self.tally.bytes_sent += num_bytes
         self.tally.exchanges += finite
         self.tally.refused += not finite
         self._ages.append(first_step)
 
     def shown(self) -> list[Tensor]:
-        """x, one vector for each of w."""
+        """The vectors of x, one for each vector of w."""
         found = [to_averaging_dtype(vector) for vector in self._vectors]
         for into, parts in zip(found, self._parts_of, strict=True):
             for part, stretch in zip(parts, into.split(len(parts[0])), strict=True):
@@ -88,11 +88,11 @@ class CommunicationSide:
         return found
 
     def awaits_merge(self, number: int, begin: int) -> bool:
-        """Whether x differs from w in the part of a vector that an element lies in."""
+        """Whether x differs from w in the part of a vector around an element."""
         return not self._part(number, begin).is_plain
 
     def add_awaiting(self, into: Tensor, number: int, begin: int) -> None:
-        """Turns a stretch of vector `number` in one part, at `begin`, from w into x."""
+        """Turns a stretch of vector `number`, within one part, from w into x."""
         part = self._part(number, begin)
         part.add_awaiting(into, begin % self.replica.part_elements)
 
@@ -133,12 +133,12 @@ class _Read(NamedTuple):
 
 
 class Exchanges:
-    """The exchanges under way between sides, from what is read to what is changed.
+    """The exchanges under way between sides, from reading weights to changing them.
 
-    Both ends are read as they are when an exchange begins. (The engine reads chunk by
-    chunk as it goes on; each of its chunks is an exchange in this sense.) A message is
-    written only where an end changes before the exchange has ended, or where it is
-    encoded. Otherwise the weights are used where they lie, part by part.
+    Both ends are read when an exchange begins. (The engine reads chunk by chunk during
+    an exchange; each of its chunks is an exchange in this sense.) A message is copied
+    only if an end changes before the exchange has ended, or if it is encoded. Otherwise
+    the weights are used in place, part by part.
 
     Args:
         sides: side of each super-learner. The caller calls `before_change` before it
@@ -156,7 +156,7 @@ class Exchanges:
         self._codecs: dict[tuple[int, int, int], dict[torch.dtype, Codec]] = {}
 
     def begin(self, exchange: Exchange) -> None:
-        """From now on both ends count as read."""
+        """Begins an exchange: both ends count as read from now on."""
         self._read[exchange] = {}
         for end in exchange.ends:
             self._of_end[end][exchange] = None
@@ -165,7 +165,7 @@ class Exchanges:
                 self._read_end(exchange, end)
 
     def before_change(self, super_learner: int) -> None:
-        """Reads a side that is about to change, for its exchanges under way."""
+        """Copies a side that is about to change, for its exchanges under way."""
         for exchange in self._of_end[super_learner]:
             if super_learner not in self._read[exchange]:
                 self._read_end(exchange, super_learner)
@@ -199,7 +199,7 @@ class Exchanges:
         self._read[exchange][end] = _Read(messages, side.replica.step)
 
     def _look_at(self, exchange: Exchange, end: int, number: int) -> Tensor:
-        """A message, or the weights where they lie if they are what it would hold."""
+        """The message of a part, or its weights in place if they equal the message."""
         part = self._sides[end].parts[number]
         plain = part.plain if self._wire_dtype in (None, part.dtype) else None
         return self._read_part(exchange, end, number) if plain is None else plain
@@ -220,7 +220,7 @@ class Exchanges:
     def _change(
         self, exchange: Exchange, number: int, mine: Tensor, theirs: Tensor
     ) -> bool:
-        """Adds opposite changes to a part of both ends, unless they are non-finite."""
+        """Adds opposite changes to a part at both ends, unless they are non-finite."""
         parts = [self._sides[end].parts[number] for end in exchange.ends]
         dtype, place = parts[0].dtype, parts[0].place
         asker, asked = (self._codecs_of(exchange, e)[dtype] for e in exchange.ends)
@@ -244,7 +244,7 @@ class Exchanges:
 
 
 def message_bytes(side: CommunicationSide, wire_dtype: torch.dtype | None) -> int:
-    """Bytes of the messages about all parts of a side, in one direction."""
+    """The bytes of the messages about all parts of a side, in one direction."""
     codecs = {part.dtype: make_codec(wire_dtype, part.dtype) for part in side.parts}
     return sum(
         codecs[part.dtype].dtype.itemsize * codecs[part.dtype].length(len(part))

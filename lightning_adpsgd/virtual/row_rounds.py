@@ -1,6 +1,6 @@
 """Rounds of super-learners that share one process, on rows of weights.
 
-The arithmetic is the engine's: `mixing.average` and `mixing.keep_change`. The rows lie
+The arithmetic is the engine's: `mixing.average` and `mixing.keep_change`. All rows are
 in one memory, so there is no transport.
 """
 
@@ -31,19 +31,19 @@ _MOST_ROWS = 128  # a product takes S times as many operations as there are weig
 class RowMixer:
     """Applies rounds of a schedule to all rows at once; a `mixing.Mixer`.
 
-    Rows do not change between `take_snapshot` and `mix`, which follows at once, so that
-    there is no copy of them. They are worked on in stretches; a stretch of all rows
-    fits into a core's cache.
+    `mix` follows `take_snapshot` at once, so the rows do not change in between and need
+    no copy. The rows are processed in stretches; a stretch of all rows fits into a
+    core's cache.
 
     Args:
         matrices: weights [S, P] for each dtype.
-        hidden: whether a round is joined later, after other gradients. Its changes are
-            then kept, `finish` hands them out, and `take_in` adds that of one row.
-            Otherwise `mix` adds them.
+        hidden: whether a round is joined later, after the next gradients. If so,
+            `finish` returns its changes and `take_in` adds that of one row; otherwise
+            `mix` adds them.
 
     Attributes:
         round: number of the next round.
-        tally: counters of all rows together; the staleness counts rounds.
+        tally: summed counters of all rows; staleness is counted in rounds.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RowMixer:
         self.tally = Tally()
 
     def take_snapshot(self) -> None:
-        """The rows stay as they are until `mix`."""
+        """Does nothing, because the rows do not change until `mix`."""
 
     @torch.no_grad()
     def mix(self) -> None:
@@ -84,21 +84,21 @@ class RowMixer:
         self.tally.exchanges += self._schedule.num_super_learners
 
     def finish(self) -> None:
-        """Hands out the changes."""
+        """Makes the changes of the round available to `take_in`."""
         if self._hidden:
             self._waiting = set(range(self._schedule.num_super_learners))
         self.tally.merges += self._schedule.num_super_learners
 
     @torch.no_grad()
     def take_in(self, row: int) -> None:
-        """Adds the change that was handed to a row, once."""
+        """Adds the change of a round to a row, once."""
         if row in self._waiting:
             self._waiting.remove(row)
             for matrix, change in zip(self._matrices, self._changes, strict=True):
                 matrix[row].add_(change[row])
 
     def statistics(self) -> Statistics:
-        """The counters so far; waits for a GPU."""
+        """The counters so far; waits for the GPU."""
         return self.tally.snapshot()._replace(refused=int(self._num_refused))
 
     def _room(self, matrix: Tensor) -> Tensor:
@@ -135,9 +135,9 @@ class RowMixer:
 
 
 def stretch_length(num_rows: int, device: torch.device) -> int:
-    """Length of the stretches of all rows that fit into a core's cache together.
+    """The length of a stretch such that those of all rows fit into a core's cache.
 
-    It is a power of two, so that a stretch which begins at a multiple of it lies in one
+    It is a power of two, so that a stretch that begins at a multiple of it lies in one
     part of a `CommunicationSide`.
     """
     if has_streams(device):

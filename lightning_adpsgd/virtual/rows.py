@@ -1,9 +1,9 @@
 """The weights of many super-learners as rows of one matrix per dtype, and one module.
 
-The module's parameters and buffers are pointed at the row of the super-learner that is
-to compute, which costs no more than setting a few addresses. `FlatParameters` says
-which of them are averaged and so lie in a row. The others (integer buffers) are kept
-for each row beside it.
+The module's parameters and buffers point at the row of the super-learner that computes,
+which costs no more than setting a few addresses. `FlatParameters` says which of them
+are averaged and so lie in a row. The others (integer buffers) are kept separately for
+each row.
 """
 
 from torch import Tensor, nn
@@ -13,12 +13,12 @@ from lightning_adpsgd.weights.replica import as_real
 
 
 class Rows:
-    """One row of weights for each super-learner; all begin as the module is.
+    """One row of weights for each super-learner; all start as the module's weights.
 
     Args:
-        module: module on its final device and in its final dtype; it holds row 0
+        module: module on its final device and in its final dtype; it points at row 0
             afterwards.
-        shards: number to a multiple of which the rows are padded.
+        shards: number of shards; rows are padded to a multiple of it.
 
     Attributes:
         matrices: [num_rows, P] for each dtype, [num_rows, 2 P] real numbers for a
@@ -49,7 +49,7 @@ class Rows:
         self.hold(0)
 
     def hold(self, row: int) -> None:
-        """Points the module at a row; they share memory from then on."""
+        """Points the module at a row; they then share memory."""
         if row == self._held:
             return
         for tensor, views in self._tensors:
@@ -57,17 +57,17 @@ class Rows:
         self._held = row
 
     def release(self) -> None:
-        """Gives the module memory of its own, with what it holds at present."""
+        """Copies the module's current tensors into memory of its own."""
         for tensor, _ in self._tensors:
             tensor.data = tensor.data.clone()
         self._held = -1
 
     def vectors(self, row: int) -> list[Tensor]:
-        """The row in each matrix."""
+        """The vectors of a row, one in each matrix."""
         return [matrix[row] for matrix in self.matrices]
 
     def copy_beside(self, source: int, target: int) -> None:
-        """Copies what is kept beside the rows."""
+        """Copies the tensors that are kept outside of the rows."""
         for copies in self._beside:
             copies[target].copy_(copies[source])
 

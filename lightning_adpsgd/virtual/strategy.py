@@ -1,8 +1,8 @@
 """Many virtual super-learners behind Lightning's Trainer, on one device.
 
-A batch of the Trainer is a local step of the super-learner that simulated time chooses.
-Samples, steps and everything logged are those of all together. `learners` has the
-averages; this module hooks them into Lightning.
+A batch of the Trainer is a local step of the super-learner that is next in simulated
+time. Samples, steps and all logged figures are those of all super-learners together.
+`learners` has the averages; this module connects them to Lightning.
 """
 
 from collections import defaultdict
@@ -47,23 +47,23 @@ _OF_ONE_MODEL = (
 class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     """S super-learners that take turns on one device, on a simulated clock.
 
-    The Trainer's loader feeds them all: each batch goes to the super-learner whose turn
-    it is, in the order of simulated time in "async" and round robin otherwise. A batch
-    is that of all N learners of the super-learner. Learning rate schedules count the
-    steps of all, S times as many as each makes.
+    The Trainer's loader feeds all of them: each batch goes to the super-learner whose
+    turn it is, in the order of simulated time in "async" and round robin otherwise. A
+    batch serves all N learners of the super-learner. Learning-rate schedules count the
+    steps of all super-learners, S times as many as each makes.
 
-    Validation sees the consensus model, checkpoints hold it, and training ends in it. A
-    resumed run differs from one without the break, and warns of it: all super-learners
-    start from the consensus model and the optimizer state of the first, at simulated
-    time 0.
+    Validation uses the consensus model, checkpoints contain it, and training ends in
+    it. A resumed run differs from an uninterrupted one, and logs a warning: all
+    super-learners start from the consensus model and the optimizer state of the first,
+    at simulated time 0.
 
     Args:
         num_super_learners: S.
         super_learner_size: N.
         topology: as for `HADPSGDStrategy`.
         communication: as for `HADPSGDStrategy`, with simulated seconds.
-        **options: as for `VirtualCluster`; `seed` is that of simulated times and of
-            topologies drawn at random.
+        **options: as for `VirtualCluster`; `seed` applies to simulated times and random
+            topologies.
 
     Raises:
         TypeError: An argument has a wrong type.
@@ -72,8 +72,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     Attributes:
         dials: checked options.
         learners: weights and simulated time of all super-learners; None outside `fit`.
-        last_consensus: distance of the super-learners when their mean was last taken;
-            None before.
+        last_consensus: consensus distance when the mean was last taken; None before.
     """
 
     strategy_name = "hadpsgd_virtual"
@@ -104,7 +103,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     @property
     def parallel_devices(self) -> list[torch.device]:
-        """Devices that the Trainer was given; `setup` refuses several."""
+        """The devices from the Trainer; `setup` refuses more than one."""
         return self._devices
 
     @parallel_devices.setter
@@ -113,7 +112,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         self._root_device = self._devices[0]
 
     def gossip_statistics(self) -> Statistics | None:
-        """What all super-learners' communication has done; None before `fit`."""
+        """The counters of all super-learners' communication; None before `fit`."""
         if self.learners is not None:
             self._statistics = self.learners.totals()
         return self._statistics
@@ -194,7 +193,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The consensus model."""
+        """The state of the consensus model."""
         if self.learners is None:
             return super().lightning_module_state_dict()
         self._enter_consensus()

@@ -1,9 +1,9 @@
 """Steps, exchanges and rounds of super-learners, on a simulated clock.
 
 The rules are those of the engine: the schedule says whom a super-learner asks in which
-round, and `protocol` who may ask and with what weight. Here they run in simulated time,
-without weights. `learners` adds weights to the events; a prediction of throughput only
-counts them.
+round, and `protocol` who may ask and with what weight. Here they run in simulated time
+without model weights. `learners` adds those to the events; a prediction of throughput
+only counts the events.
 """
 
 import itertools
@@ -38,15 +38,15 @@ _LANDING, _STEPPING, _ASKING, _SKIPPING = range(4)
 
 @dataclass(frozen=True)
 class Scenario:
-    """The super-learners that take part, and their speed.
+    """The super-learners that take part, and their speeds.
 
-    The first arguments are those of `VirtualCluster`. Learner n of super-learner i has
+    `VirtualCluster` documents the first arguments. Learner n of super-learner i has
     number i N + n.
 
     Args:
-        backward: share of a step in which gradients become ready, and beside which the
+        backward: share of a step in which gradients become ready, during which the
             all-reduce inside a super-learner runs.
-        gradient_seconds: further seconds that a super-learner's mean gradient takes.
+        gradient_seconds: additional seconds for a super-learner's mean gradient.
 
     Raises:
         ValueError: The topology does not exist for the number of super-learners.
@@ -75,7 +75,7 @@ class Scenario:
     def gradient_end(
         self, times: StepTimes, index: int, begin: float, gradient_bytes: float
     ) -> float:
-        """When all learners have the mean of their gradients."""
+        """The time at which all learners have the mean of their gradients."""
         size = self.super_learner_size
         if size == 1:
             return times.end(index, begin)
@@ -88,7 +88,7 @@ class Scenario:
 
 @lru_cache(maxsize=32)
 def parts_of(schedule: Schedule, round: int) -> tuple[Part, ...]:
-    """What each super-learner takes and gives in a round, checked."""
+    """The checked shares that each super-learner takes and gives in a round."""
     period = schedule.topology.period(schedule.num_super_learners)
     if period and round >= period:
         return parts_of(schedule, round % period)
@@ -105,16 +105,16 @@ def lockstep(
     from_start: bool = False,
     boundary_seconds: float = 0.0,
 ) -> Iterator[list[float]]:
-    """When each super-learner has made its k-th step, for k = 1, 2, ..., without end.
+    """Yields the times of each super-learner's step k, for k = 1, 2, ..., endlessly.
 
-    In a round a super-learner waits for those that it takes from or gives to. In a
-    round of exact means, which is an all-reduce, it waits for all.
+    In a round, a super-learner waits for the peers that it takes from or gives to. In a
+    round of exact means, an all-reduce, it waits for all.
 
     Args:
         num_bytes: bytes of the weights as they travel.
         hidden: whether a round runs beside the gradient of the next step and is joined
             before its update; otherwise it comes after the update.
-        from_start: whether the first gradient has a hidden round beside it.
+        from_start: whether a hidden round runs beside the first gradient.
         boundary_seconds: seconds of a step boundary, during which nothing is hidden.
     """
     times = StepTimes(scenario.compute, scenario.seed)
@@ -155,7 +155,7 @@ def _averaged_at(
 
 @lru_cache(maxsize=32)
 def _meetings(schedule: Schedule, round: int) -> list[tuple[list[int], int]]:
-    """For each, the members it waits for, itself included, and messages one way."""
+    """For each member, the members it waits for and its number of messages one way."""
     return [
         (
             sorted({i, *part.takes, *part.gives}),
@@ -176,7 +176,7 @@ class Exchange:
         self.ends = asker, asked
 
     def other(self, end: int) -> int:
-        """The end that is not this one."""
+        """The other end of the exchange."""
         return self.asked if end == self.asker else self.asker
 
 
@@ -195,14 +195,14 @@ class Begun(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """An exchange ends: both ends change by what was read."""
+    """An exchange ends: both ends apply the change."""
 
     seconds: float
     exchange: Exchange
 
 
 class Waited(NamedTuple):
-    """A super-learner waits no longer for a partner at its step boundary."""
+    """A super-learner stops waiting for a partner at its step boundary."""
 
     seconds: float
     super_learner: int
@@ -224,17 +224,17 @@ class _State:
 
 
 class Asynchronous:
-    """The asynchronous timeline: an endless iterator of events.
+    """The asynchronous timeline, an endless iterator of events.
 
-    A super-learner steps as fast as it computes. After its step it asks those that its
-    schedule names. An exchange takes two latencies (question and answer) and the time
-    that its bytes need on the links that it shares. No step waits for it.
+    A super-learner steps as fast as it computes. After a step it asks the peers that
+    its schedule names. An exchange takes two latencies (question and answer) plus the
+    transfer time of its bytes on the shared links. No step waits for it.
 
     In pairs, a super-learner waits after its step for a peer that does the same, and
-    both go on when their exchange has ended. It takes two latencies more, in which they
-    agree on it.
+    both continue when their exchange has ended. Agreeing on it takes two more
+    latencies.
 
-    The last options are those of `gossip.engine.GossipOptions`, in simulated seconds.
+    `gossip.engine.GossipOptions` documents the last options; seconds are simulated.
 
     Args:
         weight_bytes: bytes of the weights as they are, for gradients.
@@ -359,7 +359,7 @@ class Asynchronous:
     # --- exchanges
 
     def _call(self, index: int, peer: int) -> None:
-        """An exchange is due; if one is being asked for already, then after it."""
+        """Asks for an exchange; if one is being asked for already, after that one."""
         state = self._states[index]
         if peer in state.asking:
             state.due.add(peer)

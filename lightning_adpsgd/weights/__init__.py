@@ -1,1 +1,1 @@
-"""One flat vector, of which weights are views, and the replica that exchanges read."""
+"""The flat vectors that weights are views of, and the replica that exchanges read."""

@@ -1,9 +1,9 @@
-"""One contiguous vector per dtype, of which a module's weights are views.
+"""Flat vectors, one per dtype, that a module's weights are views of.
 
 A snapshot of a model is then one copy and a merge one addition, however many layers it
 has. Floating-point buffers (batch-norm statistics) are averaged with the parameters and
-lie in the vector too. Integer buffers, and buffers that no checkpoint holds, stay where
-they are. Nothing here communicates.
+lie in the vector too. Integer buffers, and buffers that no checkpoint holds, stay
+outside. Nothing here communicates.
 """
 
 from abc import ABC, abstractmethod
@@ -66,18 +66,18 @@ class _Slot(NamedTuple):
 class FlatParameters(Weights):
     """The flat vectors of a module and the views that tie the module to them.
 
-    The module's parameters keep their identity: only their storage is exchanged, here
-    and by `rebind`. An optimizer may have been made before or after.
+    The module's parameters keep their identity; only their storage is replaced, here
+    and by `rebind`. An optimizer may be made before or after.
 
     Args:
         module: module on its final device and in its final dtype.
         shards: number of shards; each vector is padded with zeros to a multiple of it.
-        with_frozen: whether parameters that are frozen lie in the vectors too. Those
-            that do not must stay frozen.
+        with_frozen: whether the vectors include frozen parameters. If not, these must
+            stay frozen.
 
     Raises:
-        ValueError: A parameter is not materialised yet, or lies on another device than
-            the rest; or nothing is left to average.
+        ValueError: A parameter is not materialised yet or is on a different device than
+            the rest, or there is nothing to average.
     """
 
     def __init__(
@@ -134,15 +134,15 @@ class FlatParameters(Weights):
 
     @override
     def rebind(self) -> None:
-        """Copies weights that were given other memory back into the vectors.
+        """Copies weights that have moved to other memory back into the vectors.
 
-        ``p.data = values`` moves a weight out of the vector that is averaged. Its
-        values go into the view, and the weight is made a view again. This costs little
-        where no weight has moved.
+        ``p.data = values`` moves a weight out of its vector. This copies the values
+        into the vector and makes the weight a view again. It costs little if no weight
+        has moved.
 
         Raises:
-            RuntimeError: A weight has another shape, dtype or device than before, or
-                is frozen no more.
+            RuntimeError: A weight has changed its shape, dtype or device, or is no
+                longer frozen.
         """
         self._check_frozen()
         for slot in self._slots:
@@ -184,7 +184,7 @@ class FlatParameters(Weights):
 
 
 def _frozen(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters that are not trained, nor share memory with one that is."""
+    """The parameters that are not trained and share no memory with a trained one."""
     trained = {t.data_ptr() for t in tensors.values() if t.requires_grad}
     return {
         name: tensor
@@ -211,9 +211,9 @@ def _kind(tensor: Tensor) -> tuple[list[int], str, str]:
 
 
 def pruning_masks(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that say which elements of a weight `torch.nn.utils.prune` has left.
+    """The masks of `torch.nn.utils.prune`, which are buffers.
 
-    Learners prune alike, so that there is nothing to average.
+    All learners prune in the same way, so there is nothing to average.
     """
     weights = {name for name, _ in module.named_parameters()}
     for name, buffer in module.named_buffers():
@@ -230,11 +230,11 @@ def shard(vector: Tensor, index: int, count: int) -> Tensor:
 def _recurrent_first(
     module: nn.Module, tensors: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The same with the largest recurrent module in front, in the order of cuDNN.
+    """The same tensors with the largest recurrent module first, in cuDNN's order.
 
-    All matrices, layer by layer and direction by direction, then all biases, from the
-    start of their storage: cuDNN reads such weights where they are. Any others torch
-    copies into this order at every forward.
+    cuDNN reads weights in place if all matrices, layer by layer and direction by
+    direction, and then all biases lie at the start of their storage. torch copies any
+    others into this order at every forward.
     """
     # With projections the order is another one.
     modules = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
@@ -252,10 +252,10 @@ def _recurrent_first(
 
 
 def floating_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, and the floating-point buffers that a checkpoint holds.
+    """The parameters, and the floating-point buffers that a checkpoint holds.
 
     Raises:
-        ValueError: One has no shape yet.
+        ValueError: A tensor has no shape yet.
     """
     transient = set(_transient_buffers(module))
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -271,7 +271,7 @@ def floating_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _transient_buffers(module: nn.Module) -> Iterator[str]:
-    """Buffers that no checkpoint holds: caches and tables, which come and go."""
+    """The buffers that no checkpoint holds: caches and tables, which come and go."""
     for prefix, child in module.named_modules():
         for name in child._non_persistent_buffers_set:
             yield f"{prefix}.{name}" if prefix else name
@@ -303,12 +303,12 @@ def _view_like(vector: Tensor, begin: int, tensor: Tensor) -> Tensor:
 
 
 def layout_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Names, shapes and dtypes in order, as `first_difference` reads them."""
+    """The names, shapes and dtypes in order, as `first_difference` reads them."""
     return ";".join(f"{n}:{tuple(t.shape)}:{t.dtype}" for n, t in tensors)
 
 
 def first_difference(theirs: str, ours: str) -> str:
-    """The first weight in which two `FlatParameters.layout()` differ, at both ends."""
+    """The first weight in which two results of `FlatParameters.layout()` differ."""
     pairs = zip_longest(ours.split(";"), theirs.split(";"), fillvalue="")
     mine, first = next((mine, first) for mine, first in pairs if mine != first)
     return f"the first weight to differ is {_weight(mine)}, and there {_weight(first)}"

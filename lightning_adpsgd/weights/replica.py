@@ -1,4 +1,4 @@
-"""What exchanges read and change of a learner's weights, chunk by chunk.
+"""The communication side of a learner's weights, which exchanges read and change.
 
     training side        w   changed by the optimizer and, at step boundaries, by merges
     communication side   x   w + d: what an exchange reads
@@ -11,12 +11,12 @@ taken for an exchange that may never come. In the middle of an optimizer step it
 some elements before and some after their update. Each is a weight that the learner has
 had, and both ends of an exchange use what they read, so that the sum stays the same.
 
-From large to small: a vector holds all weights of one dtype; a shard is the 1/N of it
-that one of N learners exchanges, in one tensor or in several; a chunk is what one
-message carries; a part lies in one tensor and fits into a core's cache (on a GPU it may
-be as long as a chunk). What was not exchanged costs a step boundary nothing. Where w is
-in half precision, what the rounding of ``w + d`` leaves out stays in d, so that no
-number of merges loses it. Nothing here communicates.
+The units, from large to small: a vector holds all weights of one dtype. A shard is the
+1/N of it that one of N learners exchanges, in one tensor or several. A chunk is the
+content of one message. A part lies in one tensor and fits into a core's cache (on a GPU
+it may be as long as a chunk). A part that was not exchanged costs a step boundary
+nothing. If w is in half precision, the rounding error of ``w + d`` stays in d, so that
+merges never lose it. Nothing here communicates.
 """
 
 import itertools
@@ -38,7 +38,7 @@ _TRIES, _PAUSE_S = 50, 0.002
 
 
 class Part:
-    """A part of w and d; the engine's lock guards all of it but the optimizer's w.
+    """A part of w and d; the engine's lock guards all but the optimizer's writes to w.
 
     Attributes:
         place: number of the part, the same in the counterparts of all super-learners.
@@ -69,7 +69,7 @@ class Part:
         return self._shown if self.is_plain else None
 
     def add_awaiting(self, into: Tensor, begin: int) -> None:
-        """Turns a slice of w, from an element of this part on, into that of x."""
+        """Turns a slice of w, from element `begin` of this part on, into one of x."""
         end = begin + len(into)
         if self.changed or self._keeps_rest:
             into.add_(self._change[begin:end])
@@ -77,11 +77,11 @@ class Part:
             into.add_(self._taken[begin:end])
 
     def show(self, weights: Tensor) -> None:
-        """Replaces w in what is read."""
+        """Makes exchanges read other weights instead of w."""
         self._shown = weights
 
     def read(self, into: Tensor) -> None:
-        """x = w + d, with what was taken from d and is not merged yet."""
+        """Reads x = w + d, including changes that were taken but not merged yet."""
         if self._keeps_rest:
             into.copy_(self._shown).add_(self._change)
         elif self.changed:
@@ -92,7 +92,7 @@ class Part:
             into.add_(self._taken)
 
     def add(self, change: Tensor, weight: float) -> None:
-        """d += weight * change: what an exchange does at this end."""
+        """Adds an exchange at this end: d += weight * change."""
         if self.changed or self._keeps_rest:
             self._change.add_(change, alpha=weight)
         else:  # d counts as zero, whatever a merge has left in its memory
@@ -100,7 +100,7 @@ class Part:
         self.changed = True
 
     def merge(self, scratch: Tensor) -> None:
-        """w += d; d = 0, but for what the rounding of a w in half precision leaves."""
+        """Merges: w += d; d = 0, or the rounding error of a w in half precision."""
         if self._keeps_rest:
             old = scratch[: len(self)].copy_(self._weights)
             self._weights.add_(self._change)
@@ -116,14 +116,14 @@ class Part:
         self._taken, self.changed = None, False
 
     def take(self, into: Tensor) -> None:
-        """Moves d to other memory, to be merged from there; x does not change."""
+        """Moves d to other memory, from which it is merged; x does not change."""
         into.copy_(self._change)
         if self._keeps_rest:
             self._change.zero_()
         self._taken, self.changed = into, False
 
     def keep(self, rest: Tensor) -> None:
-        """Ends `take`: all is merged but the rest that rounding has left out."""
+        """Ends `take`: all is merged except for the rounding error `rest`."""
         if self._keeps_rest:
             self._change.add_(rest)
         self._taken = None
@@ -145,17 +145,17 @@ class Chunk:
         return self.parts[0].dtype
 
     def read(self, into: Tensor) -> None:
-        """x = w + d of all its parts."""
+        """Reads x = w + d of all parts."""
         for part, its_own in zip(self.parts, self.split(into), strict=True):
             part.read(its_own)
 
     def show(self, weights: Sequence[Tensor]) -> None:
-        """Replaces w in what is read, part by part."""
+        """Makes exchanges read other weights instead of w, part by part."""
         for part, shown in zip(self.parts, weights, strict=True):
             part.show(shown)
 
     def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Views of a tensor of the chunk's length, one for each part."""
+        """Splits a tensor of the chunk's length into views, one for each part."""
         return tensor.split(self._lengths)
 
     @property
@@ -165,28 +165,29 @@ class Chunk:
 
 
 class Replica:
-    """The communication side of one learner's shards of the weights, in chunks.
+    """The communication side (x and d) of one learner's shards, in chunks.
 
-    `state` is the engine's lock, held for one part at a time, for operations in memory.
-    The training thread alone writes `step`, `updating` and `wait_seconds`, the time for
-    which it waited for the lock. `merge` does not wait for it: a part that an exchange
-    is working on is merged at the next boundary.
+    `state` is the engine's lock, held for one part at a time, for memory operations.
+    Only the training thread writes `step`, `updating` and `wait_seconds`, the time for
+    which it waited for the lock. `merge` does not wait for the lock: a part that an
+    exchange is working on is merged at the next boundary.
 
     Args:
-        shards: w: this learner's shard of each flat vector, real, all on one device;
-            those of one dtype and section that follow one another fill chunks together.
+        shards: w, this learner's shard of each flat vector, real and on one device.
+            Consecutive shards of one dtype and section share chunks.
         chunk_elements: number of elements of a chunk.
         state: lock over d.
-        counts: number of shards in each section (`sections`); None: all are of one.
+        counts: number of shards in each section (`sections`); None: all are in one
+            section.
 
     Attributes:
         chunks: chunks of all shards, in order.
-        sections: the chunks of each section.
+        sections: chunks of each section.
         device: device of w and d.
         part_elements: number of elements of the longest part.
         guard: `state` and, on a GPU, the order of the streams.
         step: number of optimizer steps that w has seen.
-        updating: whether an optimizer is at work on w.
+        updating: whether an optimizer is changing w.
     """
 
     def __init__(
@@ -212,22 +213,22 @@ class Replica:
         self.chunks = [*itertools.chain.from_iterable(self.sections)]
 
     def views(self, shards: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        """Views of shards of w's shapes: for each chunk one of each part."""
+        """Yields the views of each chunk, one per part, into shards shaped like w."""
         for section in self._by_section(shards):
             for run in runs_of_one_dtype(section):
                 yield from self._views_of_run(run)
 
     def show(self, shards: Sequence[Tensor]) -> None:
-        """Replaces w in what exchanges read, until it is called with w again."""
+        """Makes exchanges read these weights, until called with w again."""
         for chunk, shown in zip(self.chunks, self.views(shards), strict=True):
             with self.guard:
                 chunk.show(shown)
 
     def snapshot(self, chunks: Sequence[Chunk] | None = None) -> list[Tensor]:
-        """Copies x of chunks, by default all, to the host; for a thread that may wait.
+        """Copies x of some or all chunks to the host; for a thread that may wait.
 
-        The copy is of one moment between two steps, unless an optimizer is at work
-        nearly all the time: then some elements may have seen one step more than others.
+        The copy is from one moment between two steps, unless an optimizer is running
+        nearly all the time. Then some elements may have seen one more step than others.
         """
         chunks = self.chunks if chunks is None else chunks
         for _ in range(_TRIES):
@@ -240,7 +241,7 @@ class Replica:
 
     @torch.no_grad()
     def spread(self, values: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-        """Writes what `snapshot` gave, or a mean of such, into shards of w's shapes."""
+        """Writes a snapshot, or a mean of snapshots, into shards shaped like w."""
         places = zip(self.chunks, values, self.views(into), strict=True)
         for chunk, value, parts in places:
             for part, its_own in zip(parts, chunk.split(value), strict=True):
@@ -248,9 +249,9 @@ class Replica:
 
     @torch.no_grad()
     def put(self, values: Sequence[Tensor]) -> None:
-        """w = values, d = 0: takes other weights, as `snapshot` gives them.
+        """Adopts other weights, as from `snapshot`: w = values, d = 0.
 
-        What no merge has brought in yet goes with the old weights.
+        Changes that are not merged yet are lost with the old weights.
         """
         for chunk, value in zip(self.chunks, values, strict=True):
             for part, new in zip(chunk.parts, chunk.split(value), strict=True):
@@ -258,7 +259,7 @@ class Replica:
                     part.put(new)
 
     def merge(self) -> bool:
-        """w += d in changed parts on which no exchange is at work; whether in any."""
+        """Merges changed parts that no exchange works on; whether there were any."""
         has_merged = False
         for part in self._changed_parts():
             if self.guard.try_enter():
@@ -270,19 +271,19 @@ class Replica:
         return has_merged
 
     def merge_all(self) -> None:
-        """w += d everywhere; no exchange is under way."""
+        """Merges all parts; no exchange may be under way."""
         for part in self._changed_parts():
             with self._timed_guard():
                 part.merge(self._scratch[part.dtype])
 
     def take(self, into: Sequence[Tensor]) -> list[int]:
-        """Moves d of changed chunks away, to be merged from there.
+        """Moves d of changed chunks to other memory, from which it is merged.
 
         Args:
             into: zeros, one tensor for each chunk.
 
         Returns:
-            Numbers of the chunks whose d was moved.
+            The numbers of the chunks whose d was moved.
         """
         changed = [n for n, chunk in enumerate(self.chunks) if chunk.changed]
         for number in changed:
@@ -294,7 +295,7 @@ class Replica:
         return changed
 
     def keep(self, number: int, rest: Tensor) -> None:
-        """Ends `take` for a chunk: all is merged but the rest."""
+        """Ends `take` for a chunk: all is merged except for `rest`."""
         chunk = self.chunks[number]
         for part, left in zip(chunk.parts, chunk.split(rest), strict=True):
             with self._timed_guard():
@@ -345,7 +346,7 @@ class Replica:
 
 
 def runs_of_one_dtype(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Vectors that follow one another and have one dtype, without empty ones."""
+    """Runs of consecutive vectors of one dtype, without empty vectors."""
     filled = (tensor for tensor in tensors if len(tensor))
     for _, run in itertools.groupby(filled, key=lambda tensor: tensor.dtype):
         yield list(run)
@@ -354,14 +355,14 @@ def runs_of_one_dtype(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 def places_in(
     packed: Iterable[Tensor], vectors: Iterable[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each vector with its place, where those of one dtype lie one after another."""
+    """Each vector with its place in memory that is packed by dtype."""
     for memory, run in zip(packed, runs_of_one_dtype(vectors), strict=True):
         lengths = [len(vector) for vector in run]
         yield from zip(run, memory.split(lengths), strict=True)
 
 
 def in_chunks(tensors: Iterable[Tensor], length: int) -> Iterator[list[Tensor]]:
-    """Cuts tensors, one after another, into chunks of that many elements or fewer."""
+    """Cuts tensors, one after another, into chunks of at most `length` elements."""
     pieces, room = list[Tensor](), length
     for tensor in tensors:
         while len(tensor):
@@ -376,7 +377,7 @@ def in_chunks(tensors: Iterable[Tensor], length: int) -> Iterator[list[Tensor]]:
 
 
 def as_real(vector: Tensor) -> Tensor:
-    """A real vector as it is, a complex one viewed as real and imaginary numbers."""
+    """A real vector unchanged; a complex one as a view of real and imaginary parts."""
     return torch.view_as_real(vector).flatten() if vector.is_complex() else vector
 
 

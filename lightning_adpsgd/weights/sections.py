@@ -1,14 +1,14 @@
-"""Who owns which ranges of the weights, where super-learners differ in size.
+"""Sections of the weights, which super-learners of different sizes exchange.
 
-Each super-learner divides the weights among its learners. A section is what has one
-owner in each of them, so that these owners exchange it with one another::
+Each super-learner divides the weights among its learners. A section has one owner in
+each super-learner, and these owners exchange it with one another::
 
     super-learner of 2      0           |     1
     super-learner of 4      0     | 1   |     2     | 3
     sections, by owners     (0,0) (0,1) |     (1,2) (1,3)
 
-With equal sizes there is one section for each place in a super-learner. Pure, without
-tensors but for `views`.
+With equal sizes there is one section for each place in a super-learner. Only `views`
+handles tensors; all else is pure.
 """
 
 import math
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 class Range(NamedTuple):
-    """Elements `begin` to `end` of a vector, without the last."""
+    """Elements `begin` to `end` - 1 of a vector."""
 
     vector: int
     begin: int
@@ -31,24 +31,24 @@ class Section(NamedTuple):
 
     Attributes:
         owners: place of the owner in each super-learner.
-        ranges: in ascending order, no two of which touch.
+        ranges: ranges in ascending order, with gaps between them.
     """
 
     owners: tuple[int, ...]
     ranges: tuple[Range, ...]
 
     def seen_by(self, owned: Iterable[Range]) -> "Section":
-        """The same counted from where an owner's part of each vector begins.
+        """The same section, counted from the start of an owner's part of each vector.
 
         Args:
-            owned: all that the owner owns: one range of each vector at most.
+            owned: everything that the owner owns, at most one range of each vector.
         """
         first = {one.vector: one.begin for one in owned}
         moved = (Range(v, b - first[v], e - first[v]) for v, b, e in self.ranges)
         return Section(self.owners, tuple(moved))
 
     def views(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """The elements of its ranges, as views."""
+        """Views of the elements in its ranges."""
         return [vectors[vector][begin:end] for vector, begin, end in self.ranges]
 
 
@@ -57,10 +57,10 @@ Owned = Sequence[Sequence[Range]]
 
 
 def even_ranges(lengths: Sequence[int], size: int) -> list[list[Range]]:
-    """Vectors cut into `size` equal parts, as learners that hold all weights own them.
+    """Cuts vectors into `size` equal parts, for learners that hold all weights.
 
     Args:
-        lengths: of the vectors, multiples of `size`.
+        lengths: lengths of the vectors, multiples of `size`.
         size: number of learners.
     """
     return [
@@ -74,10 +74,10 @@ def even_ranges(lengths: Sequence[int], size: int) -> list[list[Range]]:
 
 
 def row_ranges(shapes: Sequence[Sequence[int]], size: int) -> list[list[Range]]:
-    """Vectors cut by rows as `torch.chunk` and FSDP2 do: the last may have fewer.
+    """Cuts vectors by rows like `torch.chunk` and FSDP2: the last parts may be smaller.
 
     Args:
-        shapes: of the whole weights, each of which is a vector.
+        shapes: shapes of the whole weights, each of which is a vector.
         size: number of learners.
     """
     owned: list[list[Range]] = [[] for _ in range(size)]
@@ -93,7 +93,7 @@ def row_ranges(shapes: Sequence[Sequence[int]], size: int) -> list[list[Range]]:
 
 
 def sections_of(super_learners: Sequence[Owned]) -> list[Section]:
-    """Cuts vectors wherever the owner in any super-learner changes.
+    """Cuts vectors into sections wherever the owner in any super-learner changes.
 
     Args:
         super_learners: what the learners of each own: of each vector every element

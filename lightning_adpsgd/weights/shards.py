@@ -1,13 +1,13 @@
-"""The shards of a model that lie in one learner, where `fully_shard` has put them.
+"""The shards of a model in one learner, as `fully_shard` has placed them.
 
-The N learners of a super-learner hold 1/N of each weight. Counterparts in other
-super-learners hold the same rows, so that each averages its own shards with theirs and
-no learner ever needs the others'. FSDP2 keeps one tensor per weight, and pads some of
-them; the vectors here are views of what is not padding. Nothing here communicates.
+Each of the N learners of a super-learner holds 1/N of each weight. Counterparts in
+other super-learners hold the same rows, so each averages its own shards with theirs,
+and no learner needs other shards. FSDP2 keeps one tensor per weight and pads some of
+them; the vectors here are views without the padding. Nothing here communicates.
 
-With tensor parallelism, T learners share each layer. What its plan does not cut, such
-as the weights of norms, is replicated: all T learners have it. Of a replicated weight
-each of them exchanges 1/T, and gives the others what came of it.
+With tensor parallelism, T learners share each layer. Weights that its plan does not
+cut, such as those of norms, are replicated in all T learners. Each of them exchanges
+1/T of a replicated weight, and sends the result to the others.
 """
 
 import math
@@ -39,7 +39,7 @@ class LocalShards(Weights):
     Args:
         module: module on its final device, sharded over the learners.
         num_learners: N, over which every parameter must be sharded.
-        shared_by: T, learners that share each layer; it divides N.
+        shared_by: T, the number of learners that share each layer; must divide N.
 
     Attributes:
         vectors: memory of the shards, those of one dtype together, then that of the
@@ -47,8 +47,8 @@ class LocalShards(Weights):
         num_buffers: how many of the vectors are buffers.
 
     Raises:
-        ValueError: A parameter is not materialised, or not sharded over the learners,
-            or the weights lie on several devices.
+        ValueError: A parameter is not materialised or not sharded over the learners, or
+            the weights are on several devices.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class LocalShards(Weights):
 
     @override
     def layout(self) -> str:
-        """Names, shapes of the whole weights and dtypes; equal in all learners.
+        """Names, whole shapes and dtypes; equal in all learners.
 
-        With tensor parallelism names say how it cuts a weight.
+        With tensor parallelism, names include how a weight is cut.
         """
         return self._layout
 
     def exchanged(self, place: int) -> Section:
-        """What the learner in this place of the T exchanges of the vectors."""
+        """The parts of the vectors that the learner in this place of T exchanges."""
         return Section((), (*self._ranges(place),))
 
     def replicated(self, place: int) -> Section:
-        """What the learner in this place of the T exchanges of replicated weights."""
+        """The part of replicated weights that the learner in this place exchanges."""
         own = self._ranges(place)
         return Section((), tuple(one for one in own if self._replicated[one.vector]))
 
@@ -93,10 +93,10 @@ class LocalShards(Weights):
 
     @override
     def owned(self, size: int) -> list[list[Range]]:
-        """The rows of each weight that `fully_shard` gives to each of so many learners.
+        """The rows of each weight that `fully_shard` gives to each of `size` learners.
 
         Raises:
-            ValueError: There is a buffer, or a weight that is cut by columns.
+            ValueError: There is a buffer, or a weight is cut by columns.
         """
         for slot in self._slots:
             _check_rows(slot.name, slot.tensor)
@@ -107,13 +107,13 @@ class LocalShards(Weights):
 
     @override
     def rebind(self) -> None:
-        """Frees gathered weights, so that the next forward gathers them anew.
+        """Frees gathered weights, so that the next forward gathers them again.
 
-        After a forward without a backward FSDP2 keeps some of them, and would not see
-        what was changed in the shards.
+        After a forward without a backward, FSDP2 keeps some of them and would not see
+        changes in the shards.
 
         Raises:
-            RuntimeError: A shard was given other memory than at set-up.
+            RuntimeError: A shard has moved to other memory since set-up.
         """
         for module in self._module.modules():
             if isinstance(module, FSDPModule):
@@ -143,14 +143,14 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def check_sharding(module: nn.Module, num_learners: int, shared_by: int = 1) -> None:
-    """Refuses a module of which a learner holds more than its shards.
+    """Refuses a module that a learner holds more than its shards of.
 
     Args:
         num_learners: N.
-        shared_by: T, which divides N.
+        shared_by: T, must divide N.
 
     Raises:
-        ValueError: Names the weight and what to do.
+        ValueError: A weight is not sharded; the message names it and the remedy.
     """
     for name, weight in module.named_parameters():
         _check_sharding(name, weight, num_learners // shared_by)
@@ -183,7 +183,7 @@ def _check_sharding(name: str, weight: Tensor, num_rows: int) -> None:
 
 
 class _Dimension(NamedTuple):
-    """How a weight lies in one dimension of its mesh."""
+    """The placement of a weight in one dimension of its mesh."""
 
     name: str
     size: int
@@ -191,7 +191,7 @@ class _Dimension(NamedTuple):
 
 
 def _dimensions(tensor: Tensor) -> list[_Dimension]:
-    """The dimensions over which a tensor is spread, but for those of one learner."""
+    """The mesh dimensions over which a tensor is spread, without those of size one."""
     if not isinstance(tensor, DTensor):
         return []
     mesh = tensor.device_mesh
@@ -206,7 +206,7 @@ def _is_shard(placement: Placement) -> bool:
 
 
 def _cut(tensor: Tensor) -> Placement | None:
-    """How tensor parallelism cuts a tensor; None: each of the T learners has all."""
+    """How tensor parallelism cuts a tensor; None if all T learners have all of it."""
     over = (one for one in _dimensions(tensor) if one.name == TENSOR_PARALLEL)
     return next((one.placement for one in over if _is_shard(one.placement)), None)
 
@@ -245,7 +245,7 @@ def _by_dtype(tensors: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]
 
 @torch.no_grad()
 def local_part(tensor: Tensor) -> Tensor:
-    """What lies in this learner of a tensor, in the same memory."""
+    """This learner's part of a tensor, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.data
 
 

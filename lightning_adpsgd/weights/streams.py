@@ -1,10 +1,10 @@
-"""The order of work on an accelerator, among threads that have a stream each.
+"""The order of GPU work among threads that each have a stream.
 
 Work for a GPU is queued and runs later, each stream in its own order. A lock orders
-what threads do in the memory of the host; where they queue work on tensors that they
-share, an event must order it too. This module has the lock that does both, and the
-copies between a device and pinned memory of the host. A training thread never waits for
-either: its stream does, on the device. On a CPU there is nothing to order.
+what threads do in host memory. When they queue work on shared tensors, an event must
+order that as well. This module has a lock that does both, and copies between a device
+and pinned host memory. The training thread never waits for either; its stream does, on
+the device. On a CPU there is nothing to order.
 """
 
 import threading
@@ -21,18 +21,18 @@ def has_streams(device: torch.device) -> bool:
 
 
 def side_stream(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which the calling thread queues its work on a stream of its own."""
+    """A context in which the calling thread queues its work on its own stream."""
     return torch.Stream(device) if has_streams(device) else nullcontext()
 
 
 def host_memory(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory of the host, [length], from which a device copies without a stop."""
+    """Pinned host memory, [length], from which a device copies asynchronously."""
     pinned = has_streams(device)
     return torch.empty(length, dtype=dtype, device="cpu", pin_memory=pinned)
 
 
 class Mirrored(NamedTuple):
-    """Memory on the host and on the device of the weights; on a CPU both are one.
+    """Memory on the host and on the device of the weights; on a CPU they are the same.
 
     Attributes:
         host: memory that the network reads and writes.
@@ -44,14 +44,14 @@ class Mirrored(NamedTuple):
 
 
 def mirrored(here: Tensor) -> Mirrored:
-    """Memory on the host beside a vector."""
+    """Pairs a vector with memory on the host."""
     if not has_streams(here.device):
         return Mirrored(here, here)
     return Mirrored(host_memory(len(here), here.dtype, here.device), here)
 
 
 def to_host(source: Tensor, target: Tensor) -> None:
-    """Copies to the host; the calling thread waits for its own stream alone."""
+    """Copies to the host; the calling thread waits only for its own stream."""
     if source is target:
         return
     target.copy_(source, non_blocking=True)
@@ -59,22 +59,22 @@ def to_host(source: Tensor, target: Tensor) -> None:
 
 
 def to_device(source: Tensor, target: Tensor) -> None:
-    """Queues a copy; the source must not change before the calling stream is there."""
+    """Queues a copy; the source must not change before the stream has made it."""
     if source is not target:
         target.copy_(source, non_blocking=True)
 
 
 def wait_for_stream(device: torch.device) -> None:
-    """Waits until all work of the calling thread's stream is done."""
+    """Waits until all work in the calling thread's stream is done."""
     if has_streams(device):
         torch.accelerator.current_stream(device).synchronize()
 
 
 class Mark:
-    """A point in the work of a stream, for which other streams can wait.
+    """A point in the work of a stream that other streams can wait for.
 
     Args:
-        device: device of the streams; a CPU works in order by itself and needs no mark.
+        device: device of the streams; a CPU works in order and needs no mark.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -82,21 +82,21 @@ class Mark:
         self._event = torch.Event(device) if has_streams(device) else None
 
     def set(self) -> None:
-        """Marks the end of what the calling thread has queued so far."""
+        """Marks the end of the work that the calling thread has queued so far."""
         if self._event is not None:
             self._event.record(torch.accelerator.current_stream(self._device))
 
     def follow(self) -> None:
-        """Lets all that the calling thread queues from now on run after the mark."""
+        """Makes the calling thread's work from now on run after the mark."""
         if self._event is not None:
             torch.accelerator.current_stream(self._device).wait_event(self._event)
 
 
 class Guard:
-    """A lock over tensors that also orders, on their device, the work done under it.
+    """A lock over tensors that also orders the work queued under it on their device.
 
     Args:
-        state: the lock.
+        state: lock.
         device: device of the tensors.
     """
 
@@ -111,13 +111,13 @@ class Guard:
         self.leave()
 
     def try_enter(self) -> bool:
-        """Enters if the lock is free; to be followed by `leave`."""
+        """Enters if the lock is free; `leave` must follow."""
         if not self._state.acquire(blocking=False):
             return False
         self._mark.follow()
         return True
 
     def leave(self) -> None:
-        """Lets the next thread in."""
+        """Releases the lock for the next thread."""
         self._mark.set()
         self._state.release()

@@ -1,4 +1,4 @@
-"""Work beside the training thread, one action after another."""
+"""A thread that runs actions one after another, beside the training thread."""
 
 import queue
 import threading
@@ -17,12 +17,12 @@ _Task = Callable[[], None]
 class BackgroundWorker:
     """Runs actions one after another in a thread of its own.
 
-    Unlike the executors of `concurrent.futures` it is a daemon: an action that waits
-    for a lost peer does not hold up the end of the process.
+    Unlike the executors of `concurrent.futures`, its thread is a daemon: an action that
+    waits for a lost peer does not delay the exit of the process.
 
     Args:
         name: name of the thread, which the first action starts.
-        device: device on which actions queue work, on a stream of the thread's own.
+        device: device on which actions queue work, on the thread's own stream.
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
@@ -31,7 +31,7 @@ class BackgroundWorker:
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def submit(self, action: Callable[[], T]) -> "Future[T]":
-        """Queues an action; its result or exception comes with the future."""
+        """Queues an action; the future gets its result or exception."""
         if self._thread.ident is None:
             self._thread.start()
         future: Future[T] = Future()
@@ -39,7 +39,7 @@ class BackgroundWorker:
         return future
 
     def stop(self, seconds: float | None) -> None:
-        """Ends the thread after what is queued; waits that long, None: to its end."""
+        """Ends the thread after its queue; waits up to `seconds`, or without limit."""
         self._tasks.put(None)
         if self._thread.is_alive():
             self._thread.join(seconds)
@@ -54,13 +54,13 @@ class InlineWorker:
     """Runs each action when it is queued, in the calling thread."""
 
     def submit(self, action: Callable[[], T]) -> "Future[T]":
-        """Runs an action; its result or exception comes with the future."""
+        """Runs an action; the future has its result or exception."""
         future: Future[T] = Future()
         _settle(future, action)
         return future
 
     def stop(self, seconds: float | None) -> None:
-        """Does nothing: nothing is queued, and there is no thread."""
+        """Does nothing, because there is no queue and no thread."""
 
 
 def _settle(future: "Future[T]", action: Callable[[], T]) -> None:

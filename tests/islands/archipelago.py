@@ -20,7 +20,7 @@ from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.island import Island, Sections, Timeouts
 from lightning_adpsgd.islands.members import Heartbeat
 from lightning_adpsgd.islands.membership import Membership
-from lightning_adpsgd.islands.membership_reader import Members
+from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress, serve
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
@@ -68,7 +68,7 @@ def rendezvous() -> Iterator[Server]:
         server.stop()
 
 
-def fall_silent(membership: Members) -> None:
+def fall_silent(membership: MembershipView) -> None:
     """It stays on the list when it ends, and does not add itself again."""
     if isinstance(membership, Membership):  # the first learner of its island
         membership._say_goodbye = membership._rendezvous.close

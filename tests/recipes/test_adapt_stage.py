@@ -274,7 +274,7 @@ def _words_by_hand(
     spoken = normalise_side([frames[first:last] for first, last in segments])
     adapter, decoder = recogniser._adapter, make_decoder(settings)
     assert adapter is not None
-    voice = adapter.hear(lambda: (own.numpy() for own in spoken))
+    voice = adapter.adapt_to(lambda: (own.numpy() for own in spoken))
     scorer = network(settings.directory("train") / "model.ckpt")
     report = json.loads((settings.directory("decode") / "decode.json").read_text())
     words = []
@@ -334,7 +334,7 @@ def _check_found_again(settings: Settings, folder: Path, split: str) -> None:
     for side in range(SIDES[split]):
         positions = range(side * UTTERANCES, (side + 1) * UTTERANCES)
         spoken = [store.frames(position).numpy() for position in positions]
-        voice = adapter.hear(partial(iter, spoken))
+        voice = adapter.adapt_to(partial(iter, spoken))
         for position, own in zip(positions, spoken, strict=True):
             expected = streams.utterance(position)
             fmllr, ivectors = voice.streams(own)

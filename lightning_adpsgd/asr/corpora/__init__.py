@@ -1,6 +1,6 @@
-"""Corpora as they come on discs, and their transcripts in one form.
+"""Readers for corpora as they come on discs, with transcripts in one form.
 
-`corpus` says what an utterance is, `discs` where on a disc it lies; each corpus has a
-module, and `sources` chooses among them. `transcripts`, `turns` and `acronyms` are the
+`corpus` defines an utterance, and `discs` finds files on discs. Each corpus has a
+module, and `sources` chooses among them. `transcripts`, `turns` and `acronyms` have the
 rules for words.
 """

@@ -1,10 +1,11 @@
 """Words that are spelled out, `IBM`, in the written form of Fisher: `i._b._m.`.
 
-MS-State writes them in capitals, and only capitals tell `US` from `us`. A word of the
-dictionary in capitals is an acronym if it is pronounced as the names of its letters;
-its plural is `c._d.s`, its genitive `i._b._m.'s`, a single letter is `b.`. References
-have the letters apart, so a recognised acronym is taken apart again before scoring.
-As in Kaldi's recipe for Switchboard, but that only words in capitals are looked at.
+MS-State writes them in capitals, and only capitals distinguish `US` from `us`. A
+dictionary word in capitals is an acronym if it is pronounced as the names of its
+letters. Its plural is `c._d.s`, its genitive `i._b._m.'s`, and a single letter is `b.`.
+References have separate letters, so a recognised acronym is split again before scoring.
+The rules are those of Kaldi's Switchboard recipe, except that only words in capitals
+are considered.
 """
 
 import re
@@ -26,11 +27,11 @@ LETTERS_AND_WORDS = frozenset({"A", "I"})
 
 
 def acronym_of(word: str, phones: Sequence[str]) -> str | None:
-    """The written form of a word of the dictionary, None if it is not spelled out.
+    """The written form of a dictionary word; None if it is not spelled out.
 
     Args:
-        word: As the dictionary writes it, in capitals: `IBM`, `CDs`, `IBM's`.
-        phones: Its pronunciation.
+        word: Word as in the dictionary, in capitals: `IBM`, `CDs`, `IBM's`.
+        phones: Pronunciation of the word.
     """
     match = _CAPITALS.fullmatch(word)
     if match is None:
@@ -50,7 +51,7 @@ def _written(letters: str) -> str:
 def spell(tokens: Sequence[str], acronyms: Mapping[str, str]) -> list[str]:
     """The tokens of a transcript with acronyms in their written form.
 
-    `A` and `I` are words, but for those beside another single capital: `A T and T`.
+    `A` and `I` are words unless they are next to another single capital: `A T and T`.
     """
     return [
         token
@@ -67,7 +68,7 @@ def _is_spelled(tokens: Sequence[str], place: int) -> bool:
 
 
 def letters_of(word: str) -> tuple[str, ...]:
-    """The words that references have for a word: `i._b._m.'s` is `i`, `b`, `m's`."""
+    """The words of a reference for a written form: `i._b._m.'s` is `i`, `b`, `m's`."""
     match = _WRITTEN.fullmatch(word)
     if match is None:
         return (word,)
@@ -76,7 +77,7 @@ def letters_of(word: str) -> tuple[str, ...]:
 
 
 def pronounce_letters(word: str) -> tuple[str, ...] | None:
-    """Phones of a word in written form, None for any other word."""
+    """The phones of a word in written form; None for any other word."""
     match = _WRITTEN.fullmatch(word)
     if match is None:
         return None
@@ -88,7 +89,7 @@ def pronounce_letters(word: str) -> tuple[str, ...] | None:
 
 
 def acronyms_in(entries: Iterable[tuple[str, Sequence[str]]]) -> dict[str, str]:
-    """Written forms by the words of a dictionary, given as (word, phones)."""
+    """The written forms by dictionary word, from entries (word, phones)."""
     found = ((word, acronym_of(word, phones)) for word, phones in entries)
     letters = {letter.upper(): f"{letter}." for letter in LETTERS}
     return letters | {word: written for word, written in found if written}

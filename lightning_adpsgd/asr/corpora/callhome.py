@@ -1,8 +1,8 @@
-"""CallHome American English transcripts (LDC97T14): the transcribers' marks go.
+"""CallHome American English transcripts (LDC97T14), without transcribers' marks.
 
-Lines of `start end A: words`; a line without times continues the one before it. Several
-people may share a telephone: `A1` is a second talker on side A. What the marks mean is
-in the LDC's `CH_ENG.TXT`:
+Lines are `start end A: words`; a line without times continues the previous one. Several
+people may share a telephone: `A1` is a second talker on side A. The LDC's `CH_ENG.TXT`
+defines the marks:
 
     {laugh}          sound of the talker       [distortion] [/x]  other sound, its end
     [[drawn out]]    comment                   ((maybe))          not understood
@@ -10,8 +10,8 @@ in the LDC's `CH_ENG.TXT`:
     +mispronounced+  **coinage**  #at once#    %um &Joe           hesitation, name
     text- -text      word broken off           text --            turn that goes on
 
-Laughter is `[laughter]`, other sounds are `[noise]`; asides are words like others. A
-turn with something not understood, or in another language, is not used.
+Laughter becomes `[laughter]`, other sounds `[noise]`; asides are ordinary words. A turn
+that contains words not understood or in another language is not used.
 """
 
 import re
@@ -44,7 +44,7 @@ _TIMES = re.compile(r"\s*-?\d+(\.\d*)?\s+-?\d+(\.\d*)?\s")
 
 
 def normalise_callhome(text: str) -> tuple[str, ...]:
-    """The words of a turn whose talker was understood."""
+    """The words of a turn; None if part of it was not understood."""
     # Sounds wait under a sign that no mark holds while the marks are taken away.
     plain = _SOUND.sub(" \1 ", _LAUGHTER.sub(" \2 ", _GONE.sub(" ", text)))
     tokens = _MARKS.sub(" ", plain).lower().split()
@@ -62,7 +62,7 @@ def _normalise(token: str) -> str:
 
 
 def read_callhome(path: Path, skipped: Skipped) -> Iterator[Turn]:
-    """The turns of a call; those that cannot be used are counted.
+    """The turns of a call; counts the unusable ones.
 
     Raises:
         CorpusError: The file cannot be read.
@@ -78,7 +78,7 @@ def read_callhome(path: Path, skipped: Skipped) -> Iterator[Turn]:
 
 
 def _whole_turns(path: Path, skipped: Skipped) -> Iterator[tuple[int, str]]:
-    """Lines with those that continue them."""
+    """Joins lines with their continuations."""
     begun: tuple[int, str] | None = None
     for number, line in read_lines(path, skipped, may_be_latin=True):
         if _COMMENT.match(line) and (begun is None or not _WITHIN.match(line)):

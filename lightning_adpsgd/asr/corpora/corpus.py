@@ -23,8 +23,8 @@ class Caller(NamedTuple):
     """The speaker of one conversation side.
 
     Attributes:
-        name: The same in all calls of a person.
-        sex: "m", "f", or empty where it is not known.
+        name: Name, the same in all calls of a person.
+        sex: "m", "f", or empty if unknown.
     """
 
     name: str
@@ -36,13 +36,13 @@ class Utterance:
     """One stretch of speech of one speaker.
 
     Attributes:
-        id: Unique, and sorts by speaker and time: `sw02001-A_000030-000773`.
-        recording: The SPHERE file.
+        id: Unique id that sorts by speaker and time: `sw02001-A_000030-000773`.
+        recording: Sound file.
         channel: 0 for side A, 1 for side B.
-        start_s: Begin in the recording, in seconds.
+        start_s: Start in the recording, in seconds.
         end_s: End in the recording, in seconds.
-        words: Normalised words; empty where none are known.
-        speaker: Who speaks; the conversation side where the corpus does not say.
+        words: Normalised words; empty if unknown.
+        speaker: Name of the speaker; the conversation side if the corpus has none.
         source: `file:line` of the transcript, for messages.
         speed: Playback speed relative to the recording; 1 except for copies.
     """
@@ -59,22 +59,22 @@ class Utterance:
 
     @property
     def duration_s(self) -> float:
-        """Length in seconds, as it is heard."""
+        """The length in seconds, as played."""
         return (self.end_s - self.start_s) / self.speed
 
     @property
     def side(self) -> str:
         """The conversation side it belongs to, by recording and channel.
 
-        Copies at one speed are a side of their own.
+        Copies at one speed form a separate side.
         """
         side = f"{self.recording} {'AB'[self.channel]}"
         return side if self.speed == 1 else f"{side} sp{self.speed:g}"
 
     def at_speed(self, speed: float) -> "Utterance":
-        """A copy that is heard faster or slower, with the names that Kaldi gives it.
+        """A copy that is played faster or slower, with the names that Kaldi gives it.
 
-        Its pitch moves too, so it counts as another speaker's.
+        Its pitch changes too, so it counts as another speaker's.
         """
         prefix = f"sp{speed:g}-"
         return dataclasses.replace(
@@ -83,7 +83,7 @@ class Utterance:
 
     @property
     def conversation(self) -> str:
-        """Name of the recording as references have it, whatever its file is called."""
+        """The name of the recording in references, whatever the name of its file."""
         return self.id.rsplit("-", 2)[0]
 
 
@@ -104,7 +104,7 @@ def write_utterances(path: Path, utterances: Iterable[Utterance]) -> None:
 
 
 def read_utterances(path: Path) -> list[Utterance]:
-    """Read what `write_utterances` wrote.
+    """Reads a file of `write_utterances`.
 
     Raises:
         CorpusError: A line is not a complete utterance.
@@ -113,7 +113,7 @@ def read_utterances(path: Path) -> list[Utterance]:
 
 
 def iterate_utterances(path: Path) -> Iterator[Utterance]:
-    """The same one by one, of a file that need not fit into memory."""
+    """Yields the utterances of a file that need not fit into memory."""
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             yield _utterance(path, number, line)
@@ -131,14 +131,14 @@ def _utterance(path: Path, number: int, line: str) -> Utterance:
 
 @dataclass
 class Skipped:
-    """Omissions by reason: their number, seconds of speech, and an example.
+    """Omissions by reason: their number, seconds of speech, and examples.
 
     Attributes:
         counts: Number of omissions.
         seconds: Total seconds of speech.
-        examples: The first places.
-        remedies: Remedies for the reader, where they are known.
-        num_examples: So many places are kept.
+        examples: Places of the first omissions.
+        remedies: Remedies for the reader, if known.
+        num_examples: Number of places to keep.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class Skipped:
     def add(
         self, reason: str, where: str, seconds: float = 0.0, remedy: str = ""
     ) -> None:
-        """Count one thing that is left out."""
+        """Counts an omission."""
         self.counts[reason] = self.counts.get(reason, 0) + 1
         self.seconds[reason] = self.seconds.get(reason, 0.0) + max(0.0, seconds)
         examples = self.examples.setdefault(reason, [])
@@ -160,7 +160,7 @@ class Skipped:
             self.remedies[reason] = remedy
 
     def merge(self, other: "Skipped") -> None:
-        """Count what another one counted."""
+        """Adds the counts of another one."""
         for reason, count in other.counts.items():
             self.counts[reason] = self.counts.get(reason, 0) + count
             seconds = self.seconds.get(reason, 0.0) + other.seconds[reason]

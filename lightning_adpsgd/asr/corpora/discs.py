@@ -1,8 +1,8 @@
-"""The files of some discs, however they were copied or mounted.
+"""The files of discs, however they were copied or mounted.
 
-Names are compared in lower case and without what an ISO 9660 mount adds to them, so
-that `SW02001.SPH;1` is `sw02001.sph`. Links to folders are followed, as discs are often
-put together by links; a folder is entered once, so that a link in a circle ends.
+Names are compared in lower case and without the version of an ISO 9660 mount, so that
+`SW02001.SPH;1` is `sw02001.sph`. Links to folders are followed, because discs are often
+combined by links. A folder is entered only once, so that circular links end.
 """
 
 import os
@@ -36,13 +36,13 @@ class DiscFile(NamedTuple):
 
 
 def find_files(roots: Iterable[Path], skipped: Skipped) -> list[DiscFile]:
-    """All files below the folders, in the order of their paths; hidden ones are left.
+    """All files below the folders, sorted by path, without hidden ones.
 
-    Counted are folders that cannot be entered or have names of files, links that lead
-    nowhere, and what is neither file nor folder.
+    It counts folders that cannot be entered or have names of files, broken links, and
+    entries that are neither file nor folder.
 
     Raises:
-        CorpusError: One of `roots` is not a folder.
+        CorpusError: An element of `roots` is not a folder.
     """
     seen: set[tuple[int, int]] = set()
     found: dict[Path, DiscFile] = {}
@@ -85,7 +85,7 @@ def _walk(root: Path, seen: set[tuple[int, int]], skipped: Skipped) -> Iterator[
 
 
 def _is_first(folder: Path, seen: set[tuple[int, int]], skipped: Skipped) -> bool:
-    """Whether a folder was not entered before by another way."""
+    """Whether a folder has not been entered before by another path."""
     found = folder.stat()
     identity = found.st_dev, found.st_ino
     if identity in seen:

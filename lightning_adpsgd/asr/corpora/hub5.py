@@ -1,4 +1,4 @@
-"""Hub5'00: which segments are to be recognised (pem) and what was said (stm).
+"""Hub5'00: the segments to be recognised (pem) and their references (stm).
 
 Both are tables with a line per segment. A segment of the pem gets the words of every
 reference segment of its channel whose middle lies inside it, the rule by which NIST's
@@ -91,18 +91,19 @@ def _parse(path: Path, number: int, line: str) -> EvalSegment:
 def repaired(stm: str) -> str:
     """A reference as NIST's tools accept it, as in Kaldi's recipe for this test set.
 
-    Doubled parentheses become single ones and the marks of asides go; their words stay.
+    Doubled parentheses become single ones. Marks of asides are removed, but their words
+    stay.
     """
     single = stm.replace("((", "(").replace("))", ")")
     return _ASIDE.sub("", single)
 
 
 def extended(segments: Iterable[EvalSegment], seconds: float) -> list[EvalSegment]:
-    """Segments that begin earlier and end later, but never in one another.
+    """Extends segments at both ends, without creating overlaps.
 
-    Kaldi's recipe for this test set gives each 0.1 s more at both ends. Where two of a
-    channel are nearer than twice that, they meet in the middle; where they overlap,
-    those ends stay as they are.
+    Kaldi's recipe for this test set extends each by 0.1 s at both ends. If two segments
+    of a channel are closer than twice that, they meet in the middle; if they overlap,
+    those ends stay unchanged.
     """
     result = list(segments)
     sides: dict[tuple[str, int], list[int]] = {}
@@ -127,8 +128,8 @@ def extended(segments: Iterable[EvalSegment], seconds: float) -> list[EvalSegmen
 def reference_words(text: str) -> tuple[str, ...]:
     """The words of a reference that must be recognised, in lower case.
 
-    Labels `<O,sw,M>` and asides go; of alternatives `{ a / b }` the first stays; words
-    in parentheses, whose deletion is not counted as an error, are left out.
+    Labels `<O,sw,M>` and asides are removed. Of alternatives `{ a / b }`, only the
+    first is kept. Words in parentheses, whose deletion is not an error, are left out.
     """
     text = _ASIDE.sub(" ", text.lower())
     text = re.sub(r"^\s*<[^>]*>", " ", text)
@@ -145,7 +146,7 @@ def assign(
 ) -> list[tuple[EvalSegment, list[EvalSegment]]]:
     """Every pem segment with its reference segments, in order of time.
 
-    A reference that lies in no pem segment is counted in `skipped`.
+    References outside of all pem segments are counted in `skipped`.
     """
     found: dict[tuple[str, int], list[tuple[EvalSegment, list[EvalSegment]]]] = {}
     for segment in pem:

@@ -22,9 +22,9 @@ def write_manifests(
     """Writes both manifests.
 
     Args:
-        folder: Made if absent.
-        utterances: Without copies at other speeds.
-        skipped: Counts recordings whose header cannot be read; they are left out.
+        folder: Folder for both files; created if missing.
+        utterances: Utterances, without copies at other speeds.
+        skipped: Counter of recordings with an unreadable header, which are left out.
     """
     recordings = {one["id"]: one for one in _recordings(utterances, skipped)}
     kept = [u for u in utterances if u.conversation in recordings]

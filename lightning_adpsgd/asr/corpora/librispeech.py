@@ -28,8 +28,8 @@ class ReadUtterance(NamedTuple):
     Attributes:
         name: `1088-134315-0000`.
         reader: `1088`.
-        words: In lower case.
-        sound: The FLAC file.
+        words: Words in lower case.
+        sound: FLAC file.
         source: `file:line` of the transcript.
     """
 
@@ -46,7 +46,7 @@ class Library(NamedTuple):
     Attributes:
         splits: Utterances of each split, `train-clean-5`, in the order of their names.
         sexes: Sex of each reader, "m" or "f".
-        lexicon: `librispeech-lexicon.txt`, if it is there.
+        lexicon: `librispeech-lexicon.txt`, if it exists.
     """
 
     splits: dict[str, list[ReadUtterance]]
@@ -55,10 +55,10 @@ class Library(NamedTuple):
 
 
 def find_library(roots: Iterable[Path], skipped: Skipped) -> Library:
-    """Read all transcripts; lines and sounds that lack one another are counted.
+    """Reads all transcripts; counts lines without sound and sounds without a line.
 
     Raises:
-        CorpusError: One of `roots` is not a folder, or a transcript is no text.
+        CorpusError: An element of `roots` is not a folder, or a transcript is not text.
     """
     files = find_files(roots, skipped)
     sounds = {file.stem: file.path for file in files if _SOUND.fullmatch(file.name)}
@@ -86,7 +86,7 @@ def split_of(path: Path) -> str:
 def read_transcript(
     path: Path, sounds: dict[str, Path], skipped: Skipped
 ) -> Iterator[ReadUtterance]:
-    """The utterances of one chapter that have sound; others are counted."""
+    """The utterances of one chapter that have sound; counts the others."""
     for number, line in read_lines(path, skipped):
         where = f"{path}:{number}"
         match = _LINE.fullmatch(line)

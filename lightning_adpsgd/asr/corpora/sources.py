@@ -1,6 +1,6 @@
-"""The corpora that speech is trained and tested on: what each holds, and where.
+"""The corpora for training and testing: their contents and file names.
 
-A source is known by the names of its files; of folders nothing is asked, so that discs
+A source is recognised by the names of its files, whatever their folders, so that discs
 may be copied, linked or mounted in any way:
 
     switchboard  LDC97S62    swb1_d1/data/sw02001.sph, conv.tab
@@ -12,8 +12,9 @@ may be copied, linked or mounted in any way:
     hub5         LDC2002S09  english/sw_4390.sph, english/en_4156.sph, hub5e_00.pem
                  LDC2002T43  hub5e00.english.000405.stm, en20000405_hub5.glm
 
-CallHome and one half of the test set have names of one form. A call that the pem or the
-stm names, or that lies beside the pem, belongs to the test and is never trained on.
+CallHome and one half of the test set have names of the same form. A call that the pem
+or stm names, or that lies in the same folder as the pem, belongs to the test set and is
+never used for training.
 """
 
 import contextlib
@@ -43,15 +44,15 @@ class Source:
     """A corpus.
 
     Attributes:
-        name: As it is called in settings.
+        name: Name in settings.
         audio: Catalogue numbers of the sound.
         text: Origin of the transcripts.
         recording: Names of its SPHERE files in lower case, the call's number in the
             first group.
         transcript: Names of its transcripts, likewise.
         conversation: The stem of a recording, from that number.
-        num_recordings: So many there are, or one of several numbers; none if nobody
-            knows.
+        num_recordings: Number of recordings, or several valid numbers; empty if
+            unknown.
         hours: Hours of its recordings, counting both sides once; None if unknown.
         read: The turns of a transcript.
         callers: Names of the tables of callers.
@@ -167,7 +168,7 @@ class Discs:
 
 
 def find_discs(roots: Iterable[Path], skipped: Skipped) -> Discs:
-    """Look for all sources below the folders; what is in the way is counted.
+    """Looks for all sources below the folders; counts obstacles.
 
     Raises:
         CorpusError: One of `roots` is not a folder.
@@ -200,7 +201,7 @@ def _one(files: list[DiscFile], pattern: str, skipped: Skipped) -> Path | None:
 
 
 def _test_of(pem: Path | None, stm: Path | None) -> Callable[[DiscFile], bool]:
-    """Tells which files are of the test set."""
+    """A predicate for files of the test set."""
     named: set[str] = set()
     for path, read in ((pem, read_pem), (stm, read_stm)):
         # `check` reads both again and says what is wrong
@@ -263,7 +264,7 @@ def _test_holding(
 
 
 def read_callers(holding: Holding, skipped: Skipped) -> Callers:
-    """All callers by recording and channel; tables that cannot be read are counted."""
+    """All callers by recording and channel; counts unreadable tables."""
     callers: Callers = {}
     for path in holding.callers:
         assert holding.source.read_callers is not None
@@ -278,7 +279,7 @@ def read_callers(holding: Holding, skipped: Skipped) -> Callers:
 def read_turns(
     source: Source, file: DiscFile, skipped: Skipped, acronyms: Mapping[str, str]
 ) -> list[Turn]:
-    """The turns of one transcript; an unreadable file has none and is counted."""
+    """The turns of one transcript; an unreadable file yields none and is counted."""
     assert source.read is not None
     try:
         return list(source.read(file.path, skipped, acronyms))

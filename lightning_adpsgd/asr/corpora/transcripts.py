@@ -1,8 +1,8 @@
 """MS-State transcripts of Switchboard: lines of `id start end words`, normalised.
 
-The marks of the transcribers become what a recogniser can say: silences and asides go,
-a word that was laughed is the word, a word cut short keeps what was heard and a hyphen,
-noises stay as words of their own. Upper and lower case are one.
+The transcribers' marks become words that a recogniser can output. Silences and asides
+are removed, a laughed word becomes the word, and a truncated word keeps its spoken part
+and a hyphen. Noises stay as words, and case is ignored.
 """
 
 import re
@@ -40,7 +40,7 @@ _REWRITES = [
 
 
 def normalise_word(token: str) -> str | None:
-    """The word that a token of a transcript or dictionary stands for; None for none."""
+    """The word of a token in a transcript or dictionary; None if it has none."""
     word = token.lower()
     if word in _DROPPED:
         return None

@@ -1,1 +1,1 @@
-"""Frames stored once and read as chunks, and what is made of them before a model."""
+"""Stored frames, their chunks, and the transforms before a model."""

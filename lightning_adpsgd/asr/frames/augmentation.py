@@ -1,12 +1,12 @@
-"""Changes to training frames that leave their labels true.
+"""Augmentation of training frames that keeps their labels valid.
 
 Speakers differ most in the length of their vocal tract, which stretches the frequency
 axis. Stretching it at random gives the model voices that the corpus does not have
 (vocal tract length perturbation, Jaitly and Hinton 2013), here on log-mel energies.
-They also speak at different speeds; stretching time as well as frequency is what
-playing a recording faster or slower does (speed perturbation, Ko and others 2015), but
-at no cost in storage and anew in each epoch. Masks over bands and over frames
-(SpecAugment, Park and others 2019) make the model use all that it hears.
+Speakers also differ in speed. Stretching time as well as frequency has the effect of
+playing a recording faster or slower (speed perturbation, Ko and others 2015), but takes
+no storage and differs in each epoch. Masks over bands and over frames (SpecAugment,
+Park and others 2019) make the model use all of its input.
 """
 
 import torch
@@ -39,18 +39,18 @@ def warp_frequencies(frames: Tensor, factors: Tensor) -> Tensor:
 
 
 def random_warp(frames: Tensor, most: float) -> Tensor:
-    """Warps each chunk by a factor drawn evenly from 1 - most to 1 + most."""
+    """Warps each chunk by a factor drawn uniformly from 1 - most to 1 + most."""
     return warp_frequencies(frames, random_factors(frames, most))
 
 
 def random_factors(frames: Tensor, most: float) -> Tensor:
-    """For each chunk one drawn evenly from 1 - most to 1 + most, [batch]."""
+    """A factor for each chunk, drawn uniformly from 1 - most to 1 + most, [batch]."""
     draws = torch.rand(len(frames), device=frames.device, dtype=frames.dtype)
     return 1 + most * (2 * draws - 1)
 
 
 def stretch_time(frames: Tensor, factors: Tensor) -> Tensor:
-    """Plays each chunk at another speed around its middle.
+    """Stretches the time axis of each chunk around its middle.
 
     Frame t of the output is frame c + (t - c) * factor of the input, where c is the
     middle. Values between frames are interpolated linearly; beyond the ends the
@@ -73,14 +73,14 @@ def stretch_time(frames: Tensor, factors: Tensor) -> Tensor:
 
 
 def stretch_labels(labels: Tensor, factors: Tensor) -> Tensor:
-    """The labels of frames that `stretch_time` has moved, those of the nearest frames.
+    """The labels after `stretch_time`, taken from the nearest frames.
 
     Args:
-        labels: [batch, time]; the frames may have a margin, equal on both sides.
+        labels: [batch, time]; the frames may have an equal margin on both sides.
         factors: [batch].
 
     Returns:
-        [batch, time]; IGNORE where speech from beyond the chunk has come in.
+        [batch, time]; IGNORE for speech from beyond the chunk.
     """
     last = labels.shape[1] - 1
     places = _stretched(last, factors).round().long()
@@ -89,11 +89,11 @@ def stretch_labels(labels: Tensor, factors: Tensor) -> Tensor:
 
 
 def random_masks(frames: Tensor, bands: int, length: int) -> Tensor:
-    """Sets a stretch of bands and one of frames to 0, which is the mean, in each chunk.
+    """Sets a random run of bands and one of frames to 0, the mean, in each chunk.
 
     Args:
         frames: [batch, time, feature].
-        bands: width of the widest mask over features; each width is as likely.
+        bands: largest width of the mask over features; all widths are equally likely.
         length: the same over frames.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Cepstra with slopes from stored log-mel frames: what the Gaussian mixtures see.
+"""Cepstra with slopes from stored log-mel frames, the input of Gaussian mixtures.
 
 A diagonal covariance fits cepstra, the cosine transform of log-mel, better than log-mel
 itself, whose neighbouring coefficients rise and fall together.
@@ -16,7 +16,7 @@ def cepstra(log_mel: np.ndarray, num_cepstra: int = 13) -> np.ndarray:
 
     Args:
         log_mel: [time, mel], any floating type.
-        num_cepstra: Lowest orders kept, order 0 included.
+        num_cepstra: Number of lowest orders to keep, including order 0.
 
     Returns:
         float32 [time, 3 · num_cepstra].

@@ -1,15 +1,15 @@
-"""Short chunks of long utterances, gathered batch by batch from mapped frames.
+"""Short chunks of long utterances, gathered in batches from mapped frames.
 
-An utterance is cut into chunks of 21 frames one after the other. The last one is filled
-up by repeating the last frame, with labels that the loss ignores: dropping it instead
-would lose up to 20 frames of every utterance, and always the sounds that end one. Each
-chunk brings the CONTEXT frames on both sides from which the model takes differences;
-beyond the ends of the utterance they repeat its first and last frame, so that a chunk's
-differences are those of the whole utterance. What speaker adaptation adds to a frame
-comes from `streams` and is joined to it by the model.
+An utterance is cut into consecutive chunks of 21 frames. The last one is padded by
+repeating the last frame, with labels that the loss ignores. Dropping it instead would
+lose up to 20 frames of every utterance, and always the sounds at its end. Each chunk
+includes CONTEXT frames on both sides, from which the model computes differences. Beyond
+the ends of the utterance they repeat its first and last frame, so that a chunk's
+differences equal those of the whole utterance. Features from speaker adaptation come
+from `streams`, and the model concatenates them.
 
-Nothing here grows with the corpus: frames, labels and the index of chunks are mapped,
-and the order of an epoch is computed (`shuffling`).
+Memory does not grow with the corpus: frames, labels and the index of chunks are
+memory-mapped, and the order of an epoch is computed (`epochs.block_sampler`).
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ class Chunk(NamedTuple):
 
     Attributes:
         frames: [(batch,) chunk + 2 · CONTEXT, dims], in the type of the store.
-        labels: int64 [(batch,) chunk]; IGNORE where there is none.
+        labels: int64 [(batch,) chunk]; IGNORE for frames without a label.
     """
 
     frames: Tensor
@@ -41,13 +41,13 @@ class Chunk(NamedTuple):
 
 
 class AdaptedChunk(NamedTuple):
-    """A chunk with the streams beside it, or a batch of them.
+    """A chunk with its streams, or a batch of them.
 
     Attributes:
         frames: Frames, as in a `Chunk`.
         labels: Labels, as in a `Chunk`.
-        fmllr: [(batch,) chunk, dims]; no dims where there is no such stream.
-        ivector: [(batch,) dims], that of the first frame; no dims where there is none.
+        fmllr: [(batch,) chunk, dims]; zero dims without this stream.
+        ivector: [(batch,) dims] of the first frame; zero dims without this stream.
     """
 
     frames: Tensor
@@ -59,11 +59,11 @@ class AdaptedChunk(NamedTuple):
 class ChunkDataset(Dataset[Chunk]):
     """All chunks of the utterances of a store that have labels.
 
-    A loader over it needs `collate_fn=as_it_is`: batches are gathered whole.
+    A loader over it needs `collate_fn=as_it_is`, because batches are gathered whole.
 
     Args:
         store: Frames with labels.
-        chunk: Frames per chunk.
+        chunk: Number of frames per chunk.
     """
 
     def __init__(self, store: FrameStore, chunk: int = 21) -> None:
@@ -110,19 +110,19 @@ class ChunkDataset(Dataset[Chunk]):
         return chunks
 
     def begins(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Utterance of each chunk, and its first frame counted from that's start."""
+        """The utterance of each chunk, and the chunk's first frame within it."""
         before, position, _, _ = self._places[self._rows[chunks]].T
         return position, (chunks - before) * self.chunk
 
     def _labels(self, start: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Labels of chunks from `start` on, with IGNORE beyond their utterances."""
+        """The labels of chunks from `start` on, with IGNORE beyond their utterances."""
         labels = self.store.label_windows(start, self.chunk)
         is_own = np.arange(self.chunk) < (last - start)[:, None]
         return np.where(is_own, labels, np.int64(IGNORE))
 
 
 class AdaptedChunkDataset(Dataset[AdaptedChunk]):
-    """The chunks of a dataset with what streams say about their speakers.
+    """The chunks of a dataset with streams about their speakers.
 
     Args:
         chunks: Chunks of the utterances to which the streams are aligned.
@@ -149,26 +149,27 @@ class AdaptedChunkDataset(Dataset[AdaptedChunk]):
 
 
 def as_it_is(batch: Any) -> Any:
-    """A loader's collate function for batches that were gathered whole."""
+    """A collate function for loaders of batches that are gathered whole."""
     return batch
 
 
 class SpeechData(L.LightningDataModule):
-    """Loaders of training and held-out chunks.
+    """A data module with loaders of training and held-out chunks.
 
-    Every learner gets its share of the training chunks from a `BlockSampler`, which
-    needs the same memory for any number of them; Lightning deals the held-out ones.
+    Every learner gets its share of the training chunks from a `BlockSampler`, whose
+    memory does not depend on their number. Lightning deals the held-out chunks.
 
     Args:
         features: Folder with the stores `train` and `dev`.
         labels: Folder with `train/labels.npy` and `dev/labels.npy`.
-        batch_size: Chunks per learner and step.
-        chunk: Frames per chunk.
+        batch_size: Number of chunks per learner and step.
+        chunk: Number of frames per chunk.
         seed: Seed of the order of the chunks.
-        num_workers: Processes that load ahead, per learner; 0 loads in the training
+        num_workers: Number of loader processes per learner; 0 loads in the training
             process.
-        pin_memory: Batches in memory that a GPU fetches by itself.
-        streams: Folder with `train` and `dev`, each with streams; None for none.
+        pin_memory: Whether batches are in pinned memory, for asynchronous copies to a
+            GPU.
+        streams: Folder with the streams of `train` and `dev`; None for no streams.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class SpeechData(L.LightningDataModule):
 
     @override
     def prepare_data(self) -> None:
-        """Counts the chunks, once on each machine and before the learners need them."""
+        """Indexes the chunks, once on each machine before the learners need them."""
         for split in ("train", "dev"):
             self.dataset(split)
 

@@ -1,7 +1,7 @@
-"""The mixtures' input from stored log-mel frames: slopes, or a projection.
+"""The mixtures' input from stored log-mel frames: cepstra with slopes, or a projection.
 
-Either cepstra with their slopes, or the cepstra of several frames side by side,
-projected onto the directions that tell the states apart (`lda`).
+It is either cepstra with their slopes, or the cepstra of several adjacent frames,
+projected onto the directions that separate the states (`lda`).
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,12 @@ from lightning_adpsgd.files import bytes_written_whole
 
 @dataclass(frozen=True, eq=False)
 class FrontEnd:
-    """From log-mel frames [time, mel] to what the mixtures model, [time, dimension].
+    """Maps log-mel frames [time, mel] to the mixtures' input [time, dimension].
 
     Attributes:
-        num_cepstra: Cepstra per frame.
-        reach: Frames on each side that are seen with a frame; used with a projection.
+        num_cepstra: Number of cepstra per frame.
+        reach: Number of frames on each side that are spliced to a frame; used with a
+            projection.
         projection: float64 [(2 · reach + 1) · num_cepstra, dimension], or None for the
             cepstra of the frame with their slopes.
     """
@@ -38,7 +39,7 @@ class FrontEnd:
             )
 
     def __call__(self, log_mel: np.ndarray) -> np.ndarray:
-        """Float32 [time, dimension] of log-mel frames of any floating type."""
+        """Maps log-mel frames of any floating type to float32 [time, dimension]."""
         if self.projection is None:
             return cepstra(log_mel, self.num_cepstra)
         beside = spliced(log_mel, self.num_cepstra, self.reach)

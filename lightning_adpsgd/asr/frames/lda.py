@@ -1,4 +1,4 @@
-"""Directions that tell classes apart: linear discriminant analysis, in closed form.
+"""Linear discriminant analysis in closed form: directions that separate classes.
 
 With the covariance W of frames about the mean of their class and the covariance B of
 these means about the mean of all frames, the columns of the projection A solve
@@ -21,9 +21,9 @@ _LEAST_SPREAD = 1e-6  # of the largest; a direction that varies less is none
 
 
 class ScatterSums(NamedTuple):
-    """Sums over the frames of each class.
+    """The sums over the frames of each class.
 
-    How many [classes], of x [classes, dim] and of x xᵀ [classes, dim, dim].
+    They are the number [classes], x [classes, dim] and x xᵀ [classes, dim, dim].
     """
 
     frames: np.ndarray
@@ -31,7 +31,7 @@ class ScatterSums(NamedTuple):
     second: np.ndarray
 
     def plus(self, other: "ScatterSums") -> "ScatterSums":
-        """The sums over the frames of both."""
+        """Adds the sums of both."""
         return ScatterSums(*(a + b for a, b in zip(self, other, strict=True)))
 
 
@@ -52,7 +52,7 @@ def scatter_sums(
 
 
 def total(parts: Iterable[ScatterSums]) -> ScatterSums:
-    """The sums over all parts, of which there must be one."""
+    """The sum over all parts; there must be at least one."""
     return functools.reduce(ScatterSums.plus, parts)
 
 
@@ -60,8 +60,8 @@ def discriminants(sums: ScatterSums, dimension: int) -> np.ndarray:
     """The projection A, float64 [dim, dimension].
 
     Args:
-        sums: Over the training frames.
-        dimension: Directions to keep.
+        sums: Sums over the training frames.
+        dimension: Number of directions to keep.
 
     Raises:
         ValueError: `dimension` is not in 1..dim, or the frames lie in fewer directions.
@@ -83,7 +83,7 @@ def discriminants(sums: ScatterSums, dimension: int) -> np.ndarray:
 
 
 def covariances(sums: ScatterSums) -> tuple[np.ndarray, np.ndarray]:
-    """Within classes and between their means, both [dim, dim]."""
+    """The covariances within classes and between their means, both [dim, dim]."""
     count = sums.frames.sum()
     mean = sums.first.sum(axis=0) / count
     seen = sums.frames > 0

@@ -1,4 +1,4 @@
-"""A change of axes that makes diagonal covariances fit: maximum likelihood linear.
+"""Maximum likelihood linear transform: axes on which diagonal covariances fit best.
 
 Also known as semi-tied covariances (Gales 1999, "Semi-tied covariance matrices for
 hidden Markov models"). Frames x of class c, of which there are n_c with the covariance
@@ -25,8 +25,8 @@ def diagonalising(
 
     Args:
         covariances: S_c, [classes, dimension, dimension].
-        frames: n_c, [classes]; classes without frames play no part.
-        num_sweeps: Number of times that each row is improved.
+        frames: n_c, [classes]; classes without frames are ignored.
+        num_sweeps: Number of sweeps over the rows.
 
     Raises:
         ValueError: Some direction does not vary within any class.

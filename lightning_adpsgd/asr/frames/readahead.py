@@ -1,10 +1,9 @@
-"""Has a mapped file read in stretches, though it is looked at here and there.
+"""Read-ahead of a mapped file in stretches, for scattered access.
 
-A page of a mapped file that is not in memory is read when it is touched: alone, while
-the process waits, if what was touched before had no order. Shuffled chunks lie in
-blocks of neighbours, so with the first chunk of a stretch the others will soon be
-needed as well; the system is asked for the whole stretch, and for all of a batch at
-once.
+A page of a mapped file that is not in memory is read when it is touched. If earlier
+accesses had no order, it is read alone while the process waits. Shuffled chunks lie in
+blocks of neighbours, so the other chunks of a stretch will soon be needed after the
+first. The system is asked to read the whole stretch, and all of a batch at once.
 """
 
 import mmap
@@ -21,14 +20,14 @@ class Advisable(Protocol):
     """The interface of Python's `mmap`."""
 
     def madvise(self, option: int, start: int, length: int, /) -> None:
-        """Tell the system what will be done with a part of the mapping."""
+        """Tells the system the intended use of a part of the mapping."""
         ...
 
     def __len__(self) -> int: ...
 
 
 class ReadAhead:
-    """Asks for each stretch once, as long as it remembers.
+    """Requests each stretch once, while it is remembered.
 
     Args:
         mapping: Memory map of the file.
@@ -40,7 +39,7 @@ class ReadAhead:
         self._asked = np.full(_NUM_REMEMBERED, -1, np.int32)
 
     def want(self, places: np.ndarray) -> None:
-        """These bytes of the file will be read soon; returns without waiting."""
+        """Announces that these bytes will be read soon; returns without waiting."""
         stretches = places >> _STRETCH_BITS
         is_new = self._asked[stretches & (_NUM_REMEMBERED - 1)] != stretches
         for stretch in sorted(set(stretches[is_new].tolist())):

@@ -1,11 +1,11 @@
-"""Rows of numbers in several files of bounded size, read as one array.
+"""An array of rows in several files of bounded size, read as one.
 
-`frames.json` tells the sizes; `frames.0000.bin`, `frames.0001.bin` and so on hold the
-rows one after the other, without headers, each as many as the one before but the last.
-That number makes a file a multiple of any system's page. So the files are mapped one
-behind the other into one stretch of addresses: to a reader they are one array, and a
-batch is gathered from all of them at one go. They are opened when that array is first
-asked for; nothing is read before it is looked at.
+`frames.json` has the sizes; `frames.0000.bin`, `frames.0001.bin` and so on hold
+consecutive rows without headers. All files but the last have the same number of rows,
+chosen so that a file is a multiple of any system's page size. So the files can be
+mapped one after the other into contiguous addresses. To a reader they are one array,
+and a batch is gathered from all of them in one operation. They are opened when the
+array is first used, and read only on access.
 
     address   |<- frames.0000.bin ->|<- frames.0001.bin ->|<- frames.0002.bin
     row       0                     rows_per_shard        2 * rows_per_shard
@@ -39,10 +39,10 @@ class Shards(NamedTuple):
     """The division of rows into files.
 
     Attributes:
-        num_rows: Rows of all files together.
-        dims: Values of a row.
+        num_rows: Number of rows of all files together.
+        dims: Number of values in a row.
         dtype: Type of a value, as numpy names it.
-        rows_per_shard: Rows of each file but the last.
+        rows_per_shard: Number of rows of each file but the last.
     """
 
     num_rows: int
@@ -54,7 +54,7 @@ class Shards(NamedTuple):
     def of(
         cls, num_rows: int, dims: int, dtype: np.dtype, most_bytes: int = SHARD_BYTES
     ) -> "Shards":
-        """Files of at most `most_bytes`, or of the few pages that whole rows take."""
+        """Makes files of at most `most_bytes`, or the few pages of whole rows."""
         row_bytes = dims * dtype.itemsize
         step = _PAGE // math.gcd(_PAGE, row_bytes)
         rows_per_shard = max(1, most_bytes // (row_bytes * step)) * step
@@ -62,25 +62,25 @@ class Shards(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """The number of bytes of a row."""
         return self.dims * np.dtype(self.dtype).itemsize
 
     @property
     def num_shards(self) -> int:
-        """Files."""
+        """The number of files."""
         return -(-self.num_rows // self.rows_per_shard)
 
     def path(self, folder: Path, number: int) -> Path:
-        """Of one file."""
+        """The path of one file."""
         return folder / f"frames.{number:04d}.bin"
 
     def size(self, number: int) -> int:
-        """Bytes of one file."""
+        """The number of bytes of one file."""
         before = number * self.rows_per_shard
         return min(self.rows_per_shard, self.num_rows - before) * self.row_bytes
 
     def lay_out(self, folder: Path) -> None:
-        """Makes the files, of zeros; what is in them already is lost."""
+        """Creates the files, filled with zeros; overwrites existing ones."""
         for number in range(self.num_shards):
             with self.path(folder, number).open("wb") as file:
                 file.truncate(self.size(number))
@@ -97,10 +97,10 @@ class Shards(NamedTuple):
             write_rows(self.path(folder, number), 0, low - first, some)
 
     def check(self, folder: Path) -> None:
-        """Compares the files' sizes with those that they must have.
+        """Compares the files' sizes with the expected ones.
 
         Raises:
-            ShardError: One is missing, cut short or too long.
+            ShardError: A file is missing, truncated or too long.
         """
         for number in range(self.num_shards):
             path, expected = self.path(folder, number), self.size(number)
@@ -119,7 +119,7 @@ class Shards(NamedTuple):
                 )
 
     def mapped(self, folder: Path) -> mmap.mmap:
-        """The bytes of all files one behind the other, for reading.
+        """The bytes of all files, mapped contiguously for reading.
 
         Raises:
             ShardError: A file cannot be opened or mapped.
@@ -144,7 +144,7 @@ def read_plan(path: Path) -> Shards:
     """Reads what `write_plan` wrote.
 
     Raises:
-        ShardError: It is damaged, or for files that this system cannot map.
+        ShardError: The file is damaged, or describes files that this system cannot map.
     """
     try:
         shards = Shards(**json.loads(path.read_text(encoding="utf-8")))
@@ -187,16 +187,16 @@ def _system_mmap() -> Any:
 
 
 def write_rows(path: Path, offset: int, first: int, rows: np.ndarray) -> None:
-    """Writes rows [rows, dims] of an array in a file that is there.
+    """Writes rows [rows, dims] into an existing file.
 
-    Not through a mapping: of a page that two machines write, a network file system
-    keeps one machine's.
+    It does not use a mapping: if two machines write one page, a network file system
+    keeps only one version.
 
     Args:
-        path: File of the array.
-        offset: Bytes before its first row.
-        first: Row at which they begin.
-        rows: The rows, in the type of the array.
+        path: File that holds the array.
+        offset: Number of bytes before the first row.
+        first: Index of the first row to write.
+        rows: Rows to write, in the dtype of the array.
     """
     with path.open("r+b") as file:
         file.seek(offset + first * rows.dtype.itemsize * rows.shape[1])

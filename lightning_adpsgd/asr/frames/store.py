@@ -1,4 +1,4 @@
-"""Frames of many utterances in one memory-mapped array, and labels beside it.
+"""The frames of many utterances in one memory-mapped array, with labels.
 
 A folder holds `frames.npy` [total_frames, dims], or the same array in several files
 (`shards`) where it is larger than one of them may be; `ids.npy` (the utterances) and
@@ -46,11 +46,11 @@ def stored_frames(folder: Path) -> int:
 
 
 class FrameStore:
-    """Stored frames, and their labels if there are any; pickles as its paths.
+    """Stored frames with their labels, if any; pickled by its paths.
 
     Args:
-        folder: Folder that a `FrameWriter` has finished.
-        labels: Array of int32 [total_frames], or None.
+        folder: Folder from a finished `FrameWriter`.
+        labels: File of an int32 array [total_frames], or None.
 
     Raises:
         StoreError: A file is missing or does not fit the others.
@@ -122,19 +122,19 @@ class FrameStore:
 
     @property
     def num_frames(self) -> int:
-        """Frames of the array, gaps included: the length of the labels."""
+        """The number of frames of the array with gaps, and of its labels."""
         return self._files.num_frames
 
     @property
     def dims(self) -> int:
-        """Values per frame."""
+        """The number of values per frame."""
         return self._files.dims
 
     def position(self, utterance: str) -> int:
         """The position of an utterance in `ids`.
 
         Raises:
-            KeyError: It is not in the store.
+            KeyError: The utterance is not in the store.
         """
         if not self._positions:
             self._positions = {str(name): i for i, name in enumerate(self._ids)}
@@ -148,7 +148,7 @@ class FrameStore:
         return True
 
     def frames(self, position: int) -> Tensor:
-        """A view of the frames of one utterance, [frames, dims]; not to be written."""
+        """A read-only view of the frames of one utterance, [frames, dims]."""
         start, end = self.spans[position]
         return self.frame_range(int(start), int(end))
 
@@ -157,15 +157,15 @@ class FrameStore:
         return _tensor(self._mapping.array[start:end])
 
     def frames_at(self, rows: np.ndarray) -> np.ndarray:
-        """A copy of these frames of the array, [..., dims], made at one go."""
+        """A copy of these frames of the array, [..., dims], in one operation."""
         # To clip spares numpy a copy of its own; nothing is beyond the ends.
         return np.take(self._mapping.array, rows, axis=0, mode="clip")
 
     def frame_windows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Copies of neighbouring frames, [starts, length, dims], made at one go.
+        """Copies of windows of frames, [starts, length, dims], in one operation.
 
-        Beyond the ends of the array its first and last frame are repeated. There must
-        be a window.
+        Beyond the ends of the array, its first and last frame are repeated. There must
+        be at least one window.
         """
         inside = np.minimum(np.maximum(starts, 0), self.num_frames - 1)
         self._read_ahead.want(self._mapping.place(inside))
@@ -174,7 +174,7 @@ class FrameStore:
     def frames_within(
         self, begin: np.ndarray, length: int, first: np.ndarray, last: np.ndarray
     ) -> np.ndarray:
-        """Copies of neighbouring frames of utterances, [windows, length, dims].
+        """Copies of windows of frames within utterances, [windows, length, dims].
 
         Before an utterance its first frame is repeated, and after it its last one.
 
@@ -182,7 +182,7 @@ class FrameStore:
             begin: First frames of the windows, int64 [windows].
             length: Length of every window.
             first: First frame of the utterance of each window.
-            last: The frame after its last one.
+            last: Frame after the last one of that utterance.
         """
         frames = self.frame_windows(begin, length)
         [beyond] = np.nonzero((begin < first) | (begin + length > last))
@@ -208,7 +208,7 @@ class FrameStore:
         return _tensor(self._all_labels()[start:end])
 
     def label_windows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Copies of neighbouring labels, int32 [starts, length]; as `frame_windows`."""
+        """Copies of windows of labels, int32 [starts, length]; see `frame_windows`."""
         return self._label_windows.at(starts, length)
 
     def _all_labels(self) -> np.ndarray:
@@ -334,12 +334,12 @@ class ChunkIndex(NamedTuple):
 
 
 def chunk_index(store: FrameStore, chunk: int) -> ChunkIndex:
-    """The places of the labelled utterances' chunks, mapped and never read whole.
+    """The index of the labelled utterances' chunks, mapped and never read whole.
 
-    It is counted once and kept beside the labels, where that can be written to.
+    It is computed once and kept next to the labels, if that folder is writable.
 
     Args:
-        store: With labels.
+        store: Store with labels.
         chunk: Frames per chunk; the last one of an utterance may have fewer.
     """
     assert store.labels_path is not None
@@ -371,10 +371,10 @@ def _index_of(labels: Path, name: str, chunk: int | str) -> Path:
 def write_labels(
     path: Path, store: FrameStore, alignments: Iterable[tuple[str, np.ndarray]]
 ) -> int:
-    """Write the labels of a store's utterances, whole or not at all.
+    """Writes the labels of a store's utterances, whole or not at all.
 
     Args:
-        path: The file to write, for instance `labels.npy`.
+        path: File to write, for example `labels.npy`.
         store: Store whose frames are labelled.
         alignments: Utterance and labels [frames], in any order; the frames of
             utterances that do not occur get IGNORE.
@@ -383,7 +383,7 @@ def write_labels(
         The number of labelled frames.
 
     Raises:
-        ValueError: An utterance has another number of labels than frames.
+        ValueError: An utterance has more or fewer labels than frames.
     """
     partial = path.with_name(f".{path.stem}.partial.npy")
     labels = open_memmap(partial, "w+", np.int32, (store.num_frames,))

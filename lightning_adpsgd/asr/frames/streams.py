@@ -1,6 +1,6 @@
-"""Streams: what a frame is told beside its log-mel energies.
+"""Streams: features of a frame in addition to its log-mel energies.
 
-Two kinds, both aligned on the utterances of a `FrameStore`, in its order:
+There are two kinds, both aligned with the utterances of a `FrameStore`, in its order:
 
 - a vector for each frame, such as fMLLR: a `FrameStore` with the same utterances;
 - a vector for a longer stretch, such as an i-vector per conversation side or every ten
@@ -25,14 +25,14 @@ from lightning_adpsgd.asr.frames.writing import save_array
 
 
 class RowStore:
-    """A vector for each stretch of an utterance, memory-mapped; pickles as its path.
+    """A vector for each stretch of an utterance, memory-mapped; pickled by its path.
 
     `rows.npy` is [rows, dims], `first.npy` int64 [utterances] the row at which each
     utterance begins, `period.npy` the frames of a row, or 0 if one row is for all of
     the utterance. Utterances may share rows, as those of one conversation side do.
 
     Args:
-        folder: Folder that a `RowWriter` has finished.
+        folder: Folder from a finished `RowWriter`.
 
     Raises:
         StoreError: A file is missing or does not fit the others.
@@ -52,11 +52,11 @@ class RowStore:
 
     @property
     def dims(self) -> int:
-        """Values of a row."""
+        """The number of values in a row."""
         return self._rows.shape[1]
 
     def at(self, positions: np.ndarray, frames: np.ndarray) -> Tensor:
-        """The rows for one frame of each utterance, [utterances, dims]: a copy."""
+        """A copy of the rows for one frame of each utterance, [utterances, dims]."""
         steps = frames // self.period if self.period else 0
         rows = self._first[positions] + steps
         return torch.from_numpy(np.take(self._rows, rows, axis=0))
@@ -67,10 +67,10 @@ class RowStore:
         return self.at(np.full(num_frames, position), frames)
 
     def check(self, lengths: np.ndarray) -> None:
-        """Compare with the utterances' lengths in frames.
+        """Checks the rows against the utterances' lengths in frames.
 
         Raises:
-            StoreError: Other utterances, or rows are missing.
+            StoreError: The utterances differ, or rows are missing.
         """
         if len(self) != len(lengths):
             raise StoreError(
@@ -87,14 +87,14 @@ class RowStore:
 
 
 class RowWriter:
-    """Writes what a `RowStore` reads, in any order; it is there after `finish`.
+    """Writes the rows of a `RowStore`, in any order; `finish` publishes the store.
 
     Args:
         folder: Made if absent.
         first: For each utterance of the base store, in its order, its first row.
-        num_rows: Rows of all utterances.
+        num_rows: Number of rows of all utterances.
         dims: Values of a row.
-        period: Frames from one row to the next; 0 for one row per utterance.
+        period: Number of frames from one row to the next; 0 for one row per utterance.
         dtype: "float16" or "float32".
     """
 
@@ -137,7 +137,7 @@ class RowWriter:
 
 
 class Beside(NamedTuple):
-    """The inputs of chunks or an utterance beside their log-mel frames.
+    """The streams of a batch of chunks or of an utterance.
 
     Attributes:
         fmllr: [batch, time, dims] of chunks, [time, dims] of an utterance; no dims
@@ -172,18 +172,18 @@ class Streams:
 
     @property
     def dims(self) -> int:
-        """Values that the streams add to a frame."""
+        """The number of values that the streams add to a frame."""
         return sum(s.dims for s in (self.fmllr, self.ivector) if s is not None)
 
     def chunks(
         self, positions: np.ndarray, starts: np.ndarray, num_frames: int
     ) -> Beside:
-        """For a batch of chunks; beyond an utterance's end its last frame is repeated.
+        """The streams of a batch of chunks; repeats the last frame beyond an utterance.
 
         Args:
             positions: Positions of the utterances in the store, [batch].
             starts: First frames, counted from the start of the utterance, [batch].
-            num_frames: Frames of a chunk.
+            num_frames: Number of frames of a chunk.
         """
         batch = len(positions)
         fmllr, ivector = torch.zeros(batch, num_frames, 0), torch.zeros(batch, 0)
@@ -196,7 +196,7 @@ class Streams:
         return Beside(fmllr, ivector)
 
     def utterance(self, position: int) -> Beside:
-        """For all frames of an utterance."""
+        """The streams of all frames of an utterance."""
         start, end = (int(frame) for frame in self._store.spans[position])
         fmllr = ivector = torch.zeros(end - start, 0)
         if self.fmllr is not None:

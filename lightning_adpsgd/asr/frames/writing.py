@@ -1,6 +1,6 @@
-"""Writes frames whose number is known beforehand, in any order, from any process.
+"""Writes frames whose number is known in advance, in any order, from any process.
 
-What was written gets its final name when it is complete, and is read by `store`.
+The store gets its final name when it is complete; `store` reads it.
 """
 
 import os
@@ -45,10 +45,11 @@ class FramePlace(NamedTuple):
     dims: int
 
     def put(self, frames: np.ndarray) -> None:
-        """Write the frames.
+        """Writes the frames.
 
         Raises:
-            ValueError: Their number is not the one announced, or one is not finite.
+            ValueError: The number of frames is not the announced one, or a value is
+                non-finite.
         """
         shape = (self.end - self.start, self.dims)
         if frames.shape != shape:
@@ -66,9 +67,9 @@ class FramePlace(NamedTuple):
 
 
 class FrameWriter:
-    """Writes a store whose size is known beforehand, in any order.
+    """Writes a store whose size is known in advance, in any order.
 
-    The store is there once `finish` was called.
+    The store exists once `finish` has been called.
 
     Args:
         folder: Made if absent.

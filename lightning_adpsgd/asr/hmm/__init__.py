@@ -1,1 +1,1 @@
-"""States of phones in context, and the Gaussian mixtures that find them."""
+"""HMM states of phones in context, and the Gaussian mixtures over them."""

@@ -1,4 +1,4 @@
-"""Statistics of phones in context: what a decision tree is grown from.
+"""Statistics of phones in context, from which a decision tree is grown.
 
 For each phone, position in its chain, phone before and phone after: the number of
 frames, their sum and the sum of their squares. One pass over the labelled frames in
@@ -43,12 +43,12 @@ def context_statistics(
     The result does not depend on the number of processes.
 
     Args:
-        shards: Parts of the corpus; the frames of one must fit into memory.
-        load: The frames [time, dimension] and HMM states [time] of each utterance of a
-            shard. Called in the processes.
+        shards: Parts of the corpus, the frames of each of which must fit into memory.
+        load: Function for the frames [time, dimension] and HMM states [time] of a
+            shard's utterances; called in the processes.
         topology: Numbering of these states.
         num_processes: Number of processes.
-        on_shard: Called after every shard, to show progress.
+        on_shard: Function called after every shard, to show progress.
 
     Raises:
         ValueError: No shard holds a frame.
@@ -112,7 +112,7 @@ def _summed(
 
 
 class _Table:
-    """Sums by key, to which others are added where they lie."""
+    """Sums by key, which are updated in place."""
 
     def __init__(self) -> None:
         self._keys = np.zeros(0, np.int64)  # ascending

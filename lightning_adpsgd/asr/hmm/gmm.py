@@ -99,7 +99,7 @@ class GaussianMixtures:
 
 
 class Scorer:
-    """From frames [time, dimension] to log p [time, states], float32.
+    """Maps frames [time, dimension] to log p [time, states], float32.
 
     Args:
         mixtures: Mixtures of all states.
@@ -152,7 +152,7 @@ class Statistics(NamedTuple):
 
 
 def flat(mean: np.ndarray, variance: np.ndarray, num_states: int) -> GaussianMixtures:
-    """The same Gaussian for every state: that of all frames."""
+    """Mixtures with the same Gaussian, that of all frames, for every state."""
     floor = _FLOOR_OF_VARIANCE * variance
     if not np.all(variance > 0):
         raise ValueError("`variance` must be positive in every dimension")
@@ -170,7 +170,7 @@ def accumulate(
 ) -> Statistics:
     """The expectation step on frames [time, dimension] of known states [time].
 
-    Frames with a negative state are left out.
+    Frames with negative states are ignored.
     """
     dimension = mixtures.mean.shape[1]
     sums = np.zeros((mixtures.num_gaussians, 1 + 2 * dimension))
@@ -182,11 +182,11 @@ def accumulate(
 
 
 class StateShares(NamedTuple):
-    """The frames of one state and what each of its Gaussians contributes to them.
+    """The frames of one state, with the shares of its Gaussians.
 
     Attributes:
-        positions: int64 [count], which frames they are.
-        rows: The state's Gaussians in the table of all.
+        positions: int64 [count], indices of the frames.
+        rows: Rows of the state's Gaussians in the table.
         shares: float32 [count, gaussians], sums to 1 over the Gaussians.
         log_likelihoods: float32 [count], log p(frame | state).
     """
@@ -235,7 +235,8 @@ def _shares(terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def update(mixtures: GaussianMixtures, sums: Statistics) -> GaussianMixtures:
     """The maximisation step; variances are floored, rare Gaussians dropped.
 
-    A state's most frequent Gaussian stays always; a state without frames stays as is.
+    A state's most frequent Gaussian is always kept; a state without frames is
+    unchanged.
     """
     seen = sums.frames > 0
     count = np.where(seen, sums.frames, 1.0)[:, None]
@@ -265,7 +266,7 @@ def mix_up(
     min_count: float = 20.0,
     seed: int = 0,
 ) -> GaussianMixtures:
-    """Splits Gaussians until there are `num_gaussians`, the heaviest of a state first.
+    """Splits Gaussians, the heaviest of a state first, up to `num_gaussians` in total.
 
     A state's share grows with frames^power, as in Kaldi; a Gaussian gets at least
     `min_count` frames, so there may be fewer in the end.

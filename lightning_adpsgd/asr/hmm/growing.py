@@ -37,12 +37,12 @@ class TreeOptions:
     """Limits of the tree's growth.
 
     Attributes:
-        num_leaves: Most leaves, those of phones without context included.
-        min_frames: Fewest frames of a leaf that a split makes.
-        min_gain: Least gain of a split, in log-likelihood of all its frames.
-        tie: Whether leaves of a root share a state in the end where telling them apart
-            gains less than any split did.
-        num_processes: Processes that grow roots at the same time.
+        num_leaves: Largest number of leaves, including those of phones without context.
+        min_frames: Smallest number of frames of a new leaf.
+        min_gain: Smallest gain of a split, in log-likelihood over all its frames.
+        tie: Whether leaves of a root share a state at the end if separating them gains
+            less than any split did.
+        num_processes: Number of processes that grow roots in parallel.
     """
 
     num_leaves: int = 600
@@ -89,9 +89,9 @@ def grow(
 
     Args:
         statistics: Statistics of the phones in context.
-        topology: Phones and positions; its own tree, if any, plays no part.
-        num_unsplit: The first so many phones, those of silence and noise, keep one
-            state per position whatever is around them.
+        topology: Phones and positions; its own tree, if any, is ignored.
+        num_unsplit: Number of first phones (silence and noise) that keep one state per
+            position in all contexts.
         options: Limits of the growth.
 
     Raises:

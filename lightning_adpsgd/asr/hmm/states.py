@@ -22,7 +22,7 @@ from lightning_adpsgd.files import written_whole
 
 @dataclass(frozen=True)
 class Topology:
-    """The chains of all phones, and the states that they are made of.
+    """The chains of all phones, and their states.
 
     Args:
         phones: All phones; silence phones first, the optional silence at the head.
@@ -74,7 +74,7 @@ class Topology:
 
     @property
     def central_position(self) -> int:
-        """Place of the phone that a window of `context_width` is about."""
+        """The place of the central phone in a window of `context_width`."""
         return self.context_width // 2
 
     @cached_property
@@ -105,7 +105,7 @@ class Topology:
         )
 
     def chains(self, windows: np.ndarray) -> np.ndarray:
-        """HMM states of the phones in the middle of windows.
+        """The HMM states of the central phones of windows.
 
         Args:
             windows: int [windows, context_width] of phone labels, which are the
@@ -132,12 +132,12 @@ class Topology:
         return self._tree.find(roots, left, right)
 
     def chain(self, window: Sequence[int]) -> list[int]:
-        """HMM states of the phone in the middle of one window of phone labels."""
+        """The HMM states of the central phone of one window of phone labels."""
         return self.chains(np.array([window], np.int64))[0].tolist()
 
 
 def phone_runs(states: np.ndarray, topology: Topology) -> tuple[list[int], list[int]]:
-    """The phones along a path and the frames at which they begin, with the end added.
+    """The phones along a path and the frames at which they start, plus the end.
 
     Args:
         states: HMM state of each frame, [time].
@@ -170,7 +170,8 @@ def read_topology(path: Path) -> Topology:
     """Reads what `write_topology` wrote.
 
     Raises:
-        ValueError: The file is missing, no JSON, or holds no usable tree; it is named.
+        ValueError: The file is missing, not JSON, or has no usable tree; the message
+            names it.
     """
     try:
         return _topology(json.loads(path.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""Alignments of Kaldi as labels of a store's frames."""
+"""The import of Kaldi alignments as labels of a store's frames."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -29,7 +29,7 @@ def alignment_files(folder: str | Path) -> list[Path]:
     """The files `ali.1.gz`, `ali.2.gz` ... (or `ali.1`) of a folder, by number.
 
     Raises:
-        KaldiError: There is none, a number is missing, or `num_jobs` says otherwise.
+        KaldiError: There is no file, a number is missing, or `num_jobs` differs.
     """
     folder = Path(folder)
     numbered: dict[int, Path] = {}
@@ -60,10 +60,11 @@ class Imported:
 
     Attributes:
         counts: Number of frames of each pdf, int64 [pdfs].
-        num_labelled: Frames that have a label.
-        skipped: Utterances that were fitted, refused or missing, with examples.
+        num_labelled: Number of frames with a label.
+        skipped: Counts of utterances that were fitted, refused or missing, with
+            examples.
         labelled: Names of the utterances that have labels.
-        coverage: Their share, in words.
+        coverage: Their share of the store, as a sentence.
     """
 
     counts: np.ndarray
@@ -84,16 +85,16 @@ def import_labels(
 ) -> Imported:
     """Writes the pdfs of alignments as the labels of a store.
 
-    Alignments are fitted as `fit_frames` does it; those that are too long or too short
-    are refused. Utterances of the store without an alignment have no labels.
+    `fit_frames` fits the lengths of alignments, and those that are too long or too
+    short are refused. Utterances of the store without an alignment have no labels.
 
     Args:
-        files: Archives of transition-ids, for instance `alignment_files(...)`.
-        transitions: Transitions of the model that made them.
-        store: Frames to be labelled; alignments of other utterances are passed over.
-        labels: The file to write.
-        names: What Kaldi calls the utterances of the store; by their names if None.
-        least_coverage: Least share of the utterances that must have labels.
+        files: Archives of transition-ids, for example `alignment_files(...)`.
+        transitions: Transitions of the model that made the alignments.
+        store: Frames to be labelled; alignments of other utterances are ignored.
+        labels: File to write.
+        names: Kaldi's names of the store's utterances; None: the same names.
+        least_coverage: Smallest share of the utterances that must have labels.
 
     Raises:
         KaldiError: An archive is damaged or does not fit the model, or fewer utterances
@@ -149,16 +150,16 @@ def _pdfs(
 
 
 def fit_frames(values: np.ndarray, num_frames: int) -> np.ndarray | None:
-    """What Kaldi has for its frames, for the frames here: [num_frames, ...].
+    """Fits Kaldi's rows to this package's frames: [num_frames, ...].
 
     Frame i is centred on 10 i + 5 ms here, and on 10 i + 12.5 ms in Kaldi, whose
-    windows stay inside the utterance: of its two frames fewer, one is missing at either
-    end. So of what is missing half is put in front, by repeating the first, and the
-    rest behind, by repeating the last. What is longer is cut at the end.
+    windows stay inside the utterance. So Kaldi has two frames fewer, one at each end.
+    Half of the missing rows are added in front, by repeating the first row, and the
+    rest behind, by repeating the last. Extra rows are cut at the end.
 
     Returns:
-        None where more than `TOLERANCE` are too many, or more than `SNIPPED` and that
-        too few.
+        The rows; None if more than `TOLERANCE` are extra, or more than `SNIPPED` plus
+        that are missing.
     """
     missing = num_frames - len(values)
     if len(values) == 0 or not -TOLERANCE <= missing <= SNIPPED + TOLERANCE:

@@ -1,9 +1,9 @@
-"""Kaldi's archives: an utterance after another, each with its array.
+"""Readers for Kaldi's archives, a sequence of utterances with an array each.
 
-Read are vectors of integers (alignments) and matrices (features, fMLLR, i-vectors),
-binary, compressed or text, from archives (also gzipped) or by way of a table (scp).
-What an archive that is cut short or damaged still holds is given first; the error then
-says where it stopped.
+They read vectors of integers (alignments) and matrices (features, fMLLR, i-vectors),
+binary, compressed or text, from archives (also gzipped) or through a table (scp). The
+readable part of a truncated or damaged archive is yielded first; then an error says
+where reading stopped.
 """
 
 import gzip
@@ -44,7 +44,7 @@ class _Stream:
         self._used = 0
 
     def ahead(self, size: int) -> bytes:
-        """The next bytes, which stay; fewer at the end."""
+        """The next bytes, without consuming them; fewer at the end."""
         if len(self._buffer) - self._used < size:
             parts, have = [self._buffer[self._used :]], len(self._buffer) - self._used
             while have < size and (part := self._file.read(_step(size - have))):
@@ -62,7 +62,7 @@ class _Stream:
         return data
 
     def up_to(self, end: bytes, most: int) -> bytes:
-        """The bytes before `end`, a single one, which is passed over."""
+        """The bytes before the byte `end`, which is skipped."""
         size = 64
         while (found := self.ahead(size).find(end)) < 0:
             if size > most or len(self.ahead(size)) < size:
@@ -95,7 +95,7 @@ def read_archive(path: str | Path) -> Iterator[tuple[str, np.ndarray]]:
     A vector is a matrix of one row.
 
     Raises:
-        KaldiError: As `read_alignments`.
+        KaldiError: The archive is truncated, damaged, or of another kind.
     """
     return _entries(Path(path), _matrix)
 
@@ -210,9 +210,9 @@ def _text_matrix(stream: _Stream) -> np.ndarray:
 
 
 def _compressed(stream: _Stream, method: int) -> np.ndarray:
-    """A matrix in bytes or half-words, linear between least and greatest value.
+    """Reads a matrix of bytes or half-words, linear between minimum and maximum.
 
-    By method 1 each column has its own scale: it is linear in three pieces, between the
+    In method 1, each column has its own scale, linear in three pieces between the
     column's minimum, quartiles and maximum.
     """
     header = np.frombuffer(stream.read(8), "<f4").astype(np.float32)
@@ -292,9 +292,9 @@ def _matrix_at(place: _Place) -> np.ndarray:
 
 
 def read_matrices(source: str | Path) -> Iterator[tuple[str, np.ndarray]]:
-    """The matrices of a table or an archive, told apart by the ending `.scp`.
+    """The matrices of a table (if the name ends in `.scp`) or an archive.
 
-    Kaldi's way of writing it, `scp:feats.scp` or `ark:feats.ark`, is understood too.
+    Kaldi's notation, `scp:feats.scp` or `ark:feats.ark`, works too.
     """
     kind, colon, path = str(source).partition(":")
     if not colon or kind not in ("scp", "ark"):
@@ -303,12 +303,12 @@ def read_matrices(source: str | Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def spread_rows(rows: np.ndarray, num_frames: int, period: int) -> np.ndarray:
-    """Rows that hold for `period` frames each, as online i-vectors do, for every frame.
+    """Spreads rows over all frames; each is valid for `period` frames, like i-vectors.
 
     Args:
-        rows: [values of time, size]; one row holds for all frames.
-        num_frames: Frames of the utterance.
-        period: Frames from one row to the next.
+        rows: [rows, size]; a single row is valid for all frames.
+        num_frames: Number of frames of the utterance.
+        period: Number of frames from one row to the next.
 
     Raises:
         ValueError: `num_frames` does not fit the number of rows.

@@ -1,9 +1,9 @@
 """Kaldi's search graph for this package's decoder.
 
-HCLG reads transition-ids, of which there are several for each pdf. Read as pdfs, a
-matrix of log-likelihoods [time, pdfs] can be searched without spreading it over all
-transition-ids. So that the path still tells phones and words apart, every arc writes
-the number of its pair of transition-id and word.
+HCLG reads transition-ids, several of which belong to each pdf. If it reads pdfs
+instead, a matrix of log-likelihoods [time, pdfs] can be searched without spreading it
+over all transition-ids. Every arc outputs the number of its pair of transition-id and
+word, so that a path still determines phones and words.
 """
 
 from pathlib import Path
@@ -36,8 +36,8 @@ def read_hclg(path: str | Path) -> kaldifst.StdFst:
     """A graph of Kaldi, constant or vector.
 
     Raises:
-        KaldiError: It is no transducer of these kinds, or is cut short.
-        OSError: It cannot be read.
+        KaldiError: The file is not a transducer of these types, or is truncated.
+        OSError: The file cannot be read.
     """
     path = Path(path)
     with path.open("rb") as file:
@@ -62,7 +62,7 @@ def over_pdfs(hclg: kaldifst.StdFst, transitions: Transitions, path: Path) -> Pd
     """The graph that reads pdfs.
 
     Args:
-        hclg: Reads transition-ids.
+        hclg: Graph that reads transition-ids.
         transitions: Transitions of the model with which the graph was made.
         path: Path of the graph, for messages.
 

@@ -1,1 +1,1 @@
-"""Words: how they are spoken, and which follow which."""
+"""Lexica and n-gram language models."""

@@ -1,4 +1,4 @@
-"""Several n-gram models as one: the weighted sum of their probabilities.
+"""The interpolation of n-gram models: a weighted sum of their probabilities.
 
     p(w|h) = Σ_i λ_i p_i(w|h)
 
@@ -37,15 +37,15 @@ def restricted(model: NgramModel, vocabulary: Iterable[str]) -> NgramModel:
 
 
 def interpolate(models: Sequence[NgramModel], weights: Sequence[float]) -> NgramModel:
-    """The mixture of some models.
+    """Interpolates models.
 
     Args:
-        models: Models over one vocabulary; a word that one lacks has no probability
-            there.
-        weights: A weight for each, above 0, that sum to 1.
+        models: Models over one vocabulary; a word that a model lacks has probability 0
+            in it.
+        weights: Positive weights of the models, with sum 1.
 
     Raises:
-        ValueError: The weights do not fit.
+        ValueError: The weights are invalid.
     """
     if len(models) != len(weights) or min(weights) <= 0:
         raise ValueError(
@@ -80,11 +80,11 @@ def probability(model: NgramModel, ngram: Ngram) -> float:
 def likeliest_weights(
     models: Sequence[NgramModel], sentences: Iterable[Sequence[str]]
 ) -> list[float]:
-    """The weights that make held-out sentences likeliest.
+    """The weights that maximise the likelihood of held-out sentences.
 
     Args:
-        models: The models; words that none of them has are passed over.
-        sentences: Sentences that none of them was estimated from.
+        models: Models; words that none of them has are ignored.
+        sentences: Held-out sentences.
     """
     rows = [row for row in _probabilities(models, sentences) if sum(row) > 0]
     weights = [1 / len(models)] * len(models)

@@ -36,7 +36,7 @@ Pronunciation = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Words and how they are pronounced.
+    """Words with their pronunciations.
 
     Attributes:
         pronunciations: One or several sequences of phones per word.
@@ -166,9 +166,9 @@ def _without_stress(phone: str) -> str:
 def find_missing(
     dictionary: Dictionary, utterances: Iterable[Utterance]
 ) -> Counter[str]:
-    """Words that are said but not in the dictionary, and how often.
+    """The spoken words that the dictionary lacks, with their counts.
 
-    Broken-off words are not among them, since their ends are unknown.
+    Broken-off words are excluded, because their endings are unknown.
     """
     said = Counter(word for utterance in utterances for word in utterance.words)
     return Counter(
@@ -183,7 +183,7 @@ def find_missing(
 
 
 def is_broken_off(word: str) -> bool:
-    """Whether a word was begun or ended only: `ab-`, `-ly`."""
+    """Whether only the start or the end of a word was spoken: `ab-`, `-ly`."""
     return word.startswith("-") or word.endswith("-")
 
 
@@ -199,7 +199,7 @@ def build_lexicon(dictionary: dict[str, tuple[Pronunciation, ...]]) -> Lexicon:
 
 
 def count_unknown(lexicon: Lexicon, utterances: Iterable[Utterance]) -> Skipped:
-    """Words that are not in the lexicon, with where they stand.
+    """Counts words that are not in the lexicon, with their places.
 
     Broken-off words (`ab-`) are counted apart: they are expected to be missing.
     """

@@ -73,15 +73,16 @@ class NgramModel:
 def estimate(
     sentences: Iterable[Sequence[str]], order: int = 3, vocabulary: Iterable[str] = ()
 ) -> NgramModel:
-    """The model of some sentences.
+    """Estimates a model from sentences.
 
     Args:
-        sentences: Words each; empty ones say that an utterance can be silent.
-        order: At least 1.
-        vocabulary: Words that must be possible whether they occur or not.
+        sentences: Sentences as lists of words; an empty one means a silent utterance.
+        order: Order of the model, at least 1.
+        vocabulary: Words that get a probability even if they do not occur.
 
     Raises:
-        ValueError: No sentence, an order below 1, or <s>, </s> inside a sentence.
+        ValueError: There is no sentence, the order is below 1, or a sentence contains
+            <s> or </s>.
     """
     if order < 1:
         raise ValueError(f"`order` must be at least 1, got {order}")

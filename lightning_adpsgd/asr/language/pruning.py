@@ -1,4 +1,4 @@
-"""Smaller n-gram models: what costs the least to leave out, by relative entropy.
+"""Pruning of n-gram models by relative entropy.
 
 Words R that are left out after a history h are backed off to: p'(w|h) = α' p(w|h'),
 with the back-off weight α' that makes all words after h sum to one again. The
@@ -28,7 +28,7 @@ from lightning_adpsgd.asr.language.ngram import BEGIN, END, Ngram, NgramModel
 def prune(
     model: NgramModel, threshold: float, sentences: Iterable[Sequence[str]]
 ) -> NgramModel:
-    """The model without n-grams whose loss makes little difference.
+    """Removes n-grams whose loss changes the perplexity little.
 
     Histories of n-grams that stay are kept, as are all words.
 
@@ -72,7 +72,7 @@ def prune_to(
     sentences: Sequence[Sequence[str]],
     threshold: float = 0.0,
 ) -> Pruned:
-    """The model with at most so many n-grams; words always stay.
+    """Prunes a model to at most `most` n-grams; words always stay.
 
     The first threshold is the cost of the costliest n-gram that has to go, each taken
     alone. It grows where that leaves too many, because costs add up and histories of

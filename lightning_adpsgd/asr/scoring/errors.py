@@ -19,8 +19,8 @@ class Errors(NamedTuple):
         substitutions: Words recognised as another word.
         deletions: Words missing from the hypothesis.
         insertions: Words that the reference lacks.
-        num_segments: Segments ("Snt" of NIST's tables) that were compared.
-        wrong_segments: Segments with at least one error.
+        num_segments: Number of compared segments ("Snt" of NIST's tables).
+        wrong_segments: Number of segments with at least one error.
     """
 
     num_words: int = 0

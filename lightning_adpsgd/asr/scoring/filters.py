@@ -39,10 +39,10 @@ def _each_optional(text: str) -> str:
 
 
 def check_optional(text: str, where: str) -> None:
-    """Whether every parenthesis of a text is closed and none is inside another.
+    """Checks that every parenthesis of a text is closed and none is nested.
 
     Raises:
-        ScoringError: It is not so.
+        ScoringError: A parenthesis is not closed or is nested.
     """
     spaced = f" {text} ".replace("(", "   ( ").replace(")", " )  ")
     if re.search(r"[()]", _OPTIONAL.sub("", spaced)):
@@ -51,7 +51,7 @@ def check_optional(text: str, where: str) -> None:
 
 
 def is_comment(line: str) -> bool:
-    """Whether a line of a stm or ctm file says nothing."""
+    """Whether a line of an stm or ctm file is a comment."""
     return not line.strip() or line.lstrip().startswith(";;")
 
 
@@ -83,10 +83,10 @@ def sort_lines(
 
 
 def seconds_of(text: str, where: str) -> float:
-    """A time of a stm or ctm file; that of an `<ALT>` mark, `*`, is 0.
+    """A time of an stm or ctm file; `*`, the time of an `<ALT>` mark, is 0.
 
     Raises:
-        ScoringError: It is no finite number.
+        ScoringError: The time is not a finite number.
     """
     try:
         seconds = 0.0 if text == "*" else float(text)
@@ -98,7 +98,7 @@ def seconds_of(text: str, where: str) -> float:
 
 
 def filter_stm(lines: Iterable[Line], rules: RuleSet, name: str) -> list[Line]:
-    """The reference in the form in which it is compared.
+    """The lines of a reference, filtered for comparison.
 
     Raises:
         ScoringError: A line cannot be used.
@@ -119,7 +119,7 @@ def _filter_stm_line(line: Line, rules: RuleSet, name: str) -> Line:
 
 
 def filter_ctm(lines: Iterable[Line], rules: RuleSet, name: str) -> list[Line]:
-    """The hypothesis in the form in which it is compared, several lines for some.
+    """The lines of a hypothesis, filtered for comparison; a line may become several.
 
     Raises:
         ScoringError: A line cannot be used.

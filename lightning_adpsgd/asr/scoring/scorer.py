@@ -1,4 +1,4 @@
-"""A recognised test set against its reference, as by NIST's `hubscr.pl -h hub5`."""
+"""Scores a recognised test set like NIST's `hubscr.pl -h hub5`."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -35,7 +35,7 @@ class ScoredSegment(NamedTuple):
 
     @property
     def errors(self) -> Errors:
-        """Its errors."""
+        """The errors of the segment."""
         return count(self.pairs)
 
 
@@ -46,7 +46,7 @@ class Scores(NamedTuple):
 
     @property
     def total(self) -> Errors:
-        """The errors of all."""
+        """The errors of all segments."""
         return total_of(scored.errors for scored in self.segments)
 
     @property
@@ -87,14 +87,14 @@ def score_files(
     """Aligns a hypothesis with its reference.
 
     Args:
-        stm: The reference: `file channel speaker begin end <labels> words` a line.
-        ctm: The hypothesis: `file channel begin duration word confidence` a line.
-        glm: Rules for both; without, words are compared unchanged (plain sclite).
+        stm: Reference file, with lines `file channel speaker begin end <labels> words`.
+        ctm: Hypothesis file, with lines `file channel begin duration word confidence`.
+        glm: Rules for both; without rules, words are compared unchanged (plain sclite).
         options: Meaning of the marks of broken-off and optional words.
 
     Raises:
         ScoringError: A file is unusable; the message names file and line.
-        OSError: One of them cannot be read.
+        OSError: A file cannot be read.
     """
     return score_lines(read_lines(stm), read_lines(ctm), glm, options, (stm, ctm))
 
@@ -106,7 +106,7 @@ def score_lines(
     options: WordOptions = ALL_MARKS,
     names: tuple[str | Path, str | Path] = ("stm", "ctm"),
 ) -> Scores:
-    """The same for the lines of both files."""
+    """Scores the lines of both files, as `score_files` does."""
     reference_name, hypothesis_name = map(str, names)
     if glm is None:
         stm = _in_order(sort_lines(stm, 3, reference_name))

@@ -1,15 +1,14 @@
-"""How far a word error rate may be trusted: intervals, and tests between two systems.
+"""The significance of word error rates: intervals, and tests between two systems.
 
-The interval is a bootstrap: speakers are drawn anew with repetition, and the rate is
-counted of each draw. Utterances of one speaker stay together, because they are not
-independent of each other.
+The interval is a bootstrap: speakers are resampled with replacement, and each draw
+gives a rate. Utterances of one speaker stay together, because they are not independent.
 
-Two systems are compared on the same segments (NIST's matched pairs): with d_i errors
-more of one of them in segment i of n,
+Two systems are compared on the same segments (NIST's matched pairs). If one of them has
+d_i more errors in segment i of n,
 
     z = mean(d) √n / deviation(d)
 
-is about normal if neither is better.
+is approximately standard normal if neither is better.
 """
 
 import math
@@ -24,7 +23,7 @@ _LEAST_SEGMENTS = 2
 
 
 class Interval(NamedTuple):
-    """A range of rates, as fractions; NaN where it cannot be told."""
+    """A range of rates, as fractions; NaN if it is undefined."""
 
     low: float
     high: float
@@ -34,10 +33,10 @@ class Comparison(NamedTuple):
     """Two systems on the same segments.
 
     Attributes:
-        num_segments: Segments that were compared.
+        num_segments: Number of compared segments.
         difference: Word error rate of the second less that of the first.
         z: Standard normal variable of the test; NaN if all differences are equal.
-        p: Probability of a |z| as large if neither is better (two-sided).
+        p: Two-sided probability of a |z| at least this large if neither is better.
     """
 
     num_segments: int
@@ -53,9 +52,9 @@ def interval(
 
     Args:
         groups: Errors of each speaker.
-        share: Share of the draws that lie inside.
+        share: Share of the draws inside the interval.
         draws: Number of draws.
-        seed: Their seed.
+        seed: Random seed of the draws.
     """
     counted = [one for one in groups if one.num_words or one.num_errors]
     if len(counted) < _LEAST_SEGMENTS:
@@ -76,10 +75,10 @@ def compare(first: Mapping[str, Errors], second: Mapping[str, Errors]) -> Compar
 
     Args:
         first: Errors of each segment, by a name that both share.
-        second: The same of the other system.
+        second: Errors of the other system, in the same form.
 
     Raises:
-        ScoringError: They do not have the same segments with as many words.
+        ScoringError: The systems differ in their segments or numbers of words.
     """
     _check_same(first, second)
     differences = np.array(

@@ -1,1 +1,1 @@
-"""Graphs of words, and the search in them: alignment, decoding, n-best, rescoring."""
+"""Search graphs and searches: alignment, decoding, n-best lists, rescoring."""

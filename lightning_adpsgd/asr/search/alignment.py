@@ -1,11 +1,11 @@
-"""The HMM state of each frame, from transcripts alone: Viterbi training.
+"""Viterbi training: finds the HMM state of each frame from transcripts.
 
-Frames are first shared out equally over the states of their transcript (the flat
-start), or have the states of an earlier alignment. Then two steps take turns: Gaussian
-mixtures are estimated from the states of the frames, and the most likely states are
-found anew with the mixtures, while the mixtures grow. The caller drives:
-`train_mixtures` yields after each turn. Only the states that an utterance's graph holds
-are scored, so the time per frame does not grow with the number of states.
+Frames are first assigned evenly to the states of their transcript (the flat start), or
+take the states of an earlier alignment. Then two steps alternate: Gaussian mixtures are
+estimated from the states of the frames, and the mixtures, which grow, give new most
+likely states. `train_mixtures` yields after each iteration. Only the states in an
+utterance's graph are scored, so the time per frame does not grow with the number of
+states.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,14 +51,14 @@ class AlignmentOptions:
     """Options of the training of mixtures.
 
     Attributes:
-        num_iterations: Realignments after the first alignment.
-        num_gaussians: Gaussians of all states at the end.
+        num_iterations: Number of realignments after the first alignment.
+        num_gaussians: Total number of Gaussians at the end.
         acoustic_scale: Factor on log-likelihoods against pronunciation costs.
         beam: Beam of the Viterbi search, in scaled log-likelihood.
-        retry_beam: Tried when no path survives `beam`.
-        max_training_utterances: The mixtures are trained on at most this many
-            utterances, evenly taken; what is to be aligned in the end is not bounded.
-        num_processes: Processes that align at the same time.
+        retry_beam: Beam to try when no path survives `beam`.
+        max_training_utterances: Largest number of utterances, evenly spaced, for
+            training the mixtures; the final alignment is not limited.
+        num_processes: Number of processes that align in parallel.
         seed: Seed of the equal alignment and of the splitting of Gaussians.
     """
 
@@ -84,7 +84,7 @@ class AlignmentOptions:
 
 
 class Aligned(NamedTuple):
-    """The states of one utterance, or why there are none.
+    """The states of one utterance, or the reason why there are none.
 
     `states` is int32 [time], or None with the reason in `failure`.
     `log_likelihood` is the sum over the frames.
@@ -150,11 +150,11 @@ def train_mixtures(
 
     Args:
         utterances: Utterances, with their words and frames.
-        graphs: Graphs over the states that are to have mixtures.
+        graphs: Training graphs over the states of the mixtures.
         options: Options of the training.
         front_end: Function from frames to the mixtures' input; None: cepstra, slopes.
-        start: The first states of an utterance, [time], or None if it has none, by its
-            id. Without it frames are shared out equally.
+        start: Function from an utterance's id to its initial states, [time], or None.
+            Without it, frames are assigned evenly.
 
     Raises:
         ValueError: No utterance can be aligned.
@@ -204,14 +204,14 @@ def align(
 
 
 def evenly(items: Sequence[Item], most: int) -> list[Item]:
-    """At most `most` of the items, from the first to the last at equal distances."""
+    """At most `most` items, evenly spaced from the first to the last."""
     if len(items) <= most:
         return list(items)
     return [items[index * len(items) // most] for index in range(most)]
 
 
 def _compiled(utterance: AlignmentUtterance, graphs: TrainingGraphs) -> _Graph | str:
-    """The graph of an utterance, or why it cannot be aligned."""
+    """The graph of an utterance, or the reason why it cannot be aligned."""
     if not np.isfinite(utterance.log_mel).all():
         return "its frames hold values that are not finite"
     try:
@@ -354,7 +354,7 @@ def _realigned(
 def _gather(
     training: _Training, aligned: Sequence[Aligned], mixtures: GaussianMixtures
 ) -> Statistics:
-    """Statistics of an alignment that is there."""
+    """The statistics of an existing alignment."""
 
     def work(shard: range) -> _Sums:
         frames = [training.front_end(training.utterances[i].log_mel) for i in shard]
@@ -368,7 +368,7 @@ def _over_shards(
 ) -> Iterator[Result]:
     """The results of all shards in the order of the utterances.
 
-    So sums are added in the same order, and the result is always the same.
+    Sums are added in the same order, so the result is deterministic.
     """
     shards = _shards(len(training.utterances))
     return in_order(fork_map(work, shards, training.options.num_processes))

@@ -1,7 +1,8 @@
-"""From a matrix of log-likelihoods of HMM states to words with times, through HCLG.
+"""Decoding: from log-likelihoods of HMM states to words with times, through HCLG.
 
-The search for the best path is Kaldi's beam search, that for lattices is in
-`lattice.py`. `words.py` gives the words on a path their times.
+The search for the best path is Kaldi's beam search; `lattice.py` has the search for
+lattices, and `words.py` adds times to the words on a path. Call `Decoder.decode` for
+one matrix, or `decode_all` for many in processes.
 """
 
 from abc import ABC, abstractmethod
@@ -51,7 +52,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """The width of the search.
+    """The width of a search.
 
     Attributes:
         beam: Distance from the best path, in scaled log-likelihood.
@@ -69,7 +70,7 @@ class SearchOptions:
             )
 
     def for_decoder(self) -> kaldi_decoder.FasterDecoderOptions:
-        """The same for kaldi_decoder."""
+        """The options for kaldi_decoder."""
         return kaldi_decoder.FasterDecoderOptions(
             beam=self.beam,
             max_active=self.max_active,
@@ -96,13 +97,13 @@ class Lister(Search, Protocol):
 
 
 class GraphDecoder(ABC):
-    """Searches a graph, whose paths a subclass turns into words with times.
+    """A search in a graph; a subclass turns its paths into words with times.
 
     Args:
         graph: Transducer from labels of frames to words.
-        num_labels: Labels of a frame; log-likelihoods are [time, num_labels].
+        num_labels: Number of labels of a frame; log-likelihoods are [time, num_labels].
         options: Width of the search.
-        words_of: Word label of each output label, if they differ.
+        words_of: Word label of each output label; None if they are the same.
     """
 
     def __init__(
@@ -133,9 +134,10 @@ class GraphDecoder(ABC):
         """The most likely words.
 
         Args:
-            log_likelihoods: Log-likelihoods of a mixture, or log-posteriors minus
-                log-priors of a network, [time, num_labels]. No frames give no words.
-            acoustic_scale: Factor that weighs them against the language model.
+            log_likelihoods: Log-likelihoods of mixtures, or log-posteriors minus
+                log-priors of a network, [time, num_labels]. Zero frames give no words.
+            acoustic_scale: Weight of the log-likelihoods relative to the language
+                model.
 
         Raises:
             ValueError: The shape is wrong, or a value is non-finite.
@@ -157,7 +159,7 @@ class GraphDecoder(ABC):
         Args:
             log_likelihoods: As for `decode`.
             acoustic_scale: As for `decode`.
-            options: How many there are, and how far they may be from the best.
+            options: Number of sequences, and their distance from the best.
 
         Raises:
             ValueError: The shape is wrong, or a value is non-finite.
@@ -206,12 +208,12 @@ class GraphDecoder(ABC):
     ) -> Hypothesis:
         """The most likely words, each with its confidence (`posteriors.py`).
 
-        Costs about twice as much as `decode`. Of words that lie on the edge of what
-        survives the search, either may find others.
+        It costs about twice as much as `decode`. The two may differ in words at the
+        edge of the beam.
 
         `fit` is the mean, over the frames of the words, of the log-likelihood of the
-        path's state less that of the best state of the frame. It is at most 0. Noise
-        has words that the language model is sure of, but a poor fit.
+        path's state minus that of the frame's best state. It is at most 0. Noise may
+        yield words that the language model considers likely, but with a poor fit.
 
         Args:
             log_likelihoods: As for `decode`.
@@ -310,9 +312,9 @@ def best_path(
     acoustic_scale: float,
     options: kaldi_decoder.FasterDecoderOptions,
 ) -> BestPath | None:
-    """The best path of log-likelihoods [time, labels], or None if nothing survives.
+    """The best path for log-likelihoods [time, labels]; None if no path survives.
 
-    No frames have no path.
+    Zero frames have no path.
     """
     if len(log_likelihoods) == 0:
         return None
@@ -345,7 +347,7 @@ def check_likelihoods(log_likelihoods: np.ndarray, expected: int) -> None:
 def _fit(
     log_likelihoods: np.ndarray, columns: np.ndarray, words: Sequence[TimedWord]
 ) -> float:
-    """How well the frames of the words fit the states of a path; see `Hypothesis`."""
+    """The fit of the words' frames to the states of a path; see `Hypothesis`."""
     gaps = log_likelihoods[np.arange(len(columns)), columns]
     gaps = gaps - log_likelihoods.max(axis=1)
     spans = ((word.start_s, word.start_s + word.duration_s) for word in words)
@@ -361,38 +363,38 @@ def decode_all(
     acoustic_scales: Sequence[float],
     num_processes: int = 1,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
-    """Decodes items in processes; yields (index, one hypothesis per acoustic scale).
+    """Decodes items in processes; yields (index, hypotheses by acoustic scale).
 
     Args:
         items: Arguments of `log_likelihoods`, one per utterance.
         log_likelihoods: Function from an item to [time, labels], run in the processes.
-        decoder: The search.
-        acoustic_scales: Scales; every item is decoded with each of them.
+        decoder: Search for words.
+        acoustic_scales: Acoustic scales, each of which decodes every item.
         num_processes: Number of processes.
     """
 
     def work(item: Item) -> list[Hypothesis]:
-        return hear(log_likelihoods(item), decoder, acoustic_scales)
+        return decode_at_scales(log_likelihoods(item), decoder, acoustic_scales)
 
     yield from fork_map(work, items, num_processes)
 
 
-def hear(
+def decode_at_scales(
     log_likelihoods: np.ndarray, decoder: Search, acoustic_scales: Sequence[float]
 ) -> list[Hypothesis]:
-    """The words of log-likelihoods [time, labels] at each acoustic scale."""
+    """Decodes log-likelihoods [time, labels] once for each acoustic scale."""
     return [decoder.decode(log_likelihoods, scale) for scale in acoustic_scales]
 
 
 class ConfidentSearch:
-    """A search whose words have confidences, and whose hypotheses have a fit.
+    """A search that adds confidences to words and a fit to hypotheses.
 
     Args:
-        decoder: The search that it makes use of.
-        least_fit: Hypotheses that fit worse have no words.
+        decoder: Underlying search.
+        least_fit: Fit below which the words of a hypothesis are dropped.
 
     Attributes:
-        num_poor: how many hypotheses had words and lost them so.
+        num_poor: Number of hypotheses whose words were dropped.
     """
 
     def __init__(self, decoder: GraphDecoder, least_fit: float = float("-inf")) -> None:
@@ -400,7 +402,7 @@ class ConfidentSearch:
         self.num_poor = 0
 
     def decode(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> Hypothesis:
-        """The most likely words, as of `Search.decode`."""
+        """The most likely words, as from `Search.decode`."""
         found = self._decoder.decode_confidently(log_likelihoods, acoustic_scale)
         if found.fit is None or found.fit >= self.least_fit:
             return found

@@ -1,9 +1,9 @@
 """Sound files of any length, format and rate as log-mel frames, in bounded memory.
 
 A file is read in blocks of whole seconds, which begin at the same instants at its own
-rate and at 8 kHz. Every block is read with a second more on both sides, so that the
-filters of the resampling and the windows of the frames do not see its ends: the frames
-are those of the whole file.
+rate and at 8 kHz. Every block is read with an extra second on both sides, so that
+resampling filters and frame windows do not see its ends. The frames equal those of the
+whole file.
 """
 
 import struct
@@ -26,18 +26,18 @@ _SHORTEST_S = 0.025
 
 
 class AudioError(ValueError):
-    """A sound file cannot be used; the message has the path and what was wrong."""
+    """A sound file cannot be used; the message has the path and the problem."""
 
 
 class SoundFile:
-    """A sound file that has been looked at.
+    """A sound file whose header has been checked.
 
     Args:
-        path: In any format that libsndfile reads, at 8 kHz or more.
+        path: Sound file in any format that libsndfile reads, at 8 kHz or more.
 
     Raises:
-        AudioError: It is missing, no sound, empty, cut short, at a lower rate, or its
-            bytes are in another order than it says.
+        AudioError: The file is missing, not sound, empty, truncated, at a lower rate,
+            or has a byte order that differs from its header.
     """
 
     def __init__(self, path: Path) -> None:
@@ -110,7 +110,7 @@ class SoundFile:
         """The frames of one channel, block by block, float32 [frames, num_mels].
 
         Raises:
-            AudioError: A sample is not finite, or missing.
+            AudioError: A sample is non-finite or missing.
         """
         for start in range(
             0, max(1, -(-self.num_samples // self.sample_rate)), block_s
@@ -125,7 +125,7 @@ class SoundFile:
         """The samples between two times in seconds, float32 [samples] at 8 kHz.
 
         Raises:
-            AudioError: One is not finite, or missing.
+            AudioError: A sample is non-finite or missing.
         """
         begin = first_s * self.sample_rate
         wanted = min(last_s * self.sample_rate, self.num_samples) - begin

@@ -1,10 +1,10 @@
-"""Whether the two bytes of 16-bit samples are the wrong way round.
+"""The detection of 16-bit samples whose two bytes are swapped.
 
-A header that names the wrong order makes noise at full scale of any speech, and nothing
-else is wrong with the file. Speech is smooth: its samples are like their neighbours.
-With their bytes exchanged they are not, but for those too quiet to need the higher
-byte, of which exchanging makes 256 times as much. So short frames are looked at both
-ways, each for itself, and the smoother way is counted. Noise is as rough both ways.
+A header with the wrong byte order turns any speech into full-scale noise, and nothing
+else is wrong with the file. Speech is smooth: neighbouring samples are similar. With
+swapped bytes they are not, except for samples too quiet to need the higher byte, which
+swapping multiplies by 256. So each short frame is examined both ways, and the smoother
+way is counted. Noise is equally rough both ways.
 """
 
 import os
@@ -24,12 +24,12 @@ _FRAMES, _TIMES = 20, 10  # so many frames, and so many times those that say oth
 
 
 def is_swapped(path: Path) -> bool:
-    """Whether an uncompressed sound file has its bytes in another order than it says.
+    """Whether the bytes of an uncompressed sound file are not in its header's order.
 
-    Some seconds of it are read. False of all that is not 16-bit PCM.
+    It reads some seconds of the file. It is false for all formats but 16-bit PCM.
 
     Raises:
-        soundfile.LibsndfileError: It cannot be read.
+        soundfile.LibsndfileError: The file cannot be read.
     """
     name: Any = os.fsencode(path)  # may be no text, which libsndfile's types leave out
     with soundfile.SoundFile(name) as file:
@@ -40,7 +40,7 @@ def is_swapped(path: Path) -> bool:
 
 
 def sounds_swapped(frames: np.ndarray) -> bool:
-    """Whether frames are smoother with the bytes of their samples exchanged.
+    """Whether frames are smoother with the bytes of their samples swapped.
 
     Args:
         frames: int16 [frames, samples].
@@ -54,8 +54,8 @@ def sounds_swapped(frames: np.ndarray) -> bool:
 def roughness(frames: np.ndarray) -> np.ndarray:
     """1 - r(1) of each frame, where r is the correlation of neighbouring samples.
 
-    That is half the mean square of their differences over their variance: near 0 where
-    the sound is smooth, 1 of white noise and of silence.
+    It is half the mean square of their differences over their variance: near 0 for
+    smooth sound, 1 for white noise and for silence.
 
     Args:
         frames: [frames, samples].
@@ -79,6 +79,6 @@ def _stretches(file: Any) -> Iterator[np.ndarray]:
 
 
 def _framed(stretch: np.ndarray) -> np.ndarray:
-    """[samples, channels] as [frames, samples] of all channels, without the rest."""
+    """Cuts [samples, channels] into [frames, samples] of all channels."""
     whole = len(stretch) // _FRAME * _FRAME
     return stretch[:whole].T.reshape(-1, _FRAME)

@@ -1,8 +1,8 @@
 """One channel of a sound file of any kind, at the rate of telephone speech.
 
-SPHERE files are read by `sphere.py`, all others (WAV, FLAC, Ogg) by libsndfile; a
-higher rate is resampled by torchaudio, a lower one refused: what is missing cannot be
-made.
+`sphere.py` reads SPHERE files, and libsndfile all others (WAV, FLAC, Ogg). torchaudio
+resamples a higher rate. A lower rate is refused, because the missing band cannot be
+restored.
 """
 
 from pathlib import Path
@@ -18,16 +18,16 @@ from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
 
 
 class ChannelError(ValueError):
-    """A sound file cannot be used; the message has the path and what was wrong."""
+    """A sound file cannot be used; the message has the path and the problem."""
 
 
 class SoundFacts(NamedTuple):
     """The contents of a sound file's header.
 
     Attributes:
-        seconds: Its length.
+        seconds: Length in seconds.
         num_channels: Number of channels.
-        sample_rate: In Hz.
+        sample_rate: Sample rate in Hz.
     """
 
     seconds: float
@@ -36,10 +36,11 @@ class SoundFacts(NamedTuple):
 
 
 def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
-    """Length, channels and rate; the samples are not touched.
+    """Reads length, channels and rate, without touching the samples.
 
     Raises:
-        ChannelError: It cannot be read, is no sound, is empty, or below `sample_rate`.
+        ChannelError: The file cannot be read, is not sound, is empty, or has a rate
+            below `sample_rate`.
     """
     try:
         found = soundfile.info(sphere.name_of(path))
@@ -63,8 +64,8 @@ def read_channel(
     """One whole channel as float32 [samples] in [-1, 1], at `sample_rate`.
 
     Raises:
-        ValueError: See `read_facts` and `sphere.read_header`; or there is no such
-            channel, or fewer samples than the head says.
+        ValueError: An error of `read_facts` or `sphere.read_header`; or the channel
+            does not exist, or there are fewer samples than the header says.
     """
     if is_sphere(path):
         return sphere.read_channel(path, channel, sample_rate=sample_rate)

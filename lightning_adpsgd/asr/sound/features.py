@@ -28,7 +28,7 @@ _FULL_SCALE = 32768.0  # Kaldi's features are those of 16-bit integers
 
 
 def num_frames(num_samples: int) -> int:
-    """Number of frames in so many samples at 8 kHz."""
+    """The number of frames in `num_samples` samples at 8 kHz."""
     return (num_samples + _SHIFT // 2) // _SHIFT
 
 
@@ -38,8 +38,9 @@ def log_mel(samples: np.ndarray, num_mels: int = 40, floor: float = 0.0) -> Tens
     Args:
         samples: Samples in [-1, 1) at 8 kHz, float32 [samples].
         num_mels: Number of filters between 20 Hz and 4 kHz.
-        floor: Smallest log energy. Digital silence would be at −16, ten times farther
-            from the mean than any sound, and spoil the statistics of its side.
+        floor: Smallest log energy. Without it, digital silence would be at −16, ten
+            times farther from the mean than any sound, and distort the statistics of
+            its side.
 
     Returns:
         Log energies, float32 [frames, num_mels].
@@ -70,8 +71,8 @@ def log_mel(samples: np.ndarray, num_mels: int = 40, floor: float = 0.0) -> Tens
 class Normalisation(NamedTuple):
     """The mean and standard deviation of a conversation side, per dimension.
 
-    They belong to all utterances of the side together, so that differences of level
-    between the utterances of a speaker stay.
+    They are computed over all utterances of the side together, which preserves
+    differences in level between a speaker's utterances.
     """
 
     mean: Tensor
@@ -79,10 +80,10 @@ class Normalisation(NamedTuple):
 
     @classmethod
     def of(cls, utterances: Sequence[Tensor]) -> "Normalisation":
-        """Mean and deviation of utterances, [frames, dims] each.
+        """Computes mean and deviation over utterances, [frames, dims] each.
 
-        They are added up one after the other: never is there more than one in double
-        precision.
+        Utterances are added one at a time, so that only one is in double precision at
+        once.
         """
         count = sum(map(len, utterances))
         if not count:
@@ -110,7 +111,7 @@ def normalise_side(utterances: Sequence[Tensor]) -> list[Tensor]:
 
 
 def add_differences(frames: Tensor) -> Tensor:
-    """Appends Δ and ΔΔ; the context of the second is used up at both ends.
+    """Appends Δ and ΔΔ; uses up the context of ΔΔ at both ends.
 
     Args:
         frames: Frames with their context, [..., frames + 2 · CONTEXT, dims].

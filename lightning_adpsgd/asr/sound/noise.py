@@ -1,8 +1,8 @@
-"""Noise added to sound, at a chosen distance below the speech.
+"""Noise added to sound, at a chosen signal-to-noise ratio.
 
-From recordings, of which a stretch is taken at random and repeated if it is too short,
-or white where there are none. What is drawn depends on the seed and the name of what it
-is for, so that a stage that is interrupted and goes on writes the same.
+The noise is a random stretch of a recording, repeated if it is too short, or white
+noise if there are no recordings. The draws depend only on the seed and the name of the
+target, so that a resumed stage writes the same samples.
 """
 
 import zlib
@@ -21,7 +21,7 @@ def noise_files(folder: Path) -> list[Path]:
     """The sound files below a folder, in order.
 
     Raises:
-        AudioError: There is none.
+        AudioError: There is no sound file.
     """
     found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
     if not found:
@@ -30,7 +30,7 @@ def noise_files(folder: Path) -> list[Path]:
 
 
 def dice_of(seed: int, name: str) -> np.random.Generator:
-    """The noise drawn for one recording."""
+    """The random generator for the noise of one recording."""
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
@@ -40,19 +40,20 @@ def add_noise(
     decibels: tuple[float, float],
     dice: np.random.Generator,
 ) -> np.ndarray:
-    """Samples with noise whose power is so many decibels below theirs.
+    """Adds noise to samples at a random signal-to-noise ratio.
 
     Args:
         samples: float32 [samples] at 8 kHz.
-        files: Files of noise, one of which is drawn; none for white noise.
-        decibels: The signal-to-noise ratio is drawn evenly between these two.
-        dice: Draws all of it.
+        files: Noise files, one of which is drawn; empty for white noise.
+        decibels: Range of the signal-to-noise ratio in dB, from which it is drawn
+            uniformly.
+        dice: Random generator for all draws.
 
     Returns:
-        float32 [samples]; as given where they or the noise are silent.
+        float32 [samples]; unchanged if they or the noise are silent.
 
     Raises:
-        AudioError: The file that is drawn cannot be used.
+        AudioError: The drawn file cannot be used.
     """
     noise = _drawn(files, len(samples), dice)
     ratio = 10 ** (dice.uniform(*decibels) / 10)

@@ -1,8 +1,8 @@
 """The spoken segments of a recording, by the level of its frames.
 
-A conversation side is silent half of the time. What lies above a level between the
-quiet and the loud frames, with a margin around it, is a segment; one that is too long
-is cut at its quietest frame.
+A conversation side is silent half of the time. A segment is a run of frames above a
+threshold between the quiet and the loud frames, with a margin around it. A segment that
+is too long is cut at its quietest frame.
 """
 
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ _SMOOTH = 11
 def find_segments(
     level: np.ndarray, longest: int = 2000, margin: int = _MARGIN
 ) -> list[tuple[int, int]]:
-    """First frames of the stretches of speech, and the frames after their last ones.
+    """The segments of speech, each as its first frame and the frame after its last.
 
     Args:
         level: Mean log energy of each frame, [frames].
-        longest: Frames of a segment.
-        margin: Frames that are kept around speech.
+        longest: Largest number of frames of a segment.
+        margin: Number of frames kept on each side of speech.
     """
     audible = level[level > _DIGITAL_SILENCE]
     if not len(audible):

@@ -1,8 +1,8 @@
-"""Sound played faster or slower, as a tape is: pitch and formants move with the speed.
+"""Sound played faster or slower like a tape: pitch and formants move with the speed.
 
 Speed perturbation (Ko and others 2015): copies of the training speech at 0.9 and 1.1
-times its speed are like other voices that say the same. The sound is taken to have been
-sampled at so many times its rate, and resampled to that rate: n samples become n /
+times its speed are like other voices with the same words. The sound is treated as if
+sampled at `speed` times its rate, and resampled to that rate: n samples become n /
 speed.
 """
 
@@ -14,14 +14,14 @@ _STEPS = 100  # speeds are hundredths, so that resampling is by small whole numb
 
 
 def at_speed(samples: np.ndarray, speed: float) -> np.ndarray:
-    """The sound played `speed` times as fast.
+    """Plays the sound `speed` times as fast.
 
     Args:
         samples: float32 [samples].
-        speed: Rounded to hundredths.
+        speed: Speed factor, rounded to hundredths.
 
     Returns:
-        float32 [samples_at(samples, speed)]; what was given where the speed is 1.
+        float32 [samples_at(samples, speed)]; the input itself if the speed is 1.
     """
     if _hundredths(speed) == _STEPS:
         return samples

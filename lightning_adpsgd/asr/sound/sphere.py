@@ -32,18 +32,18 @@ _CODINGS = ("pcm", "ulaw", "mu-law", "alaw")
 
 
 class SphereError(ValueError):
-    """A SPHERE file cannot be used; the message has the path and what was wrong."""
+    """A SPHERE file cannot be used; the message has the path and the problem."""
 
 
 class SphereHeader(NamedTuple):
     """The contents of a SPHERE file's header.
 
     Attributes:
-        num_samples: Per channel.
-        num_channels: 1, or 2 for a conversation.
-        sample_rate: In Hz.
-        coding: "ulaw", "pcm", ..., followed by the compression if there is any.
-        sample_bytes: Bytes of one sample of one channel.
+        num_samples: Number of samples per channel.
+        num_channels: Number of channels: 1, or 2 for a conversation.
+        sample_rate: Sample rate in Hz.
+        coding: Coding such as "ulaw" or "pcm", followed by the compression if any.
+        sample_bytes: Number of bytes of one sample of one channel.
         header_bytes: Offset of the first sample.
     """
 
@@ -66,11 +66,11 @@ class SphereHeader(NamedTuple):
 
 
 def read_header(path: Path, sample_rate: int = SAMPLE_RATE) -> SphereHeader:
-    """Read and check the header; the samples are not touched.
+    """Reads and checks the header, without touching the samples.
 
     Raises:
-        SphereError: The file is missing, not SPHERE, at another rate, or shorter than
-            its header says.
+        SphereError: The file is missing, not SPHERE, at a different rate, or shorter
+            than its header says.
     """
     try:
         size = path.stat().st_size
@@ -167,10 +167,10 @@ def _check_complete(path: Path, header: SphereHeader, size: int) -> None:
 
 
 def wrong_samples(path: Path) -> str:
-    """Why the samples of a file that is not shortened are of no use; empty if they are.
+    """The reason why the samples of an unshortened file are unusable; may be empty.
 
-    libsndfile knows fewer codings and byte orders than a header can name, and takes the
-    order that it names for the right one.
+    libsndfile knows fewer codings and byte orders than a header can name, and trusts
+    the order that it names.
     """
     try:
         swapped = is_swapped(path)
@@ -189,15 +189,15 @@ def read_channel(
     """One channel as float32 [samples] in [-1, 1).
 
     Args:
-        path: A SPHERE file.
-        channel: 0 for A, 1 for B.
-        start_s: Begin of the span in seconds.
-        end_s: Its end in seconds; None for the end of the file.
-        sample_rate: The rate that is expected, in Hz.
+        path: SPHERE file.
+        channel: Channel: 0 for A, 1 for B.
+        start_s: Start of the span in seconds.
+        end_s: End of the span in seconds; None for the end of the file.
+        sample_rate: Expected sample rate in Hz.
 
     Raises:
-        SphereError: See `read_header`; or there is no such channel, or the span is
-            empty or outside the audio.
+        SphereError: An error of `read_header`; or the channel does not exist, or the
+            span is empty or outside the audio.
     """
     header = read_header(path, sample_rate)
     if not 0 <= channel < header.num_channels:
@@ -230,7 +230,7 @@ def _span(
 
 
 def name_of(path: Path) -> Any:
-    """As libsndfile takes it: bytes that may be no text, which its types leave out."""
+    """A path as libsndfile accepts it: bytes, which need not be valid text."""
     return os.fsencode(path)
 
 

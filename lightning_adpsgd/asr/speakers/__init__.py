@@ -1,1 +1,1 @@
-"""Estimates for a speaker: fMLLR transforms and i-vectors."""
+"""Speaker adaptation: fMLLR transforms and i-vectors."""

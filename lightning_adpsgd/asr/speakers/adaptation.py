@@ -1,12 +1,13 @@
 """fMLLR and i-vectors of a speaker whose words are unknown, as inputs of a network.
 
-The speaker is heard twice. In a first pass its sound is decoded by mixtures of all
-speakers, and the states of the words found give the map of its frames (`fmllr`); where
-its frames lie beside a mixture of all speech gives the i-vector (`ivectors`). In the
-second pass the network gets both beside the log-mel frames (`streams`).
+A speaker's sound is processed twice. In the first pass, speaker-independent mixtures
+decode it, and the states of the resulting words give the fMLLR map of its frames
+(`fmllr`). The positions of its frames relative to a mixture of all speech give the
+i-vector (`ivectors`). In the second pass, the network gets both in addition to the
+log-mel frames (`streams`).
 
-What was really said is never read, so a development or test side of a corpus and a call
-that comes in are adapted to by the same code.
+Transcripts are never used, so the same code adapts to a test side of a corpus and to a
+new call.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,10 +37,10 @@ MOST_FRAMES = 180_000  # half an hour of speech says all that a map can say
 
 
 class StateSearch(Protocol):
-    """Finds states: a `Decoder`."""
+    """A search that returns HMM states, such as a `Decoder`."""
 
     def states(self, log_likelihoods: np.ndarray, acoustic_scale: float) -> np.ndarray:
-        """The states of the most likely words, [time]; -1 where nothing was found."""
+        """The states of the most likely words, [time]; -1 if nothing was found."""
         ...
 
 
@@ -49,9 +50,9 @@ def silent_states(lexicon: Lexicon, topology: Topology) -> np.ndarray:
 
 
 def spoken_states(states: np.ndarray, silent: np.ndarray) -> np.ndarray:
-    """The states, -1 where they are silent or unknown.
+    """Replaces silent and unknown states by -1.
 
-    Silence says more about the line than about the speaker.
+    Silence carries more information about the line than about the speaker.
 
     Args:
         states: [time], negative where unknown.
@@ -62,17 +63,17 @@ def spoken_states(states: np.ndarray, silent: np.ndarray) -> np.ndarray:
 
 
 class DecodedMaps:
-    """Estimates fMLLR from what decoding finds.
+    """Estimates fMLLR maps from the states that decoding finds.
 
     Args:
         decoder: The search.
         silent: Mask of the states of silence or noise, bool [states].
-        plain: Mixtures for speech that is not adapted.
-        adapted: Those that maps are estimated for, and that decode from the second
-            time on.
+        plain: Mixtures for unadapted speech.
+        adapted: Mixtures for which maps are estimated, and which decode from the second
+            pass on.
         options: Options of the estimate.
         decodings: Number of decoding passes over a speaker.
-        acoustic_scale: Acoustic scale of these decodings.
+        acoustic_scale: Acoustic scale of these passes.
     """
 
     def __init__(
@@ -123,8 +124,8 @@ class AdaptationOptions:
         decodings: Number of decoding passes over a speaker, for fMLLR.
         acoustic_scale: Acoustic scale of these passes.
         estimate: Options of the map's estimate.
-        ivector_period: Frames from one i-vector to the next, each from what was heard
-            before; 0: one for all of a speaker.
+        ivector_period: Number of frames from one i-vector to the next, each estimated
+            from earlier frames; 0: one i-vector per speaker.
     """
 
     fmllr: bool
@@ -160,11 +161,11 @@ class _IVectors(NamedTuple):
 
 
 class Voice:
-    """The streams of one speaker, whose utterances are requested in their order.
+    """The streams of one speaker, whose utterances must be requested in order.
 
     Args:
         front_end: Front end that makes the input of the mixtures.
-        transform: Transform of fMLLR, or None.
+        transform: fMLLR transform, or None.
         ivectors: Models that estimate i-vectors, or None.
         ivector: The one i-vector of the speaker, or None.
     """
@@ -181,10 +182,10 @@ class Voice:
         self._heard: Heard | None = None
 
     def streams(self, log_mel: np.ndarray) -> tuple[Tensor, Tensor]:
-        """fMLLR [time, dims] and i-vectors [time, dims]; no dims where there is none.
+        """fMLLR and i-vectors, each [time, dims]; zero dims if there is none.
 
         Args:
-            log_mel: The next utterance, normalised, [time, mel].
+            log_mel: Normalised log-mel frames of the next utterance, [time, mel].
         """
         frames, none = self._front_end(log_mel), np.zeros((len(log_mel), 0))
         fmllr, ivectors = none, none
@@ -205,11 +206,11 @@ class Voice:
 
 
 class Adapter:
-    """Gets to know speakers by their sound.
+    """Estimates the streams of speakers from their sound.
 
     Args:
         front_end: Front end that makes the input of the mixtures.
-        maps: Function from frames to the map of fMLLR, or None.
+        maps: Function from frames to the fMLLR map, or None.
         ivectors: Models that estimate i-vectors, or None.
     """
 
@@ -258,12 +259,13 @@ class Adapter:
             ivectors = _IVectors(ubm, extractor, options.ivector_period)
         return cls(FrontEnd.load(folder / "front_end.npz"), maps, ivectors)
 
-    def hear(self, utterances: Callable[[], Iterable[np.ndarray]]) -> Voice:
-        """The first pass over a speaker.
+    def adapt_to(self, utterances: Callable[[], Iterable[np.ndarray]]) -> Voice:
+        """Makes the first pass over a speaker, which estimates its streams.
 
         Args:
-            utterances: Goes through its log-mel frames, normalised, [time, mel] each;
-                called once for each stream. A map is of the first half hour.
+            utterances: Function that iterates over the speaker's normalised log-mel
+                frames, [time, mel] each; called once for each stream. A map uses the
+                first half hour.
         """
         transform = ivector = None
         if self._maps is not None:

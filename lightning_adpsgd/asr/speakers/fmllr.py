@@ -1,7 +1,7 @@
 """Feature-space maximum-likelihood linear regression: an affine map per speaker.
 
-A speaker's frames are moved to where the Gaussian mixtures of all speakers expect them,
-y = A x + b = W ξ with ξ = [x; 1], by the W = [A b] that maximises the likelihood of the
+A speaker's frames are mapped to where the speaker-independent mixtures expect them, y =
+A x + b = W ξ with ξ = [x; 1], by the W = [A b] that maximises the likelihood of the
 frames, log N(A x + b; μ, σ²) + log|det A| (constrained MLLR: Gales, "Maximum likelihood
 linear transformations for HMM-based speech recognition", 1998, section 2.3). Where
 γ_m(t) is the share of Gaussian m in frame t, the auxiliary function is, but for a
@@ -17,8 +17,8 @@ the row's cofactors with a 0 for the offset and α solves
 
     α² p_i G_i⁻¹ p_iᵀ + α p_i G_i⁻¹ k_iᵀ − β = 0.
 
-Which state a frame belongs to is given: from the transcript for a training speaker,
-from a first decoding for anybody else. Nothing here knows words.
+The state of each frame is given: from the transcript for a training speaker, from a
+first decoding for any other. Nothing here knows words.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ _LEAST_SPREAD = 1e-6  # of the largest; less is the rounding of float32
 
 
 class Statistics(NamedTuple):
-    """Sums over the frames of one speaker; those of parts add up.
+    """Sums over the frames of one speaker, which are additive over parts.
 
     Attributes:
         frames: β, the number of frames with a state.

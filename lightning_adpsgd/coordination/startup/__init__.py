@@ -1,1 +1,1 @@
-"""What is checked before learners begin: who they are, and whether they can meet."""
+"""The checks before learners start: who they are, and whether they can connect."""

@@ -1,7 +1,7 @@
-"""How learners meet at start-up: each tells learner 0 something, and gets an answer.
+"""The barrier at start-up: each learner sends learner 0 a message and gets an answer.
 
-It goes through the job's key-value store, which is there before any process group is.
-A learner that does not come is named, to learner 0 at first and then to all.
+It uses the job's key-value store, which exists before any process group. If a learner
+does not come, learner 0 and then all others get an error that names it.
 """
 
 import logging
@@ -25,7 +25,7 @@ _HEARING_S = 10.0
 
 
 class StartUpError(RuntimeError):
-    """The job cannot begin; says on which host, why, and what to do."""
+    """The job cannot start; the message gives the host, the reason and the remedy."""
 
 
 def wait_while(
@@ -34,16 +34,16 @@ def wait_while(
     describe: Callable[[T, float], str],
     longest_pause_s: float = 0.05,
 ) -> None:
-    """Waits until there is no trouble; warns once after `NOTICE_S`.
+    """Waits until `trouble` returns nothing; warns once after `NOTICE_S`.
 
     Args:
-        trouble: function whose true value is a reason to wait.
+        trouble: function that returns a reason to wait, or a false value.
         patience: longest wait.
-        describe: function that puts a trouble and the seconds waited in words.
-        longest_pause_s: pause between two looks, which are more frequent at first.
+        describe: function that describes a reason and the seconds waited.
+        longest_pause_s: longest pause between two checks; the first pauses are shorter.
 
     Raises:
-        StartUpError: The patience is over.
+        StartUpError: `patience` is over.
     """
     begin, noticed, pause_s = time.monotonic(), False, 0.001
     while wrong := trouble():
@@ -58,10 +58,10 @@ def wait_while(
 
 
 class StartupBarrier:
-    """Lets learner 0 read a message of every learner and give one answer to all.
+    """Lets learner 0 read a message from every learner and give all one answer.
 
     Args:
-        store: store of the job, under a prefix that nothing else uses.
+        store: store of the job, with a prefix that nothing else uses.
         patience: longest wait of learner 0 for the others.
         names: names of the learners in messages; by default their ranks.
     """
@@ -79,11 +79,11 @@ class StartupBarrier:
         self.names = names or [f"learner {other}" for other in range(world_size)]
 
     def ask(self, topic: str, word: str, judge: Callable[[list[str]], str]) -> str:
-        """Returns what `judge` made of the words of all learners, in learner 0.
+        """Returns the result of `judge` on all messages, which runs in learner 0.
 
         Raises:
-            StartUpError: A learner did not come within the patience, or `judge` raised
-                this; with the same message in all learners.
+            StartUpError: A learner did not come within `patience`, or `judge` raised
+                this error; the message is the same in all learners.
         """
         self._store.set(f"{topic}/{self._rank}", word)
         self._store.add(f"{topic}/come", 1)

@@ -1,9 +1,9 @@
-"""What is checked before the learners of a job begin.
+"""The checks before the learners of a job start.
 
-That all have come; that they run the same versions with the same options; that the
-learners of a super-learner are on one machine; that learners reach one another where
-Gloo will listen; later, that all have the same model. What is wrong is one message,
-the same in every learner, which names hosts and remedies.
+All learners must have come, and run the same versions with the same options. The
+learners of a super-learner must be on one machine. Learners must reach one another at
+the addresses that Gloo will use. Later, all must have the same model. All problems are
+reported in one message, the same in every learner, which names hosts and remedies.
 """
 
 import json
@@ -55,10 +55,10 @@ _MOST_LINES, _BACKLOG = 8, 2048
 
 
 class LaunchPlacement(NamedTuple):
-    """Where a launcher put a learner.
+    """The placement of a learner by its launcher.
 
     Attributes:
-        per_machine: number of learners that the Trainer has on each machine, `devices`.
+        per_machine: number of the Trainer's learners on each machine, `devices`.
         own: number of this learner on its machine, from 0.
     """
 
@@ -66,7 +66,7 @@ class LaunchPlacement(NamedTuple):
     own: int
 
     def trouble(self) -> str:
-        """Why the Trainer has no device for this learner; empty if it has."""
+        """The reason why the Trainer has no device for this learner; may be empty."""
         if self.own < self.per_machine:
             return ""
         return (
@@ -78,12 +78,12 @@ class LaunchPlacement(NamedTuple):
 def open_store(
     address: str, port: int, rank: int, world_size: int, patience: timedelta
 ) -> Store:
-    """Connects to the job's store, as torch does when it makes its process group.
+    """Connects to the job's store, as torch does for its process group.
 
-    Learner 0 holds the store, unless `torchrun` does. Torch may connect once more.
+    Learner 0 hosts the store, unless `torchrun` does. torch may connect once more.
 
     Raises:
-        StartUpError: It cannot be held, or not be reached within the patience.
+        StartUpError: The store cannot be hosted, or not be reached within the patience.
     """
     by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     holds = rank == 0 and not by_launcher
@@ -110,12 +110,12 @@ def open_store(
 
 
 def _listener_at(address: str, port: int) -> int | None:
-    """A socket that listens at the interface which was named, and at no other.
+    """A socket that listens only at the interface that was named.
 
-    None leaves it to torch, which listens at all: where another process may have the
-    port, where the name is not that of an interface of this host (a service of
-    Kubernetes, say), or where this host takes its own name for its loopback while
-    others reach it by that name.
+    None leaves the choice to torch, which listens at all interfaces. That is the case
+    if another process may have the port, or if the name does not belong to an interface
+    of this host (a Kubernetes service, for example). It is also the case if this host
+    resolves its own name to its loopback while others reach it by that name.
     """
     with suppress(OSError):
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
@@ -139,17 +139,18 @@ def check_start(
     placement: LaunchPlacement,
     patience: timedelta,
 ) -> list[str]:
-    """Brings all learners together, before any process group is made.
+    """Waits for all learners and checks them, before any process group is made.
 
     Args:
-        dials: settings in which all learners must agree.
-        patience: longest wait for a learner that has not come.
+        dials: settings that must be equal in all learners.
+        patience: longest wait for missing learners.
 
     Returns:
-        What messages call the learners: "learner 3 on host node17".
+        The names of learners for messages, such as "learner 3 on host node17".
 
     Raises:
-        StartUpError: Says what is wrong on which host, and what to do.
+        StartUpError: A check failed; the message gives the host, the problem and the
+            remedy.
     """
     # torchrun may keep the store of learners that it has ended and starts again.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -180,14 +181,15 @@ def check_start(
 def check_same_layout(
     store: Store, rank: int, world_size: int, layout: str, patience: timedelta
 ) -> None:
-    """Refuses learners whose models differ in the name, shape or dtype of a weight.
+    """Refuses models that differ between learners in a weight's name, shape or dtype.
 
     Args:
         store: store of the job, under a prefix that nothing else uses.
         layout: `FlatParameters.layout()` of this learner.
 
     Raises:
-        StartUpError: Names the first weight in which learners differ from learner 0.
+        StartUpError: A model differs; the message names the first weight that differs
+            from learner 0's.
     """
     digest = sha256(layout.encode()).hexdigest()
     if rank == 0:

@@ -1,6 +1,6 @@
-"""What learners tell one another about themselves, and in what they must agree.
+"""The information that learners exchange at start-up, and where they must agree.
 
-Pure: who the learners are comes in, sentences about what is wrong go out.
+It is pure: it turns information about learners into sentences about problems.
 """
 
 import json
@@ -28,12 +28,12 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class LearnerInfo:
-    """What a learner tells the others about itself.
+    """The information of a learner about itself.
 
     Attributes:
-        location: host of the learner, and where it listens.
+        location: host of the learner, and the addresses at which it listens.
         settings: values that must be equal in all learners, by kind and name.
-        trouble: reason why it found no address to listen at; empty if it did.
+        trouble: reason why it has no address to listen at; empty if it has one.
     """
 
     location: LearnerLocation
@@ -41,7 +41,7 @@ class LearnerInfo:
     trouble: str = ""
 
     def to_json(self) -> str:
-        """What `from_json` reads, under the names that all versions use."""
+        """The text for `from_json`, with field names that all versions share."""
         return json.dumps(
             {
                 "place": asdict(self.location),
@@ -52,7 +52,7 @@ class LearnerInfo:
 
     @classmethod
     def from_json(cls, text: str) -> "LearnerInfo":
-        """What a learner told about itself; another version may tell more."""
+        """Reads a learner's information; ignores fields that another version adds."""
         content = json.loads(text)
         place = LearnerLocation.from_dict(content["place"])
         return cls(place, content["settings"], content["trouble"])
@@ -61,10 +61,10 @@ class LearnerInfo:
 def settings_of(
     dials: Mapping[str, Any], job: Mapping[str, int]
 ) -> dict[str, dict[str, str]]:
-    """What must be equal in all learners, by kind and name.
+    """The values that must be equal in all learners, by kind and name.
 
-    Builds of one torch for different devices ("2.6.0+cpu") count as equal, and so do
-    the patches of one Python.
+    Builds of one torch version for different devices ("2.6.0+cpu") count as equal, as
+    do patch versions of Python.
     """
     return {
         "version": {
@@ -80,7 +80,7 @@ def settings_of(
 
 
 def disagreements(infos: Sequence[LearnerInfo]) -> list[str]:
-    """One line for each setting in which learners differ, with who has which."""
+    """One line for each setting that differs, with the learners of each value."""
     settings = {
         (kind, name): None
         for info in infos
@@ -100,7 +100,7 @@ def disagreements(infos: Sequence[LearnerInfo]) -> list[str]:
 
 
 def scattered(locations: Sequence[LearnerLocation], size: int) -> list[str]:
-    """What is wrong with super-learners whose learners are on several hosts."""
+    """One line for each super-learner whose learners are on several hosts."""
     firsts = range(0, len(locations), size)
     parts = [locations[first : first + size] for first in firsts]
     broken = [part for part in parts if len({one.machine for one in part}) > 1]
@@ -129,7 +129,7 @@ def scattered(locations: Sequence[LearnerLocation], size: int) -> list[str]:
 
 
 def describe(locations: Sequence[LearnerLocation]) -> str:
-    """ "learners 0-3, 6 (hosts a, b)"."""
+    """A phrase for some learners: "learners 0-3, 6 (hosts a, b)"."""
     hosts = list(dict.fromkeys(location.host for location in locations))
     named = ", ".join(hosts[:_MOST_HOSTS])
     named += f" and {len(hosts) - _MOST_HOSTS} more" if hosts[_MOST_HOSTS:] else ""

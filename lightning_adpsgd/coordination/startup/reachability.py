@@ -1,8 +1,8 @@
-"""Whether learners can reach one another at the addresses that Gloo will use.
+"""Checks that learners can reach one another at the addresses that Gloo will use.
 
 Every learner runs a `ReachabilityServer` at its own address and connects to those of
-some others (`probe`). The system chooses the ports of Gloo's listeners, and so it does
-here. `explain` turns what a learner met into a cause and a remedy.
+some others (`probe`). As for Gloo's listeners, the system chooses the ports. `explain`
+turns a failed connection into a cause and a remedy.
 """
 
 import errno
@@ -30,15 +30,15 @@ _MOST_PROBED = 16  # other hosts, up to which all are probed
 
 @dataclass(frozen=True)
 class LearnerLocation:
-    """A learner as the others see it.
+    """The network location of a learner.
 
     Attributes:
         rank: rank of the learner.
         host: name of its host.
-        machine: identifier of its host, equal for learners of one host alone.
+        machine: identifier of its host, equal only for learners of one host.
         endpoints: addresses at which it listens.
         interfaces: network interfaces of its host.
-        chosen: value of `GLOO_SOCKET_IFNAME` there; empty without one.
+        chosen: value of `GLOO_SOCKET_IFNAME` there; empty if unset.
     """
 
     rank: int
@@ -53,9 +53,9 @@ class LearnerLocation:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "LearnerLocation":
-        """A location from what `dataclasses.asdict` and JSON have made of it.
+        """Reads a location that was written by `dataclasses.asdict` and JSON.
 
-        Another version of this package may tell more.
+        It ignores fields that another version of this package adds.
         """
         lists = {
             "endpoints": [Address(*end) for end in fields["endpoints"]],
@@ -66,9 +66,9 @@ class LearnerLocation:
 
 
 class ReachabilityServer:
-    """Answers each connection with the rank of its learner, until closed.
+    """A server that answers each connection with the rank of its learner.
 
-    Of the addresses those that cannot be bound are left out.
+    It leaves out addresses that cannot be bound.
     """
 
     def __init__(self, rank: int, addresses: Sequence[str]) -> None:
@@ -105,7 +105,7 @@ class ReachabilityServer:
 
 
 def probe(endpoint: Address, rank: int, timeout: timedelta) -> str:
-    """What is wrong with the way to a learner's endpoint; empty if nothing is."""
+    """The problem with the path to a learner's endpoint; empty if there is none."""
     seconds = timeout.total_seconds()
     try:
         with socket.create_connection(endpoint, seconds) as visit:
@@ -134,10 +134,10 @@ def probe_all(
 
 
 def neighbours(rank: int, machines: Sequence[str]) -> list[int]:
-    """The learners that one probes: on all other hosts, or on 2 log2 of their number.
+    """The learners that one probes, on all other hosts or on 2 log2 of their number.
 
-    Its counterparts, in the same place on their hosts; on its own host the next one.
-    `machines` has the host of every learner.
+    On other hosts these are the learners in the same place; on its own host, it is the
+    next one. `machines` has the host of every learner.
     """
     on: dict[str, list[int]] = {}
     for other, machine in enumerate(machines):
@@ -154,7 +154,7 @@ def neighbours(rank: int, machines: Sequence[str]) -> list[int]:
 
 
 def loopback_traps(locations: Sequence[LearnerLocation]) -> list[str]:
-    """Learners of a job on several hosts which listen where no other host can come."""
+    """The learners of a multi-host job that listen where no other host can connect."""
     if len({location.machine for location in locations}) == 1:
         return []
     first_of_each_host = {one.machine: one for one in reversed(locations)}
@@ -170,7 +170,7 @@ def loopback_traps(locations: Sequence[LearnerLocation]) -> list[str]:
 def explain(
     source: LearnerLocation, target: LearnerLocation, endpoint: Address, wrong: str
 ) -> str:
-    """What is wrong with the way to one endpoint, its cause and its remedy."""
+    """The problem with the path to one endpoint, with its cause and remedy."""
     what = {
         "timed out": "nothing answers",
         "refused": "the connection is refused",

@@ -1,4 +1,4 @@
-"""SIGTERM while a process waits for others: it ends, whatever handler there is."""
+"""Makes SIGTERM end a process that waits for others, whatever the handler."""
 
 import signal
 import threading
@@ -9,11 +9,11 @@ from types import FrameType
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Lets SIGTERM end the block by `SystemExit`, after the handler of before has run.
+    """A context that SIGTERM ends with `SystemExit`, after the previous handler.
 
-    A Trainer's handler only notes the signal, for the next batch. A process that waits
-    for its first one would never look. Ctrl-C raises `KeyboardInterrupt` as it is. In
-    another thread than the main one nothing is changed.
+    A Trainer's handler only records the signal for the next batch. A process that waits
+    for its first batch would never check. Ctrl-C raises `KeyboardInterrupt` as usual.
+    Outside of the main thread, nothing changes.
     """
     before = signal.getsignal(signal.SIGTERM)
     in_main = threading.current_thread() is threading.main_thread()

@@ -1,6 +1,6 @@
-"""Checkpoints that survive, and what an exact resume needs beside the weights.
+"""Checkpoints that survive crashes, and the state that an exact resume needs.
 
-`format` is the file, `io` what Lightning calls to write and read it, `saving` does so
-beside the training, and `last_good` finds the newest that is whole. `rng_state` and
-`mid_epoch` tell where random numbers and epochs were.
+`format` defines the file, `io` is the plugin with which Lightning writes and reads it,
+`saving` writes in the background, and `last_good` finds the newest intact one.
+`rng_state` and `mid_epoch` keep the positions in random sequences and epochs.
 """

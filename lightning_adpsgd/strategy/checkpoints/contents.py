@@ -1,4 +1,4 @@
-"""What a checkpoint holds of learners and epochs, beside what Lightning keeps."""
+"""The parts of a checkpoint about learners and epochs that Lightning does not keep."""
 
 from collections.abc import Mapping
 from itertools import zip_longest
@@ -21,7 +21,7 @@ _OF_EACH_LEARNER = ("loops", "lr_schedulers")
 
 
 class Resumed(NamedTuple):
-    """What the checkpoint that is resumed holds for this learner.
+    """The parts of the resumed checkpoint that concern this learner.
 
     Attributes:
         learner: its own state; None: it starts from the consensus model.
@@ -63,10 +63,10 @@ def _is_within_epoch(loops: Mapping[str, Any]) -> bool:
 def learner_of(
     saved: list[Any], rank: int, partition: Partition
 ) -> dict[str, Any] | None:
-    """What `gather_learners` kept of one learner.
+    """The state of one learner, from what `gather_learners` kept.
 
     Returns:
-        None where the job that saved had another S or N, which is said once.
+        None if the job that saved had a different S or N, which is logged once.
     """
     # Before version 0.2 a checkpoint kept nothing of each learner.
     sizes = [len(group.get("learners") or ()) for group in saved]
@@ -85,7 +85,7 @@ def learner_of(
 def gather_learners(
     job: Job, optimizer_states: list[Any], own: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The state of each super-learner and its learners, in learner 0; a collective.
+    """The states of all super-learners and learners, in learner 0; a collective.
 
     The optimizer states are equal within a super-learner; `own` is this learner's.
     """
@@ -107,7 +107,7 @@ def _by_super_learner(learners: list[Any], partition: Partition) -> list[Any]:
 
 
 def cloned(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of a module, with tensors that do not change with the weights."""
+    """A copy of a module's state, whose tensors do not change with the weights."""
     return {
         name: value.clone() if isinstance(value, Tensor) else value
         for name, value in state.items()
@@ -117,7 +117,7 @@ def cloned(state: dict[str, Any]) -> dict[str, Any]:
 def add_learners(
     checkpoint: dict[str, Any], place: PlaceInEpoch, strategy: Strategy, job: Job | None
 ) -> None:
-    """Adds the state of each learner; a collective over all."""
+    """Adds the state of each learner to a checkpoint; a collective over all."""
     names = (*_OF_EACH_LEARNER, type(strategy.precision_plugin).__qualname__)
     lightning = {name: checkpoint[name] for name in names if name in checkpoint}
     own = {"lightning": lightning, "place": place.state()}

@@ -18,11 +18,11 @@ _RECORD = "/data.pkl"  # of an archive of torch's: all but the numbers of its te
 
 
 class DamagedCheckpoint(RuntimeError):
-    """A checkpoint's file is not what was written."""
+    """The file of a checkpoint is damaged: it is not what was written."""
 
     @classmethod
     def of(cls, name: object, what: str) -> "DamagedCheckpoint":
-        """Says what is wrong with a checkpoint, and what to do."""
+        """Makes the error, with what is wrong with a checkpoint and the remedy."""
         remedy = '`ckpt_path="last"` finds the last that is whole'
         return cls(f"checkpoint {name} {what}: resume from another one ({remedy})")
 
@@ -72,7 +72,7 @@ def check_checkpoint(file: BinaryIO, name: str) -> None:
 def read_checkpoint(
     file: BinaryIO, name: str, map_location: Any = None, weights_only: bool = True
 ) -> Any:
-    """Loads a checkpoint; a damaged or unsafe one is an error that names the file."""
+    """Loads a checkpoint; raises an error with the file's name if it is unusable."""
     check_checkpoint(file, name)
     file.seek(0)
     try:
@@ -85,15 +85,15 @@ def read_checkpoint(
 
 
 def global_step_of(file: BinaryIO) -> int | None:
-    """The number of optimizer steps before a checkpoint, without its tensors.
+    """The number of optimizer steps before a checkpoint, without loading its tensors.
 
-    Classes that the file names are not imported, so that this runs nothing of it.
+    Classes that the file names are not imported, so no code from the file can run.
 
     Returns:
-        None where no training could go on from it: it keeps no optimizer's state.
+        None if no training can resume from it, because it has no optimizer state.
 
     Raises:
-        Exception: Whatever comes of a file that is damaged.
+        Exception: The file is damaged; the type depends on the damage.
     """
     with zipfile.ZipFile(file) as archive:
         (record,) = (one for one in archive.namelist() if one.endswith(_RECORD))

@@ -1,7 +1,7 @@
 """Checkpoints that are written whole or not at all, and checked when they are read.
 
-The default of the strategies; `plugins=[...]` of a Trainer puts another in its place.
-What the files are is in `format`: torch and Lightning alone read them.
+This is the strategies' default; `plugins=[...]` of a Trainer replaces it. `format`
+describes the files, which torch and Lightning can read without this package.
 """
 
 import os
@@ -35,7 +35,7 @@ _FLAW = "CVE-2026-24747"
 
 
 def flawed_loader(version: str = torch.__version__) -> str | None:
-    """What is wrong with `weights_only` in a release of torch; None: nothing."""
+    """The known flaw of `weights_only` in a release of torch; None if there is none."""
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) >= (2, 10):
         return None
@@ -50,13 +50,13 @@ def flawed_loader(version: str = torch.__version__) -> str | None:
 class WholeCheckpointIO(TorchCheckpointIO):
     """Writes a temporary file, syncs it and renames it; checks what it loads.
 
-    On a local or mounted file system the file of an earlier save stays as it was until
-    the new one is on the disk. On a remote one (`s3://` and the like) nothing can be
-    renamed: there an object appears when its upload has ended, as the store has it.
+    On a local or mounted file system, the file of an earlier save stays intact until
+    the new one is on the disk. Remote stores (`s3://` and the like) cannot rename, so
+    there an object appears when its upload has ended.
 
     Args:
-        patience_s: for how many seconds a save is tried again while its error may pass:
-            a disk that is full, an input or output error, a server that is away.
+        patience_s: number of seconds for which a save is retried while its error may
+            pass: a full disk, an input or output error, an unreachable server.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
@@ -69,9 +69,10 @@ class WholeCheckpointIO(TorchCheckpointIO):
         """Writes a checkpoint.
 
         Raises:
-            OSError: Names the file; the one that was there before is as it was. Raised
-                after `patience_s` where the error could have passed.
-            TypeError: There are storage options.
+            OSError: The file cannot be written; the message names it, and the previous
+                file is intact. It is raised after `patience_s` if the error could have
+                passed.
+            TypeError: `storage_options` were given.
         """
         if storage_options is not None:
             raise TypeError(
@@ -82,19 +83,20 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
     @override
     def remove_checkpoint(self, path: Any) -> None:
-        """Removes a checkpoint if it is there; errors are those of a save."""
+        """Removes a checkpoint if it exists; retries errors as a save does."""
         self._persist(partial(super().remove_checkpoint, path), path, "removed")
 
     @override
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Loads a whole checkpoint, by default onto the host and plain data alone.
+        """Loads an intact checkpoint, by default onto the host and only plain data.
 
         Raises:
-            FileNotFoundError: There is none.
-            DamagedCheckpoint: Names the file and what is wrong with it.
-            UnsafeCheckpoint: Names the objects that are refused.
+            FileNotFoundError: There is no checkpoint at `path`.
+            DamagedCheckpoint: The file is damaged; the message says where.
+            UnsafeCheckpoint: The file holds objects that can run code; the message
+                names them.
         """
         if is_folder(path):
             raise IsADirectoryError(
@@ -122,7 +124,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
 
 def check_file(path: str) -> None:
-    """Raises what is wrong with a checkpoint, and nothing if it is whole."""
+    """Checks a checkpoint, and raises an error if it is not intact."""
     if is_folder(path):
         read_rest(Path(path))
         return
@@ -131,7 +133,7 @@ def check_file(path: str) -> None:
 
 
 def step_in_file(path: str) -> int | None:
-    """The step at which a training would go on from a checkpoint; see `format`."""
+    """The step at which a training would resume from a checkpoint; see `format`."""
     place = str(Path(path, META)) if is_folder(path) else path
     with _opened(*url_to_fs(place)) as file:
         return global_step_of(file)
@@ -139,7 +141,7 @@ def step_in_file(path: str) -> int | None:
 
 @contextmanager
 def _opened(system: Any, place: str) -> Iterator[BinaryIO]:
-    """The file, or a copy if it is elsewhere: not all servers give parts of one."""
+    """The file, or a local copy of a remote one, because not all servers can seek."""
     if isinstance(system, LocalFileSystem):
         if os.path.exists(place) and not os.path.isfile(place):
             # A pipe or a device would be read for ever.

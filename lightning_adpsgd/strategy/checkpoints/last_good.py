@@ -1,11 +1,11 @@
-"""`ckpt_path="last"` and `"hpc"`: the newest checkpoint that is whole.
+"""`ckpt_path="last"` and `"hpc"`: the newest intact checkpoint.
 
-Lightning takes the newest file, whatever is in it. Here a damaged file is passed over
-with a warning that names it, and the next older one is taken: first of those named
-`last` or saved when an island was told to end, then of all others in the same folders.
-The newest is the one of most optimizer steps; times of files decide only between
-equals, because clocks may be set back. Files that no training can go on from are last.
-Training never begins anew where there are checkpoints and none is whole.
+Lightning takes the newest file, intact or not. Here a damaged file is skipped with a
+warning that names it, and the next older one is tried. Files named `last`, or saved
+when an island was told to end, come first, then all others in the same folders. The
+newest file is the one with the most optimizer steps. File times only break ties,
+because clocks may be set back. Files that no training can resume from come last.
+Training never starts over if there are checkpoints and none is intact.
 """
 
 import math
@@ -29,10 +29,10 @@ PREEMPTED = "preempted-"
 def whole_checkpoint_path(
     trainer: pl.Trainer, state_fn: Any, ckpt_path: Any, **arguments: Any
 ) -> Any:
-    """The path that a Trainer begins from, in the place of Lightning's choice.
+    """The path that a Trainer resumes from, instead of Lightning's choice.
 
     Raises:
-        DamagedCheckpoint: There are checkpoints, and none is whole.
+        DamagedCheckpoint: There are checkpoints, and none is intact.
     """
     connector = trainer._checkpoint_connector
     parse = type(connector)._parse_ckpt_path
@@ -51,10 +51,10 @@ def whole_checkpoint_path(
 
 
 def newest_whole(paths: Iterable[str]) -> str:
-    """The first checkpoint that is whole; warns of each that is not.
+    """The first intact checkpoint; warns about each damaged one before it.
 
     Raises:
-        DamagedCheckpoint: None is whole; names what is wrong with each.
+        DamagedCheckpoint: None is intact; the message says what is wrong with each.
     """
     problems: list[str] = []
     for path in paths:
@@ -102,9 +102,9 @@ def _preempted(trainer: pl.Trainer, savers: Iterable[ModelCheckpoint]) -> list[s
 
 
 def _age(path: str) -> tuple[float, int, str]:
-    """Those that no training could go on from are the oldest.
+    """The sorting age of a file; the oldest are those that no training can resume from.
 
-    A damaged one counts as the newest, so that it is looked at first and named.
+    A damaged file counts as the newest, so that it is examined first and named.
     """
     try:
         step = step_in_file(path)
@@ -117,7 +117,7 @@ def _age(path: str) -> tuple[float, int, str]:
 
 
 def _numbered(folder: str) -> Iterator[tuple[int, str]]:
-    """Checkpoints that Lightning wrote at a signal of SLURM, which count up."""
+    """Checkpoints that Lightning wrote at a SLURM signal, whose numbers count up."""
     for path in Path(folder).glob("hpc_ckpt_*.ckpt"):
         digits = path.stem.removeprefix("hpc_ckpt_")
         if digits.isdecimal():

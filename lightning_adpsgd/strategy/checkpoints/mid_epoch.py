@@ -1,12 +1,12 @@
-"""Where a learner is within its epoch: batches begun, and how their order was drawn.
+"""A learner's place in its epoch: the batches begun, and how their order was drawn.
 
-Lightning resumes in the middle of an epoch with the first batches of its loader once
-more. Here the batch sampler leaves out as many batches as were trained on. It draws
-their order again from the states that the generators had when the epoch began.
-Afterwards the generators continue from where they were.
+When Lightning resumes in the middle of an epoch, it repeats the first batches of the
+loader. Here the batch sampler skips the batches that were trained on. It draws their
+order again from the states that the random generators had when the epoch began.
+Afterwards the generators continue from their saved states.
 
-The loader needs a batch sampler. The random choices of a data set repeat themselves
-where the training process reads it (`num_workers=0`).
+The loader needs a batch sampler. The random choices of a data set are reproduced only
+if the training process reads it itself (`num_workers=0`).
 """
 
 import copy
@@ -24,7 +24,7 @@ from lightning_adpsgd.strategy.checkpoints.rng_state import (
 
 
 class PlacedBatches:
-    """A batch sampler that notes how its epoch began, and can begin in the middle."""
+    """A batch sampler that records how its epoch began, and can start in the middle."""
 
     def __init__(self, batches: Any, device: torch.device) -> None:
         self._batches, self._device = batches, device
@@ -38,7 +38,7 @@ class PlacedBatches:
 
     @property
     def batch_size(self) -> Any:
-        """The size that Lightning and loggers ask for."""
+        """The batch size, which Lightning and loggers ask for."""
         return getattr(self._batches, "batch_size", None)
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class PlacedBatches:
         return self._begin
 
     def resume(self, begin: dict[str, Any] | None, num_batches: int) -> None:
-        """Leaves batches out of the next epoch, whose order is drawn as it was."""
+        """Skips batches of the next epoch, whose order is drawn as before."""
         self._begin, self._num_left_out = begin, num_batches
 
     def _generators(self) -> list[torch.Generator]:
@@ -85,9 +85,9 @@ class PlacedBatches:
 class PlaceInEpoch:
     """One learner's place in the epochs of a Trainer, and its generators.
 
-    With `work_sharing`, a stream, or several loaders there is no place to go back to:
-    then the checkpoint keeps the generators alone. `saved` is what `state` gave to the
-    checkpoint that is resumed.
+    With `work_sharing`, a stream, or several loaders there is no place to return to, so
+    the checkpoint keeps only the generators. `saved` is the result of `state` in the
+    resumed checkpoint.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PlaceInEpoch:
         self._trainer, self._device, self._saved = trainer, device, saved
 
     def begin(self) -> None:
-        """Training begins: the generators continue from where they were."""
+        """Starts training: the generators continue from their saved states."""
         saved, self._saved = self._saved, None
         if saved is not None:
             set_generator_states(saved["generators"], self._device)
@@ -116,7 +116,7 @@ class PlaceInEpoch:
         }
 
     def prepare(self, loader: Any) -> Any:
-        """A copy of a training loader that knows its place, where it can have one."""
+        """A copy of a training loader that knows its place, if it can have one."""
         if not _has_batches(loader):
             return loader
         batches = PlacedBatches(loader.batch_sampler, self._device)

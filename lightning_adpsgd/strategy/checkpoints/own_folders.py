@@ -1,7 +1,7 @@
-"""Each island saves into folders of its own.
+"""Locks that keep each island's checkpoints in folders of its own.
 
-Two that save into one would give their files the same names, and each would remove
-what the other has saved. So an island holds a lock in each folder of its checkpoints.
+Two islands that save into one folder would use the same file names, and each would
+remove the other's files. So an island holds a lock in each of its checkpoint folders.
 """
 
 import errno
@@ -17,13 +17,13 @@ _TAKEN = errno.EACCES, errno.EAGAIN
 
 
 def hold_folders(trainer: pl.Trainer) -> list[BinaryIO]:
-    """Locks the folders of a Trainer's checkpoints; who closes the files lets go.
+    """Locks the folders of a Trainer's checkpoints; closing the files releases them.
 
-    The locks belong to the process: the workers of a loader inherit none, and the
-    system takes them from the dead. Where a file system has no locks, none is held.
+    The locks belong to the process: loader workers do not inherit them, and the system
+    releases them when the process dies. On a file system without locks, none is held.
 
     Raises:
-        ValueError: Another process holds one of them.
+        ValueError: Another process holds one of the locks.
     """
     savers = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
     folders = {str(saver.dirpath) for saver in savers if saver.dirpath}

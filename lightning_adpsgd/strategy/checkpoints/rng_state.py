@@ -1,7 +1,7 @@
 """The states of all random generators of one learner, as plain data.
 
-The states are tensors and numbers. So a checkpoint that holds them loads without
-running anything that it says.
+The states are tensors and numbers, so a checkpoint that holds them can be loaded
+without running code from it.
 """
 
 import random
@@ -29,7 +29,7 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 
 
 def set_generator_states(states: States, device: torch.device) -> None:
-    """Restores all generators; leaves alone those for which there is no state."""
+    """Restores all generators; leaves those without a saved state unchanged."""
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     torch.set_rng_state(states["torch"].cpu())

@@ -1,9 +1,9 @@
-"""Saving beside the training: a snapshot is taken, and a thread writes it.
+"""Saves in the background: the training takes a snapshot, and a thread writes it.
 
-Lightning's `AsyncCheckpointIO` does not serve: it removes an old file before the new
+Lightning's `AsyncCheckpointIO` is not sufficient. It removes an old file before the new
 one is on the disk, holds any number of snapshots, and raises an error again in each
 call. Before version 2.5.4 it takes no snapshot. All of its methods would have to be
-replaced, so nothing of it would be left.
+replaced.
 """
 
 import os
@@ -26,13 +26,13 @@ from typing_extensions import override
 class BackgroundCheckpointIO(TorchCheckpointIO):
     """Writes checkpoints one after another in a thread of its own.
 
-    The training thread waits for a copy in the memory of the host, and no longer for
-    the disk. One checkpoint at most is on its way: the next save waits for it. An old
-    checkpoint is removed once the new one is on the disk, or not at all.
+    The training thread waits only for a copy in host memory, not for the disk. At most
+    one checkpoint is being written; the next save waits for it. An old checkpoint is
+    removed once the new one is on the disk, or not at all.
 
-    The training thread alone calls this. The thread touches nothing but the snapshot
-    that it was given. The first save starts it, and the interpreter does not end before
-    its work is done. The next call that waits raises an error of the thread, once.
+    Only the training thread calls the methods. The writing thread touches nothing but
+    its snapshot. The first save starts it, and the interpreter does not exit before its
+    work is done. If the thread fails, the next call that waits raises the error, once.
     """
 
     def __init__(self, checkpoint_io: CheckpointIO) -> None:
@@ -44,7 +44,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        """Takes a snapshot and has it written; waits for the save before."""
+        """Takes a snapshot and queues it for writing; waits for the previous save."""
         self.wait()
         snapshot = snapshot_of(checkpoint)
         save = partial(self._io.save_checkpoint, snapshot, path, storage_options)
@@ -52,13 +52,13 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 
     @override
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        """Loads a checkpoint, after what is on its way to the disk."""
+        """Loads a checkpoint, once pending writes are on the disk."""
         self.wait()
         return self._io.load_checkpoint(path, *args, **options)
 
     @override
     def remove_checkpoint(self, path: Any) -> None:
-        """Removes a checkpoint when all is written, and not at all after an error."""
+        """Removes a checkpoint once pending writes are done; keeps it if one failed."""
         remove = partial(self._io.remove_checkpoint, path)
         if self._pending is None:
             remove()
@@ -67,7 +67,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 
     @override
     def teardown(self) -> None:
-        """Waits until all is on the disk, and ends the thread; can be called twice."""
+        """Waits for pending writes and ends the thread; can be called twice."""
         executor, self._executor = self._executor, None
         try:
             self.wait()
@@ -77,7 +77,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
             self._io.teardown()
 
     def wait(self) -> None:
-        """Waits until all is on the disk; raises what went wrong with it."""
+        """Waits until all files are on the disk; raises the error of a failed write."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -89,9 +89,9 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 
 
 def finish_saves(checkpoint_io: CheckpointIO, interrupted: bool) -> None:
-    """Waits until all is on the disk, and ends the thread that writes.
+    """Waits until all files are on the disk, and ends the thread that writes.
 
-    Where an exception has interrupted the training, an error of a save is a warning, so
+    If an exception has interrupted the training, a failed save is only a warning, so
     that it does not hide the exception.
     """
     if not isinstance(checkpoint_io, BackgroundCheckpointIO):
@@ -105,10 +105,10 @@ def finish_saves(checkpoint_io: CheckpointIO, interrupted: bool) -> None:
 
 
 def must_wait(trainer: pl.Trainer | None, path: Any) -> bool:
-    """Whether a save ends only when its file is on the disk.
+    """Whether a save must wait until its file is on the disk.
 
-    A program reads the file of a save after the training at once. The job's end follows
-    on SLURM's checkpoint. Some loggers upload each file as soon as it is saved.
+    A program may read a file that is saved after the training at once. A SLURM job ends
+    right after its checkpoint. Some loggers upload each file as soon as it is saved.
     """
     if trainer is None or trainer.interrupted:
         return True
@@ -120,15 +120,15 @@ def must_wait(trainer: pl.Trainer | None, path: Any) -> bool:
 
 
 def uploads_checkpoints(logger: Any) -> bool:
-    """Whether a logger of Lightning's reads each checkpoint as soon as it is saved."""
+    """Whether a Lightning logger reads each checkpoint as soon as it is saved."""
     names = ("_log_model", "_log_model_checkpoints")
     return any(getattr(logger, name, False) for name in names)
 
 
 def snapshot_of(checkpoint: Any) -> Any:
-    """A copy of all tensors, on the host, in copies of all containers.
+    """A copy of a checkpoint on the host: all tensors, in copies of all containers.
 
-    Tensors that are one in the checkpoint are one in the copy.
+    Tensors that share memory in the checkpoint do so in the copy.
     """
     copies: dict[tuple[Any, ...], Tensor] = {}
 

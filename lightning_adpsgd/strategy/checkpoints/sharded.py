@@ -1,13 +1,13 @@
-"""Checkpoints of models that no learner holds whole: a folder in Lightning's format.
+"""Checkpoints of sharded models: a folder in Lightning's format.
 
-torch's distributed checkpoint writes one file per learner, and its own index; beside
-them lies ``meta.pt``, an ordinary checkpoint without tensors, as Lightning's
-`ModelParallelStrategy` has it, which reads the folder without this package. `export`
-makes one file of it. The learners of one super-learner write the folder, for the
-consensus is the same in all.
+torch's distributed checkpoint writes one file per learner and an index. ``meta.pt``
+next to them is an ordinary checkpoint without tensors. Lightning's
+`ModelParallelStrategy` reads the folder without this package, and `export` turns it
+into one file. The learners of one super-learner write the folder, because the consensus
+model is the same in all of them.
 
-The folder gets its name when all is on the disk, in the place of an older one at once.
-``meta.pt`` keeps size and SHA-256 of every file.
+The folder gets its name once all files are on the disk, and replaces an older one
+atomically. ``meta.pt`` holds the size and SHA-256 of every file.
 """
 
 import ctypes
@@ -63,13 +63,14 @@ def write_shards(
     """Writes a checkpoint, whole or not at all; a collective over the group.
 
     Args:
-        state: tensors, of which each learner has shards, in nested dicts.
-        rest: plain data; the first learner's counts.
-        path: folder to write, on a file system that all of them share.
+        state: nested dicts of tensors, of which each learner holds shards.
+        rest: plain data; that of the first learner is written.
+        path: folder to write, on a file system that all of these learners share.
         group: learners that hold the shards.
 
     Raises:
-        OSError: Names the folder; one that was there before is as it was.
+        OSError: The folder cannot be written; the message names it, and an earlier one
+            is intact.
     """
     is_first = dist.get_rank(group) == 0
     unfinished = path.with_name(f".{path.name}.unfinished")
@@ -105,17 +106,17 @@ def read_rest(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
 
 
 def has_optimizer(path: Path, number: int) -> bool:
-    """Whether a checkpoint holds the state of an optimizer beside weights."""
+    """Whether a checkpoint holds optimizer state as well as weights."""
     names = _Reader(path).read_metadata().state_dict_metadata
     return any(name.startswith(f"optimizer_{number}.") for name in names)
 
 
 def export(folder: Path, file: Path) -> None:
-    """Writes weights and plain data of a checkpoint into one file, for Lightning.
+    """Writes the weights and plain data of a checkpoint into one file for Lightning.
 
     Raises:
         DamagedCheckpoint: A file is missing, or is not as it was written.
-        FileExistsError: The file is there already.
+        FileExistsError: The file exists already.
     """
     if os.path.lexists(file):
         raise FileExistsError(f"`--out` must not exist yet, got {file}")
@@ -133,16 +134,16 @@ def export(folder: Path, file: Path) -> None:
 
 
 def read_shards(state: dict[str, Any], path: Path, strict: bool = True) -> None:
-    """Reads a learner's own shards into tensors, which may be cut otherwise than saved.
+    """Reads a learner's shards into tensors, which may be cut differently than saved.
 
     Args:
-        state: as `write_shards` takes it.
+        state: nested dicts of tensors, as for `write_shards`.
         path: folder.
         strict: whether every tensor must be in the checkpoint.
 
     Raises:
-        DamagedCheckpoint: A file from which it reads cannot be read.
-        RuntimeError: A tensor is missing, or has another shape.
+        DamagedCheckpoint: One of the files cannot be read.
+        RuntimeError: A tensor is missing, or has a different shape.
     """
     planner = DefaultLoadPlanner(allow_partial_load=not strict)
     try:
@@ -160,11 +161,12 @@ def read_shards(state: dict[str, Any], path: Path, strict: bool = True) -> None:
 
 
 def cut_like(whole: Any, own: Any) -> Any:
-    """A learner's own shards of whole tensors, in nested dicts; reads no other's.
+    """A learner's shards of whole tensors, in nested dicts.
 
     Args:
-        whole: what one file holds.
-        own: what this learner has in these places; what is no shard here stays whole.
+        whole: nested dicts of whole tensors, as one file holds them.
+        own: this learner's values in the same places; where they are not shards, the
+            tensor stays whole.
     """
     if isinstance(whole, Mapping) and isinstance(own, Mapping):
         return {name: cut_like(value, own.get(name)) for name, value in whole.items()}
@@ -181,7 +183,7 @@ def cut_like(whole: Any, own: Any) -> Any:
 
 
 def check_sums(path: Path, place: int, number: int) -> None:
-    """Sums this learner's share of the files; all learners together sum each once.
+    """Verifies checksums of this learner's share of the files; all together, of all.
 
     Args:
         path: folder.
@@ -189,7 +191,7 @@ def check_sums(path: Path, place: int, number: int) -> None:
         number: number of learners.
 
     Raises:
-        DamagedCheckpoint: Names a file that is not as it was written.
+        DamagedCheckpoint: A file is not as it was written; the message names it.
     """
     with _opened(path / META) as file:
         written = read_checkpoint(file, str(path / META)).get(_FILES, {})
@@ -275,7 +277,7 @@ def _refuse(path: Path, what: str) -> NoReturn:
 
 
 def _put_in_place(folder: Path, path: Path) -> None:
-    """Gives a folder its name; what had that name before is removed."""
+    """Gives a folder its name, and removes the folder that had it before."""
     if os.path.lexists(path):
         if not _exchange(folder, path):
             # Where the system cannot exchange two names, there is none for a moment.
@@ -290,7 +292,7 @@ def _put_in_place(folder: Path, path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchanges two names at once, where the system can."""
+    """Exchanges two names atomically, if the system can."""
     try:
         rename = ctypes.CDLL(None).renameat2
     except (AttributeError, OSError):

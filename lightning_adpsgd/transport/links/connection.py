@@ -1,12 +1,12 @@
-"""One connection of a link: messages both ways, moved by the thread that waits for one.
+"""One connection of a link, whose messages the waiting thread moves in both directions.
 
-A message follows a header, so that its size is agreed first:
+Each message follows a header, so that both ends agree on its size first:
 
     4 bytes   a mark, by which a stream that is out of step is noticed
     8 bytes   size of the message in bytes, in network order
 
 The receiver has posted a tensor for the message, and refuses a header with any other
-size before it reads a byte of the message. Nothing is allocated because of a header.
+size before it reads a byte of the message. A header never causes an allocation.
 """
 
 import selectors
@@ -38,19 +38,19 @@ _SECONDS_BETWEEN_CHECKS = 0.25
 
 
 class BadFrame(RuntimeError):
-    """What arrived is not the message that is due."""
+    """The received bytes are not the message that is due."""
 
 
 def make_header(num_bytes: int) -> bytes:
-    """Returns the header of a message of so many bytes."""
+    """Makes the header of a message of `num_bytes` bytes."""
     return _HEADER.pack(_MARK, num_bytes)
 
 
 def check_header(header: bytes | bytearray, num_bytes: int) -> None:
-    """Accepts the header of a message of so many bytes and nothing else.
+    """Accepts only the header of a message of `num_bytes` bytes.
 
     Raises:
-        BadFrame: The message is another one; names both sizes.
+        BadFrame: The message is a different one; names both sizes.
     """
     mark, announced = _HEADER.unpack(header)
     if mark != _MARK:
@@ -65,17 +65,17 @@ def check_header(header: bytes | bytearray, num_bytes: int) -> None:
 class Connection:
     """Messages to and from one peer; for one thread at a time.
 
-    It has no thread of its own. Posted operations are in two queues, and the thread
-    that waits for one of them moves the bytes of both. Two ends that both send first do
-    not block each other, as long as both have posted what they receive. A wait that
-    timed out does no harm: the operation stays posted.
+    It has no thread of its own. Posted operations are in two queues, and a thread that
+    waits for one of them moves the bytes of both. Two ends that both send first do not
+    block each other, as long as both have posted their receives. A wait that times out
+    is harmless: the operation stays posted.
 
     `_turn` guards the queues and the socket; the thread that waits holds it.
     `break_off` may be called by any thread, and wakes the one that waits.
 
     Args:
         sock: connected socket, after its handshake.
-        on_broken: called in the thread that is told of the break.
+        on_broken: function called in the thread that learns of the break.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Connection:
         return Posted(self, receive, doing)
 
     def post_send(self, tensor: Tensor) -> "Posted":
-        """Posts a send; sends at once what the kernel takes."""
+        """Posts a send; sends as much as the kernel accepts at once."""
         doing, send = "sending to it", _Send(_memory_of(tensor))
         self._check(doing)
         with self._turn:
@@ -114,11 +114,11 @@ class Connection:
 
     @property
     def is_broken(self) -> bool:
-        """Whether it has ended, as far as this end has noticed."""
+        """Whether the connection has ended, as far as this end has noticed."""
         return bool(self._broken)
 
     def break_off(self, reason: str) -> None:
-        """Ends the connection, in any thread; one that waits is told the reason."""
+        """Ends the connection, in any thread; a waiting thread gets the reason."""
         self._broken = self._broken or reason
         self._shut()
         with self._turn:
@@ -147,7 +147,7 @@ class Connection:
             raise PeerLost(self._peer, doing, self._broken, self._evidence)
 
     def _move(self) -> int:
-        """Tries each way once; returns what to wait for, or 0 if something moved."""
+        """Tries both directions once; returns events to wait for, or 0 on progress."""
         sent, wants = self._try(self._sends, selectors.EVENT_WRITE)
         received, also_wants = self._try(self._receives, selectors.EVENT_READ)
         return 0 if sent or received else wants | also_wants
@@ -155,7 +155,7 @@ class Connection:
     def _try(
         self, queue: "deque[_Send] | deque[_Receive]", event: int
     ) -> tuple[bool, int]:
-        """Returns whether something has moved, and if not, what to wait for."""
+        """Returns whether bytes moved and, if not, the events to wait for."""
         if not queue or self._broken:
             return bool(self._broken), 0
         try:
@@ -174,7 +174,7 @@ class Connection:
         return True, 0
 
     def _sleep(self, events: int, begin: float, timeout: timedelta) -> bool:
-        """Waits until something can move; returns whether time was left."""
+        """Waits until bytes can move; returns whether time was left."""
         seconds = begin + timeout.total_seconds() - time.monotonic()
         if seconds <= 0:
             return False

@@ -1,7 +1,8 @@
-"""How members of a job recognise one another: a token, and optional certificates.
+"""The credentials with which members of a job recognise one another.
 
 The token is a secret that all members of a job share. It never crosses a link: each end
-proves that it has it (see `handshake`). With certificates, TLS encrypts what crosses.
+proves that it has the token (see `handshake`). With optional certificates, TLS encrypts
+the connection.
 """
 
 import hmac
@@ -31,16 +32,16 @@ _HOW = "make one with `python -c 'import secrets; print(secrets.token_hex(32))'`
 
 
 class BadCredentials(ValueError):
-    """A token or certificate that cannot be used; the message says what to do."""
+    """A token or certificate cannot be used; the message gives the remedy."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a member proves and demands.
+    """The credentials that a member proves and demands.
 
     Args:
-        token: secret of all members; empty: any connection is admitted.
-        tls: certificates; None: what crosses can be read and changed on its way.
+        token: shared secret of all members; empty: any connection is admitted.
+        tls: certificates; None: others can read and change the traffic on its way.
         unprotected: whether links may leave the host without a token.
 
     Raises:
@@ -73,10 +74,11 @@ class Credentials:
         )
 
     def check_address(self, sock: socket.socket) -> None:
-        """Refuses, by `BadCredentials`, a bound socket that needs more to be safe.
+        """Raises `BadCredentials` for a bound socket that needs more to be safe.
 
-        Beyond this host a token alone shows who is there when a connection is made, and
-        not who sends what follows. Certificates that cannot be used are refused, too.
+        Beyond this host, a token alone proves who is there when a connection is made,
+        but not who sends the data that follow. Certificates that cannot be used are
+        refused too.
         """
         if self.tls is not None:
             self.tls.context(server_side=True)
@@ -93,17 +95,17 @@ class Credentials:
         )
 
     def proof(self, *parts: bytes) -> bytes:
-        """Returns HMAC-SHA256 of the parts; all but the last have a fixed length."""
+        """The HMAC-SHA256 of the parts; all but the last must have a fixed length."""
         return hmac.digest(self.token, b"".join(parts), "sha256")
 
     def accepts(self, proof: bytes, *parts: bytes) -> bool:
-        """Returns whether this is the proof, compared in constant time."""
+        """Whether this is the correct proof, compared in constant time."""
         return hmac.compare_digest(proof, self.proof(*parts))
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """TLS files in PEM; each end demands a certificate of the authority.
+    """The TLS files in PEM format; each end demands a certificate of the authority.
 
     Args:
         certificate: certificate of this member.
@@ -116,14 +118,14 @@ class Certificates:
     authority: Path
 
     def wrap(self, sock: socket.socket, server_side: bool) -> ssl.SSLSocket:
-        """Returns the socket with TLS around it, before TLS's handshake."""
+        """Wraps a socket in TLS, before the TLS handshake."""
         context = self.context(server_side)
         return context.wrap_socket(
             sock, server_side=server_side, do_handshake_on_connect=False
         )
 
     def context(self, server_side: bool) -> ssl.SSLContext:
-        """Returns TLS with these files, read anew because they may have been renewed.
+        """Makes a TLS context; reads the files again, as they may have been renewed.
 
         Raises:
             BadCredentials: A file cannot be read or used.
@@ -171,7 +173,7 @@ def _token_of(environment: Mapping[str, str]) -> bytes:
 
 
 def read_token(path: Path) -> bytes:
-    """Returns the token in a file, without white space around it.
+    """Reads the token from a file, without surrounding white space.
 
     Raises:
         BadCredentials: The file is absent, readable by others, empty or too long.

@@ -1,4 +1,4 @@
-"""The handshake of a link: both ends prove that they have the token, then who they are.
+"""The handshake of a link: both ends prove their token, then tell who they are.
 
     dialer -> listener   hello: mark, protocol, nonce a (32 random bytes)
     listener -> dialer   hello: mark, protocol, nonce b
@@ -42,11 +42,11 @@ _OTHER_TOKEN = "its token differs from ours, or only one of us has a token"
 
 
 class Refused(RuntimeError):
-    """One end does not want this link, and says why; trying again does not help."""
+    """One end refuses this link, with a reason; trying again does not help."""
 
 
 class Malformed(RuntimeError):
-    """What arrived is no handshake of a link."""
+    """The received bytes are not the handshake of a link."""
 
 
 class _Session(NamedTuple):
@@ -103,12 +103,12 @@ def greet_listener(
     mine: PeerInfo,
     wanted: Wanted,
 ) -> PeerInfo:
-    """Plays the dialer's part; returns who the listener is.
+    """Performs the dialer's part; returns the listener's info.
 
     Raises:
         Refused: The ends do not fit together; the message says in what.
-        Malformed: The listener is something else.
-        OSError: The connection broke, or the time is over.
+        Malformed: The listener does not speak this protocol.
+        OSError: The connection broke, or the time ran out.
     """
     nonce = secrets.token_bytes(32)
     send_all(sock, _HELLO.pack(_MARK, PROTOCOL, nonce), deadline)
@@ -135,11 +135,12 @@ def greet_dialer(
     addresses: Collection[str] = (),
     objection: Callable[[PeerInfo], str] = lambda dialer: "",
 ) -> PeerInfo:
-    """Plays the listener's part, with the errors of the other; returns who dials.
+    """Performs the listener's part, with the same errors; returns the dialer's info.
 
     Args:
-        addresses: addresses at which the listener listens; none: any will do.
-        objection: function that gives a further reason to refuse a dialer, or none.
+        addresses: addresses at which the listener listens; empty: any.
+        objection: function that returns a further reason to refuse a dialer, or an
+            empty text.
     """
     nonce = secrets.token_bytes(32)
     # The dialer speaks first: a scanner of open ports learns nothing.
@@ -182,7 +183,7 @@ def _receive_hello(
 def _objection(
     dialer: PeerInfo, listener: PeerInfo, wanted: Wanted, addresses: Collection[str]
 ) -> str:
-    """Returns why the two do not fit together, from the dialer; empty if they do."""
+    """The dialer's reason why the two ends do not match; empty if they do."""
     try:
         found = differences(dialer, listener)
     except ValueError:

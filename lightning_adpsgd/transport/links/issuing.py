@@ -1,6 +1,6 @@
-"""Makes what the islands of a job need to trust one another, in one folder.
+"""Makes the credentials of the islands of a job, in one folder.
 
-Certificates are made by the program `openssl`: Python's own library makes none.
+The program `openssl` makes the certificates, because Python's library cannot.
 """
 
 import secrets
@@ -24,13 +24,13 @@ _KEY = "-nodes -newkey ec -pkeyopt ec_paramgen_curve:P-256"
 def issue(folder: Path, days: int) -> None:
     """Makes a token, an authority and one certificate, which all members share.
 
-    The key of the authority is thrown away: nobody can sign for this job again, and new
-    credentials are a new folder. The folder is there as a whole or not at all, and open
-    to its owner alone.
+    The key of the authority is discarded, so nobody can sign for this job again, and
+    new credentials need a new folder. The folder is created whole or not at all, and
+    only its owner can access it.
 
     Args:
-        folder: folder to make; its parent exists.
-        days: days for which the certificate is valid, at least 1.
+        folder: folder to make; its parent must exist.
+        days: number of days for which the certificate is valid, at least 1.
 
     Raises:
         BadCredentials: The folder exists, or `openssl` is absent or has failed.

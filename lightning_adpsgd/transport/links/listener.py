@@ -1,4 +1,4 @@
-"""A bounded listener: accepts connections, and hands each to a thread of its own."""
+"""A bounded listener, which accepts connections and serves each in its own thread."""
 
 import logging
 import socket
@@ -18,15 +18,15 @@ HANDSHAKE_S, MOST_PENDING, MOST_OF_ADDRESS = 5.0, 64, 16
 
 
 class Probe(Exception):
-    """The other end only wanted to know whether anything listens."""
+    """The other end only checked whether anything listens."""
 
 
 class Listener:
     """Listens at one address until it is closed.
 
-    `_pending` and `turned_away` are guarded by `_lock`. The accepting thread adds to
-    `_pending` the address of the other end and a second handle of the socket, because
-    TLS takes over the first; the thread of a connection removes itself.
+    `_lock` guards `_pending` and `turned_away`. The accepting thread adds to `_pending`
+    the address of the other end and a second handle of the socket, because TLS takes
+    over the first. The thread of a connection removes itself.
 
     Args:
         address: address of an interface of this host; port 0: any free port.
@@ -37,7 +37,7 @@ class Listener:
 
     Attributes:
         address: where it listens, once started.
-        turned_away: numbers of connections turned away, by kind of reason.
+        turned_away: number of connections turned away, by kind of reason.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Listener:
         """Binds and listens.
 
         Raises:
-            OSError: The address is taken, or not one of this host.
+            OSError: The address is in use, or does not belong to this host.
         """
         sock = _bind(self.address)
         try:
@@ -74,7 +74,7 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops listening, and ends the handshakes that are under way."""
+        """Stops listening, and ends handshakes under way."""
         self._closing.set()
         if self._socket is None:
             return

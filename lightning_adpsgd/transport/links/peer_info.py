@@ -1,4 +1,4 @@
-"""What a learner tells a peer about itself, and in what the two must agree. Pure."""
+"""The information that a learner gives a peer, and where the two must agree. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -15,19 +15,22 @@ _LONGEST_NAME, _MOST = 100, 1 << 31
 
 @dataclass(frozen=True)
 class PeerInfo:
-    """A learner of a super-learner, as the handshake presents it.
+    """A learner's information in the handshake.
 
     Attributes:
-        member: number that the membership has given to its super-learner.
-        incarnation: identifier of this start of the super-learner's processes.
+        member: number of its super-learner in the membership.
+        incarnation: unique identifier of this start of the super-learner's processes.
         job: name of the job.
         model: `FlatParameters.layout()`: names, shapes and dtypes of the weights.
         super_learner_size: number of shards, each of which has one owner among the
-            learners of the super-learner: as many as these, if all have one size.
-        shard: number of the shard for which the connection is.
-        settings: what else must be equal at both ends, such as the wire's dtype.
+            learners of the super-learner; equals the number of learners if all
+            super-learners have one size.
+        shard: number of the shard that the connection carries.
+        settings: further settings that must be equal at both ends, such as the wire
+            dtype.
         version: version of this package.
-        origin: training of which its weights are; empty: it has yet to take some.
+        origin: training that its weights come from; empty if it has yet to take
+            weights.
     """
 
     member: int
@@ -42,7 +45,7 @@ class PeerInfo:
 
     @classmethod
     def from_dict(cls, content: object) -> "PeerInfo":
-        """Reads what another process has made of it by `dataclasses.asdict`.
+        """Reads the result of `dataclasses.asdict` in another process.
 
         Raises:
             ValueError: The content is malformed.
@@ -66,7 +69,7 @@ class PeerInfo:
 
 
 class Wanted(NamedTuple):
-    """Whom a dialer expects to listen, as the member list says.
+    """The listener that a dialer expects, from the member list.
 
     Attributes:
         member: number of its super-learner.
@@ -81,16 +84,16 @@ class Wanted(NamedTuple):
 
     @classmethod
     def from_row(cls, row: object) -> "Wanted":
-        """Reads what JSON has made of it; anything else is nobody."""
+        """Reads a JSON row; a malformed row expects nobody."""
         if isinstance(row, list) and [type(one) for one in row] == [int, str, str]:
             return cls(*row)
         return cls(-1)
 
     def objection(self, listener: PeerInfo, addresses: Collection[str]) -> str:
-        """Why the listener is not the one; empty if it is.
+        """The reason why the listener is not the expected one; empty if it is.
 
         Args:
-            addresses: addresses at which it listens; none: they are not known.
+            addresses: addresses at which it listens; empty if unknown.
         """
         if self.member != listener.member:
             return f"{listener} listens where super-learner {self.member} was expected"
@@ -109,7 +112,7 @@ class Wanted(NamedTuple):
 
 
 def other_version(ours: PeerInfo, content: object) -> str:
-    """What tells that the content is of another version; empty if it is of ours."""
+    """The evidence that the content is from another version; empty if it is not."""
     theirs = content.get("version") if isinstance(content, dict) else None
     if type(theirs) is not str or theirs == ours.version:
         return ""
@@ -124,7 +127,7 @@ _KINDS["settings"] = dict
 
 
 def differences(ours: PeerInfo, theirs: PeerInfo) -> list[str]:
-    """Returns a sentence for each thing in which two peers differ and must not."""
+    """One sentence for each forbidden difference between two peers."""
     found = list(_unequal(ours, theirs))
     if ours.model != theirs.model:
         found.append(f"models differ: {first_difference(theirs.model, ours.model)}")

@@ -1,4 +1,4 @@
-"""Sockets of links: their options, their time limits, and whether a link is cut."""
+"""Sockets of links: options, time limits, and the detection of a cut link."""
 
 import errno
 import socket
@@ -21,7 +21,7 @@ _INFO = struct.Struct("@8x 4x 4x 4x 4x I 4x 4x 4x 4x 4x 4x 4x I")
 
 
 class Address(NamedTuple):
-    """Where a member listens; written "host:port", or "[host]:port" for IPv6."""
+    """The address of a member, written "host:port", or "[host]:port" for IPv6."""
 
     host: str
     port: int
@@ -32,10 +32,10 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """Reads what `str` writes.
+        """Parses the text that `str` writes.
 
         Raises:
-            ValueError: The text is something else.
+            ValueError: The text is not an address.
         """
         host, colon, port = text.rpartition(":")
         bare = host.removeprefix("[").removesuffix("]")
@@ -50,13 +50,13 @@ class Address(NamedTuple):
 
 
 class Deadline:
-    """The end of a time limit, from now on, that several operations share."""
+    """A time limit from now on, shared by several operations."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Returns the seconds that are left, or raises `TimeoutError`."""
+        """The seconds that are left; raises `TimeoutError` if there are none."""
         seconds = self._end - time.monotonic()
         if seconds <= 0:
             raise TimeoutError("timed out")
@@ -64,10 +64,10 @@ class Deadline:
 
 
 def tune(sock: socket.socket) -> None:
-    """Sends small messages at once, and soon notices that the other host is gone.
+    """Sets options to send small messages at once, and to notice soon a lost host.
 
-    The kernel chooses the sizes of the buffers: it lets them grow with the link, and
-    further than a process may ask for.
+    The kernel chooses the buffer sizes: it lets them grow with the link, beyond the
+    limit for a process's request.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -77,10 +77,10 @@ def tune(sock: socket.socket) -> None:
 
 
 def wake_after(sock: socket.socket, num_bytes: int) -> None:
-    """Lets the kernel wake a reader only when so many bytes are there.
+    """Makes the kernel wake a reader only when `num_bytes` bytes have arrived.
 
-    A reader that asks for no more than what is sure to come is woken less often, and
-    never too late. With TLS, whose records the kernel cannot count, and on systems
+    A reader that asks for no more bytes than are certain to come is woken less often,
+    and never too late. With TLS, whose records the kernel cannot count, and on systems
     without this option, each packet wakes it.
     """
     if sys.platform == "linux" and not isinstance(sock, ssl.SSLSocket):
@@ -88,7 +88,7 @@ def wake_after(sock: socket.socket, num_bytes: int) -> None:
 
 
 def connect(address: Address, seconds: float = _CONNECT_S) -> socket.socket:
-    """Connects to an address, or raises `OSError`, within a second.
+    """Connects to an address within a second, or raises `OSError`.
 
     The other host's kernel accepts a connection, whatever its process does.
     """
@@ -96,7 +96,7 @@ def connect(address: Address, seconds: float = _CONNECT_S) -> socket.socket:
 
 
 def probe(address: Address) -> OSError | None:
-    """Returns why an address cannot be connected to; None if it can."""
+    """The error of a connection attempt to an address; None if it succeeds."""
     try:
         connect(address).close()
     except OSError as error:
@@ -105,7 +105,7 @@ def probe(address: Address) -> OSError | None:
 
 
 def evidence_of(error: object) -> Evidence:
-    """Returns what an error says about the other end."""
+    """The evidence that an error gives about the other end."""
     if isinstance(error, ConnectionRefusedError):
         return "refusal"
     silent = isinstance(error, OSError) and error.errno in _SILENT
@@ -113,11 +113,11 @@ def evidence_of(error: object) -> Evidence:
 
 
 def is_cut(sock: socket.socket, waited_s: float) -> bool:
-    """Returns whether nothing has acknowledged for seconds what was sent.
+    """Whether sent bytes have stayed unacknowledged for seconds.
 
-    `TCP_USER_TIMEOUT` would also count a peer that is only slow to read: one that is
-    stopped for a while, or limits its traffic. The kernel of such a peer answers. The
-    socket may have been idle before the seconds that the caller has waited.
+    `TCP_USER_TIMEOUT` would also hit a peer that is only slow to read, because it is
+    stopped for a while or limits its traffic. The kernel of such a peer still answers.
+    The socket may have been idle before the seconds that the caller has waited.
     """
     if not hasattr(socket, "TCP_INFO"):
         return False
@@ -133,7 +133,7 @@ def send_all(sock: socket.socket, data: bytes, deadline: Deadline) -> None:
 
 
 def receive_all(sock: socket.socket, num_bytes: int, deadline: Deadline) -> bytes:
-    """Receives so many bytes, a checked number, in time, or raises `OSError`."""
+    """Receives `num_bytes` bytes, a checked number, in time, or raises `OSError`."""
     data = bytearray(num_bytes)
     room = memoryview(data)
     while room:

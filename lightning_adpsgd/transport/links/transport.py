@@ -1,7 +1,7 @@
 """Messages between super-learners, each lane a TCP connection of its own.
 
-A super-learner dials the peers that it asks, and listens for those that ask it. A loss
-is the loss of one lane of one peer, and the next handshake makes that lane anew.
+A super-learner dials the peers that it asks, and listens for peers that ask it. A loss
+concerns one lane of one peer, and the next handshake replaces that lane.
 """
 
 import functools
@@ -37,10 +37,10 @@ from lightning_adpsgd.transport.links.sockets import (
 class LinkTransport(Transport):
     """Messages between super-learners that may come and go.
 
-    Peers are named by their numbers in the membership, of which some may be absent, so
-    that it has no `size`. Each lane is used by one thread at a time. A lane that is
-    made anew belongs to the next thread that uses it: one that used it before is told
-    that it is lost. `info.member` is the number of this super-learner.
+    Peers are identified by their numbers in the membership. Some numbers may be absent,
+    so there is no `size`. Each lane is used by one thread at a time. A replaced lane
+    belongs to the next thread that uses it; a thread that used the old one learns that
+    it is lost. `info.member` is the number of this super-learner.
     """
 
     def __init__(self, info: PeerInfo, credentials: Credentials) -> None:
@@ -57,11 +57,12 @@ class LinkTransport(Transport):
         """Dials the lane on which this super-learner asks a peer.
 
         Args:
-            incarnation: incarnation that is expected there; empty: any.
+            incarnation: expected incarnation; empty: any.
 
         Raises:
-            PeerLost: Nothing answers within the timeout, or it is no learner.
-            Refused: The ends do not fit together; the message says in what.
+            PeerLost: Nothing answers within the timeout, or the answer is not a
+                learner's.
+            Refused: The ends do not match; the message names the difference.
             BadCredentials: The link would leave the host, and there is no token.
         """
         doing, lane = f"connecting to {address}", lane_of(self.index, number)
@@ -81,23 +82,26 @@ class LinkTransport(Transport):
         on_lane: Callable[[int], None],
         objection: Callable[[PeerInfo], str] = lambda dialer: "",
     ) -> Listener:
-        """Lets peers connect the lanes on which they ask.
+        """Lets peers connect the lanes on which they ask this end.
 
-        A peer that connects a lane which it has already breaks off the old one. Another
-        incarnation of its number is refused while that lane holds.
+        A peer that connects an existing lane again ends the old connection. While a
+        lane is connected, another incarnation of the peer's number is refused.
 
         Args:
-            address: address of the interface by which peers come; port 0: any free one.
-            on_lane: called with the number of a peer whose lane is ready, in a thread
-                that it may not hold for long. What it raises ends the lane.
-            objection: function that gives a reason to refuse a peer, or none.
+            address: address of the interface for peers; port 0: any free port.
+            on_lane: function called with the number of a peer whose lane is ready, in a
+                thread that it must not block for long. An exception from it ends the
+                lane.
+            objection: function that returns a reason to refuse a peer, or an empty
+                text.
 
         Returns:
             The listener, already started.
 
         Raises:
-            OSError: The address cannot be listened at.
-            BadCredentials: It is not a loopback address, and there is no token.
+            OSError: Listening at the address fails.
+            BadCredentials: The address is not a loopback address, and there is no
+                token.
         """
 
         def welcome(sock: socket.socket, deadline: Deadline) -> None:
@@ -113,15 +117,15 @@ class LinkTransport(Transport):
         return listener
 
     def disconnect(self, number: int, lane: int | None = None) -> None:
-        """Breaks off a lane of a peer; a thread that uses it is told of the loss.
+        """Ends a lane of a peer; a thread that uses it learns of the loss.
 
-        What was sent before still arrives. It also ends a lane on which the asking end
-        has said goodbye. None means both lanes.
+        Messages sent before still arrive. It also ends a lane after the asking end's
+        goodbye. `lane` None means both lanes.
         """
         self._lanes.drop(number, lane)
 
     def rename(self, number: int, incarnation: str, origin: str = "") -> None:
-        """Takes the number that the membership has given; nothing may be connected."""
+        """Adopts the number from the membership; nothing may be connected."""
         self.index = number
         self._info = replace(
             self._info, member=number, incarnation=incarnation, origin=origin
@@ -138,7 +142,7 @@ class LinkTransport(Transport):
         return [peer for peer, lane in lanes if lane == lane_of(peer, self.index)]
 
     def close(self) -> None:
-        """Breaks off all lanes, for good; listeners are closed separately."""
+        """Ends all lanes for good; listeners are closed separately."""
         self._lanes.close()
 
     @override
@@ -220,9 +224,9 @@ def _await_first_byte(sock: socket.socket, deadline: Deadline) -> None:
 class _Lanes:
     """The connections, by peer and lane; `_lock` guards the dictionary.
 
-    A thread that has used a lane is told once when the lane was made anew, even if it
-    did not use it meanwhile: what it still has to say never gets into the connection
-    that followed. `_used` holds, for each thread, what it used last.
+    When a lane is replaced, each thread that has used it is told once, even if it did
+    not use it meanwhile. So its pending messages never enter the new connection.
+    `_used` holds the last connections of each thread.
     """
 
     def __init__(self) -> None:
@@ -258,7 +262,7 @@ class _Lanes:
             old.break_off("it was connected anew")
 
     def holder(self, peer: int, lane: int) -> str:
-        """Incarnation of the peer whose lane holds; empty if there is none."""
+        """The incarnation of the peer whose lane is connected; empty if none is."""
         with self._lock:
             connection = self._connections.get((peer, lane))
             holds = connection is not None and not connection.is_broken

@@ -33,7 +33,7 @@ from lightning_adpsgd.asr.search.decoding import (
     ConfidentSearch,
     GraphDecoder,
     Lister,
-    hear,
+    decode_at_scales,
 )
 from lightning_adpsgd.asr.search.nbest import NBestOptions
 from lightning_adpsgd.asr.search.rescoring import (
@@ -156,7 +156,7 @@ def _least_fit(task: Task, scale: float) -> float | None:
     """
     spoken = _dev(task.settings)
     found = _hypotheses(task, "fit", spoken, [scale], to_all=True)
-    pairs = zip(spoken, (heard.several[0] for heard in found), strict=True)
+    pairs = zip(spoken, (one.several[0] for one in found), strict=True)
     fits = [
         (one.fit, num_right(one.text, utterance.words))
         for (utterance, _), one in pairs
@@ -202,7 +202,7 @@ def _dev(settings: Settings) -> list[tuple[Utterance, Load]]:
     return evenly(spoken, settings.decode.max_dev_utterances)
 
 
-class _Heard(NamedTuple):
+class _Search(NamedTuple):
     """A hypothesis per scale of an utterance, and the seconds of their search."""
 
     several: list[Hypothesis]
@@ -215,20 +215,20 @@ def _hypotheses(
     spoken: Sequence[tuple[Utterance, Load]],
     scales: Sequence[float],
     to_all: bool = False,
-) -> list[_Heard]:
-    """What is heard of each utterance, in the order of `spoken`.
+) -> list[_Search]:
+    """The hypotheses for each utterance, in the order of `spoken`.
 
     Nothing in a process that does not lead, if it is not `to_all`.
     """
     loads = [load for _, load in spoken]
 
     def search(matrix: np.ndarray) -> list[Hypothesis]:
-        return hear(matrix, task.decoder, scales)
+        return decode_at_scales(matrix, task.decoder, scales)
 
     found = searched(task, name, loads, search, to_all)
     bar = tqdm(found, desc=f"decode {name}", total=len(loads), unit="utt")
     ordered = sorted(bar, key=lambda one: one[0])
-    return [_Heard(several, seconds) for _, several, seconds in ordered]
+    return [_Search(several, seconds) for _, several, seconds in ordered]
 
 
 def _widening_sweep(task: Task, scales: Sequence[float]) -> dict[float, Errors]:
@@ -357,10 +357,10 @@ def _decode_split(task: Task, split: str, scale: float) -> Decoded:
     A process that does not lead leaves its share, writes nothing and tells nothing.
     """
     spoken = spoken_inputs(task.settings, split)
-    heard = _hypotheses(task, split, spoken, [scale])
-    found = [one.several[0] for one in heard]
+    searches = _hypotheses(task, split, spoken, [scale])
+    found = [one.several[0] for one in searches]
     speech_s = sum(utterance.duration_s for utterance, _ in spoken)
-    factor = sum(one.seconds for one in heard) / speech_s
+    factor = sum(one.seconds for one in searches) / speech_s
     decoded = told_of(found, task.settings.decode.nbest, factor)
     if task.leads:
         write_words(task.folder, split, [one for one, _ in spoken], found)

@@ -55,7 +55,7 @@ class Side(NamedTuple):
         return sum(u.duration_s for u in self.spoken)
 
 
-class Job(NamedTuple):
+class SideTask(NamedTuple):
     """One conversation side to compute, with where its frames go."""
 
     side: Side
@@ -193,14 +193,14 @@ def _work(
     todo = [side for side in sides if side.name not in done]
     num_mels = settings.features.num_mels
     noise = _noise(settings) if split == "train" else None
-    jobs = [
-        Job(side, [*map(writer.place, side.positions)], num_mels, noise)
+    tasks = [
+        SideTask(side, [*map(writer.place, side.positions)], num_mels, noise)
         for side in todo
     ]
     work = write_side if settings.cores == 1 else _write_side_alone
     bar = tqdm(total=len(sides), initial=len(done), desc=f"{split} sound", unit="side")
     with bar, journal.open("a") as file:
-        for index, problem in fork_map(work, jobs, settings.cores):
+        for index, problem in fork_map(work, tasks, settings.cores):
             if problem is None:
                 file.write(f"{todo[index].name}\n")
                 file.flush()
@@ -215,24 +215,24 @@ def _noise(settings: Settings) -> Noise | None:
         raise StageError(f"`features.noise_files`: {error}") from error
 
 
-def _write_side_alone(job: Job) -> str | None:
+def _write_side_alone(task: SideTask) -> str | None:
     # A forked process has none of the threads that torch believes it has.
     torch.set_num_threads(1)
-    return write_side(job)
+    return write_side(task)
 
 
-def write_side(job: Job) -> str | None:
+def write_side(task: SideTask) -> str | None:
     """Compute and store the frames of one side; what was wrong, or None."""
-    first = job.side.spoken[0]
+    first = task.side.spoken[0]
     try:
         channel = read_channel(first.recording, first.channel)
-        spoken = job.side.spoken
+        spoken = task.side.spoken
         cuts = [at_speed(channel[slice(*_samples(u))], u.speed) for u in spoken]
-        if job.noise is not None:
-            cuts = job.noise.added_to(cuts, job.side.name)
-        frames = normalise_side([log_mel(cut, job.num_mels) for cut in cuts])
-        for place, utterance in zip(job.places, frames, strict=True):
+        if task.noise is not None:
+            cuts = task.noise.added_to(cuts, task.side.name)
+        frames = normalise_side([log_mel(cut, task.num_mels) for cut in cuts])
+        for place, utterance in zip(task.places, frames, strict=True):
             place.put(utterance.numpy())
     except (OSError, ValueError) as error:
-        return f"{job.side.name}: {error}"
+        return f"{task.side.name}: {error}"
     return None

@@ -38,7 +38,7 @@ def test_a_map_is_of_the_first_speech_and_moves_all(monkeypatch):
 
     monkeypatch.setattr("lightning_adpsgd.asr.speakers.adaptation.MOST_FRAMES", 50)
     spoken = _utterances(4)
-    voice = Adapter(FrontEnd(), maps, None).hear(partial(iter, spoken))
+    voice = Adapter(FrontEnd(), maps, None).adapt_to(partial(iter, spoken))
     assert seen == [30, 30]
     for own in spoken:
         fmllr, ivectors = voice.streams(own)
