@@ -110,10 +110,16 @@ def _differs(stretch: Marked, content: dict[str, Any]) -> str | None:
 
 
 def selected(content: dict[str, Any], selector: str) -> list[float]:
-    """The values of `FIELD where KEY=VALUE, KEY!=VALUE`, in the order of the rows."""
+    """The values of `FIELD where KEY=VALUE, KEY!=VALUE`, in the order of the rows.
+
+    A value may contain commas: a condition ends where a key of the rows follows.
+    """
     field, _, conditions = selector.partition(" where ")
-    rows = [content] if not conditions else content["rows"]
-    wanted = [part.strip() for part in conditions.split(",") if part.strip()]
+    if not conditions:
+        return [_value(content, field)]
+    rows = content["rows"]
+    keys = "|".join({"table"}.union(*(map(re.escape, row["case"]) for row in rows)))
+    wanted = re.split(rf",\s*(?=(?:{keys})!?=)", conditions)
     chosen = [row for row in rows if all(_holds(row, part) for part in wanted)]
     return [_value(row, field) for row in chosen]
 

@@ -47,7 +47,7 @@ def root(tmp_path: Path) -> Path:
             "ratio": value / 4,
             "details": {"MB a step": 0.5},
         }
-        for name, value in (("ddp", 4.0), ("adpsgd", 3.96))
+        for name, value in (("ddp", 4.0), ("adpsgd", 3.96), ("adpsgd, x=1", 2.0))
     ]
     (tmp_path / "some.json").write_text(json.dumps({"rows": rows, "longest": 2.5}))
     (tmp_path / "some.md").write_text("Loss 1.94 [1.90, 2.00], 12 % worse.\n")
@@ -63,9 +63,10 @@ def said(text: str, root: Path) -> list[str]:
     [
         "It keeps 0.99 <!-- some.json: ratio where method=adpsgd -->.",
         "It keeps 99 % <!-- some.json: ratio where method=adpsgd -->.",
-        "1.00 and 0.99 <!-- some.json: ratio where table=speeds -->",
+        "1.00, 0.99 and 0.5 <!-- some.json: ratio where table=speeds -->",
         "4.0 [3.0, 5.0] <!-- some.json: value where method=ddp; "
-        "low where method=ddp; high where method!=adpsgd -->",
+        "low where method=ddp; high where method!=adpsgd, method!=adpsgd, x=1 -->",
+        "0.5 <!-- some.json: ratio where method=adpsgd, x=1, table=speeds -->",
         "2.5 s <!-- some.json: longest -->, 0.50 MB "
         "<!-- some.json: details.MB a step where method=ddp -->",
         "1.94 and 12 % <!-- some.md -->",
