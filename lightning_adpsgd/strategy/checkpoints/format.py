@@ -33,6 +33,9 @@ class UnsafeCheckpoint(pickle.UnpicklingError):
 
 def write_checkpoint(checkpoint: Any, file: BinaryIO) -> None:
     """Writes what `torch.save` writes, and raises the error of the file as it is."""
+    computes = torch.serialization.get_crc32_options()
+    # A user may have switched them off for speed; without them no file passes a check.
+    torch.serialization.set_crc32_options(True)
     try:
         torch.save(checkpoint, file)
     except RuntimeError as error:
@@ -40,6 +43,8 @@ def write_checkpoint(checkpoint: Any, file: BinaryIO) -> None:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
+    finally:
+        torch.serialization.set_crc32_options(computes)
 
 
 def check_checkpoint(file: BinaryIO, name: str) -> None:

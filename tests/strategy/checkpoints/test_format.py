@@ -136,6 +136,17 @@ def test_a_file_is_what_torch_writes() -> None:
     assert written(checkpoint()) == theirs.getvalue()
 
 
+def test_a_file_has_checksums_though_torch_is_told_to_write_none() -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        file = io.BytesIO()
+        write_checkpoint({"weights": torch.ones(8)}, file)
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(True)
+    check_checkpoint(file, "mine")
+
+
 @pytest.mark.parametrize("content", [b"", b"x", b"not an archive"])
 def test_what_somebody_has_put_in_the_place_of_torchs_save_writes_as_it_likes(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
