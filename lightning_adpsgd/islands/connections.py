@@ -79,13 +79,11 @@ class Connections(ServiceThread):
     `_posted`, what communication threads report. `_peers` belongs to the thread.
 
     Args:
-        transports: those of the sections that this learner exchanges; where islands
-            have one size, it has a single one.
+        transports: as in `SectionLinks`; where islands have one size, there is one.
         make_engine: makes the engine whose peers these are.
         on_unlisted: called by the thread in each turn in which this island is not on
             the member list.
-        shards: for each of the sections, the number of the address that a member has
-            for it: that of its owner there.
+        shards: as in `SectionLinks`.
         dial_timeout: time that one connection may take to be made.
 
     Attributes:
