@@ -1,11 +1,8 @@
 """Asynchronous gossip: averaging with peers in the background, without waiting.
 
 A super-learner has two copies of its weights (AD-PSGD, arXiv 1710.06952, with the merge
-written as a difference so that no local step is lost)::
-
-    training side        w      changed by the optimizer and, at step boundaries, merges
-    communication side   x      w + d: what an exchange reads
-                         d      the sum of what exchanges changed since the last merge
+written as a difference so that no local step is lost): w and x = w + d, of which
+`weights.replica` says more::
 
     exchange of i and j  c = a (x_j - x_i);  d_i += c;  d_j -= c
     merge of i           w_i += d_i;  d_i = 0

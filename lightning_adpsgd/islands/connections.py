@@ -80,14 +80,12 @@ class Connections(ServiceThread):
     `_posted`, what communication threads report. `_peers` belongs to the thread.
 
     Args:
-        transports: one for each section that this learner exchanges; a single one if
-            islands have one size.
-        make_engine: function that makes the engine for these peers.
-        on_unlisted: function called by the thread in each turn in which this island is
-            not on the member list.
-        shards: for each section, the index of its owner's address among a member's
-            addresses.
-        dial_timeout: longest time for making one connection.
+        transports: as in `SectionLinks`; where islands have one size, there is one.
+        make_engine: makes the engine whose peers these are.
+        on_unlisted: called by the thread in each turn in which this island is not on
+            the member list.
+        shards: as in `SectionLinks`.
+        dial_timeout: time that one connection may take to be made.
 
     Attributes:
         joined: number of super-learners that have joined since the start.

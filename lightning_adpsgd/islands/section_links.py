@@ -45,8 +45,7 @@ class SectionLinks:
     def rename(self, own: Member) -> None:
         """Adopts this island's number and origin from the membership."""
         for transport in self._transports:
-            if (own.number, own.origin) != (transport.index, transport.origin):
-                transport.rename(own.number, own.incarnation, own.origin)
+            transport.rename(own.number, own.incarnation, own.origin)
 
     def callers(self, section: int) -> list[int]:
         """The members that ask for a section."""

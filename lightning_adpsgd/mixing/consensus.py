@@ -143,7 +143,7 @@ def average_whole(
     partition = partition or Partition.even(dist.get_world_size(), 1)
     mine, number = _finite_ones(vectors, partition)
     speaks = mine and not partition.place(dist.get_rank())
-    return _average([_Pieces(vectors, trained, None)], _Finite(speaks, number))
+    return _average([_Pieces(vectors, trained, None)], speaks, number)
 
 
 @torch.no_grad()
@@ -172,7 +172,7 @@ def average_shards(
     both = node.own(vectors), node.own(trained)
     # In ascending order in all learners, so that none waits for another in a circle.
     pieces = [_Pieces(*one) for one in zip(*both, counterparts, strict=True)]
-    consensus = _average(pieces, finite)
+    consensus = _average(pieces, *finite)
     gather_shards(vectors, node, timeout)
     average_buffers(vectors, num_buffers, None)
     return consensus
@@ -188,11 +188,6 @@ def average_buffers(
         buffer.div_(dist.get_world_size(group))
 
 
-class _Finite(NamedTuple):
-    mine: bool
-    number: int
-
-
 class _Pieces(NamedTuple):
     vectors: list[Tensor]
     trained: list[Tensor]
@@ -204,25 +199,26 @@ class _Pieces(NamedTuple):
             yield from zip(vector.split(_CHUNK), local.split(_CHUNK), strict=True)
 
 
-def _average(pieces: Sequence[_Pieces], finite: _Finite) -> Consensus:
+def _average(pieces: Sequence[_Pieces], speaks: bool, number: int) -> Consensus:
+    """The mean of so many, of which this learner is one if it speaks."""
     held = [vector for one in pieces for vector in one.vectors]
     device = held[0].device if held else torch.device("cpu")
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     for one in pieces:
         for chunk, local_chunk in one.chunks():
             mean = to_averaging_dtype(chunk)
-            dist.all_reduce(mean if finite.mine else mean.zero_(), group=one.group)
-            mean.div_(finite.number)
-            if finite.mine:
+            dist.all_reduce(mean if speaks else mean.zero_(), group=one.group)
+            mean.div_(number)
+            if speaks:
                 sums[0] += (local_chunk - mean).abs().double().square().sum()
                 sums[1] += mean.abs().double().square().sum()
             chunk.copy_(mean)
     dist.all_reduce(sums)
-    return Consensus.of(*sums.div_(finite.number).tolist())
+    return Consensus.of(*sums.div_(number).tolist())
 
 
-def _finite_ones(vectors: list[Tensor], partition: Partition) -> _Finite:
-    """The super-learners whose learners all have finite weights; a collective."""
+def _finite_ones(vectors: list[Tensor], partition: Partition) -> tuple[bool, int]:
+    """Whether the own super-learner's weights are finite, and of how many they are."""
     device = vectors[0].device if vectors else torch.device("cpu")
     flags = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     flags[dist.get_rank()] = all_finite(vectors)
@@ -237,4 +233,4 @@ def _finite_ones(vectors: list[Tensor], partition: Partition) -> _Finite:
             f"{(flags == 0).nonzero().flatten().tolist()} are infinite or NaN; the "
             "consensus model is the mean of the others."
         )
-    return _Finite(together[partition.super_learner(dist.get_rank())], sum(together))
+    return together[partition.super_learner(dist.get_rank())], sum(together)

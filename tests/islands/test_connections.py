@@ -50,6 +50,7 @@ class Played:
             index=0,
             origin="",
             connect=lambda *_: None,
+            rename=lambda *_: None,
             disconnect=lambda number, *lane: self.disconnected.append(number),
             callers=lambda: [],
         )

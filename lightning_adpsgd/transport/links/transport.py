@@ -125,16 +125,14 @@ class LinkTransport(Transport):
         self._lanes.drop(number, lane)
 
     def rename(self, number: int, incarnation: str, origin: str = "") -> None:
-        """Adopts the number from the membership; nothing may be connected."""
+        """Says who it is, as the membership has it.
+
+        Nothing may be connected when the number changes.
+        """
         self.index = number
         self._info = replace(
             self._info, member=number, incarnation=incarnation, origin=origin
         )
-
-    @property
-    def origin(self) -> str:
-        """Training of which the weights of this end are, as peers are told."""
-        return self._info.origin
 
     def callers(self) -> list[int]:
         """The peers whose lanes, on which they ask, are connected."""
