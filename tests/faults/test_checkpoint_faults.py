@@ -124,9 +124,11 @@ def test_a_kill_after_any_number_of_bytes_leaves_the_old_file(tmp_path: Path) ->
     write = checkpoint_io.write_checkpoint
 
     def save(num_bytes: int) -> None:
-        checkpoint_io.write_checkpoint = lambda value, file: write(
-            value, DiesAfter(file, num_bytes)
-        )
+        def write_part(value: Any, file: Any) -> None:
+            dies: Any = DiesAfter(file, num_bytes)
+            write(value, dies)
+
+        checkpoint_io.write_checkpoint = write_part
         plugin.save_checkpoint(checkpoint(2), path)
 
     generator = random.Random(1)
