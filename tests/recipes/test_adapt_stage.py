@@ -116,6 +116,7 @@ def settings(tmp_path_factory) -> Settings:
     settings = Settings(
         corpus=Path("corpus"),
         out=tmp_path_factory.mktemp("distorted"),
+        cores=1,
         adapt=ADAPT,
         align=AlignSettings(num_iterations=5, num_gaussians=100),
         decode=DecodeSettings(acoustic_scales=(0.3,), gmm_acoustic_scales=(0.3,)),

@@ -26,6 +26,7 @@ SMALL = {
     "triphone.min_frames": 30,
     "adapt.num_gaussians": 4,
     "adapt.ivector_iterations": 1,
+    "adapt.passes": 1,
     "adapt.rounds": 1,
     "adapt.decodings": 1,
     "train.accelerator": "cpu",

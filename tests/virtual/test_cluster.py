@@ -88,7 +88,13 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit(mode: Any, size: int) 
             **mode,
         )
         torch.manual_seed(torch.seed())  # what was drawn before makes no difference
-        report = virtual.fit(batches_of, 800, evaluate=held_out(), local_losses=True)
+        report = virtual.fit(
+            batches_of,
+            400,
+            evaluate=held_out(),
+            every_samples=100,
+            local_losses=True,
+        )
         return report, virtual.weights()
 
     (first, weights), (second, again) = run(3), run(3)
@@ -104,8 +110,8 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit(mode: Any, size: int) 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_looking_more_often_changes_nothing(mode: Any) -> None:
     rarely, often = (cluster(3, **UNEVEN, **mode) for _ in range(2))
-    rarely.fit(batches_of, 1200, every_samples=1200)
-    often.fit(batches_of, 1200, every_samples=50, evaluate=held_out())
+    rarely.fit(batches_of, 480, every_samples=480)
+    often.fit(batches_of, 480, every_samples=50, evaluate=held_out())
     assert torch.equal(rarely.weights()[0], often.weights()[0])
 
 
@@ -114,13 +120,13 @@ def test_to_go_on_is_one_longer_run(mode: Any) -> None:
     whole, halves = (
         cluster(3, perceptron(nn.Dropout(0.3)), **UNEVEN, **mode) for _ in range(2)
     )
-    whole.fit(batches_of, 1200)
-    halves.fit(batches_of, 600)
+    whole.fit(batches_of, 480)
+    halves.fit(batches_of, 240)
     torch.rand(3)
-    report = halves.fit(batches_of, 1200)
+    report = halves.fit(batches_of, 480)
     assert torch.equal(whole.weights()[0], halves.weights()[0])
-    assert report.samples == 1200
-    assert report.points[0].samples == 600
+    assert report.samples == 480
+    assert report.points[0].samples == 240
 
 
 def test_the_common_generator_is_left_as_it_was() -> None:

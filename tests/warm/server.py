@@ -30,6 +30,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -105,8 +106,12 @@ def _import() -> None:
     # Every Trainer reads them from the metadata of all that is installed.
     importlib.metadata.entry_points = importlib.metadata.entry_points().select
 
-    import lightning  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
+    import_module("lightning")
+    # Two seconds of each training that it keeps an account of; learners want the codec
+    # for the names of hosts.
+    for name in ("wandb", "encodings.idna"):
+        with suppress(ImportError):
+            import_module(name)
     _share()
 
 
