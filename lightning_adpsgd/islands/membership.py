@@ -299,8 +299,8 @@ class Membership:
             return
         if self._was_stopped:
             self._stand_aside(
-                "this process was stopped for so long that the others went on without "
-                "it; it takes their weights before it exchanges with them again"
+                "this process was stopped for so long that the others continued "
+                "without it; it takes their weights before it exchanges with them again"
             )
             return
         if self.member.number in self.members.by_number:
@@ -325,8 +325,8 @@ class Membership:
             mine = [self.member.incarnation]
             self._change(store, lambda old: _without(old, mine))
             self._stand_aside(
-                f"{ahead} has trained from other weights, and further: this "
-                "super-learner takes those before it exchanges with anyone"
+                f"{ahead} is further ahead in a training from other weights: this "
+                "super-learner takes those before it exchanges with others"
             )
 
     def _found(self, store: MemberStore) -> None:
@@ -410,7 +410,7 @@ class _OutageReport:
         self._since = time.monotonic()
         if goes_on:
             _log.warning(
-                "the rendezvous at %s cannot be reached (%s): training goes on with "
+                "the rendezvous at %s cannot be reached (%s): training continues with "
                 "the known super-learners, and no other can join",
                 self._address,
                 reason,

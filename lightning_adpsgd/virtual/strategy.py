@@ -249,7 +249,7 @@ def _refuse_unsupported(trainer: pl.Trainer, devices: Sequence[torch.device]) ->
         raise ValueError(
             '`devices` and `num_nodes` must be 1 with `strategy="hadpsgd_virtual"`, '
             f"which simulates all learners on one device, got {len(devices)} and "
-            f'{trainer.num_nodes}; to use them all, `strategy="hadpsgd"`'
+            f'{trainer.num_nodes}; to use them all, set `strategy="hadpsgd"`'
         )
     module = trainer.lightning_module
     if not module.automatic_optimization:

@@ -130,11 +130,11 @@ class Scenario:
         if change.what == "fails" and (not is_member or len(live) == 1):
             why = "the last of all" if is_member else "not there"
             raise ValueError(
-                f"super-learner {index} cannot fail, it is {why}: {change}"
+                f"super-learner {index} cannot fail, because it is {why}: {change}"
             )
         if change.what == "joins" and is_member:
             raise ValueError(
-                f"super-learner {index} cannot join, because it is there: {change}"
+                f"super-learner {index} cannot join, because it is present: {change}"
             )
 
 

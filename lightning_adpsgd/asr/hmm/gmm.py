@@ -95,7 +95,9 @@ class GaussianMixtures:
         except FileNotFoundError:
             raise
         except Exception as error:
-            raise ValueError(f"{path} holds no Gaussian mixtures: {error}") from error
+            raise ValueError(
+                f"{path} is not a file of Gaussian mixtures: {error}"
+            ) from error
 
 
 class Scorer:

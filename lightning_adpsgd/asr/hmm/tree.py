@@ -168,7 +168,7 @@ def _check_ties(root: np.ndarray, split: np.ndarray, ties: np.ndarray) -> None:
             or tied & {leaf, other}
         ):
             raise ValueError(
-                f"`ties`[{number}] must be two leaves of one root that have not given "
-                f"up their states, got {[leaf, other]}"
+                f"`ties`[{number}] must be two leaves of one root that still have "
+                f"their own states, got {[leaf, other]}"
             )
         tied.add(leaf)

@@ -47,8 +47,9 @@ class Cmvn:
         if sums is None:
             beside = "" if self._speakers else ", and no utt2spk is beside it"
             raise KaldiError(
-                f"{self._table}: no statistics of the speaker {speaker} of utterance "
-                f"{utterance}{beside}; take the table away if features are normalised"
+                f"{self._table}: no statistics for the speaker {speaker} of utterance "
+                f"{utterance}{beside}; remove the table if features "
+                "are already normalised"
             )
         if sums.shape != (_STATISTICS, features.shape[1] + 1):
             wanted = [_STATISTICS, features.shape[1] + 1]

@@ -198,7 +198,7 @@ class IVectorExtractor:
         except FileNotFoundError:
             raise
         except Exception as error:
-            raise ValueError(f"{path} holds no i-vector model: {error}") from error
+            raise ValueError(f"{path} is not an i-vector model: {error}") from error
 
 
 class ExtractorStep(NamedTuple):

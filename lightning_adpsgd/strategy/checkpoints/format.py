@@ -74,7 +74,7 @@ def check_checkpoint(file: BinaryIO, name: str) -> None:
     else:
         begin = _read_from(file, 0, 24)
         what = f"begins with {begin!r}" if begin.strip(b"\0") else "holds nothing"
-        raise DamagedCheckpoint.of(name, f"is no file of `torch.save`: it {what}")
+        raise DamagedCheckpoint.of(name, f"is not a file of `torch.save`: it {what}")
 
 
 def read_checkpoint(
@@ -222,7 +222,7 @@ def _check_archive(file: BinaryIO, end: bytes, size: int, name: str) -> None:
         what = f"its record {folders[0]} is marked as a folder"
         raise DamagedCheckpoint.of(name, f"is damaged: {what}")
     if not is_torchs:
-        raise DamagedCheckpoint.of(name, "is an archive, but none of `torch.save`")
+        raise DamagedCheckpoint.of(name, "is an archive, but not one of `torch.save`")
 
 
 def _is_folder(record: zipfile.ZipInfo) -> bool:

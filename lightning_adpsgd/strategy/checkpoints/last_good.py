@@ -66,8 +66,8 @@ def newest_whole(paths: Iterable[str]) -> str:
         else:
             return path
     raise DamagedCheckpoint(
-        f"no checkpoint is whole, of {len(problems)}: {'; '.join(problems)}. Remove "
-        "them, or pass no `ckpt_path`, to begin anew"
+        f"none of {len(problems)} checkpoints is intact: {'; '.join(problems)}. Remove "
+        "them, or pass no `ckpt_path`, to start over"
     )
 
 
