@@ -156,7 +156,7 @@ def test_a_score_is_the_mean_loss_per_sample_in_evaluation_mode() -> None:
 @pytest.mark.parametrize(
     ("configured", "message"),
     [
-        (lambda o: [o, o], "must give one optimizer, got 2 of Module"),
+        (lambda o: [o, o], "must return one optimizer, got 2 of Module"),
         (
             lambda o: {
                 "optimizer": o,
