@@ -83,7 +83,7 @@ class Wanted(NamedTuple):
 
     @classmethod
     def from_row(cls, row: object) -> "Wanted":
-        """Reads a JSON row; a malformed row expects nobody."""
+        """Reads a JSON row; a malformed row matches no listener."""
         if isinstance(row, list) and [type(one) for one in row] == [int, str, str]:
             return cls(*row)
         return cls(-1)
