@@ -399,4 +399,4 @@ def _window_starts(num_frames: int, window: int, hop: int) -> list[int]:
 
 def _check_window(window: int, hop: int) -> None:
     if not 1 <= hop <= window:
-        raise ValueError(f"`hop` must lie in 1 to `window` {window}, got {hop}")
+        raise ValueError(f"`hop` must be from 1 to `window` {window}, got {hop}")

@@ -74,7 +74,7 @@ class Engine(NamedTuple):
         return self.island.started_from
 
     def stop(self) -> None:
-        """Ends cleanly: peers are told, threads joined."""
+        """Ends cleanly: tells peers and joins threads."""
         (self.island or self.communication).stop()
 
     def abort(self) -> None:

@@ -54,10 +54,10 @@ class FrontEnd:
 
     @classmethod
     def load(cls, path: Path) -> "FrontEnd":
-        """Reads what `save` wrote.
+        """Reads a file of `save`.
 
         Raises:
-            ValueError: The file is missing, truncated or not one of `save`'s.
+            ValueError: The file is missing, truncated or not written by `save`.
         """
         try:
             with np.load(path, allow_pickle=False) as arrays:

@@ -141,7 +141,7 @@ def write_plan(path: Path, shards: Shards) -> None:
 
 
 def read_plan(path: Path) -> Shards:
-    """Reads what `write_plan` wrote.
+    """Reads a file of `write_plan`.
 
     Raises:
         ShardError: The file is damaged, or describes files that this system cannot map.

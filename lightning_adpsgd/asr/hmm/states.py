@@ -167,7 +167,7 @@ def write_topology(path: Path, topology: Topology) -> None:
 
 
 def read_topology(path: Path) -> Topology:
-    """Reads what `write_topology` wrote.
+    """Reads a file of `write_topology`.
 
     Raises:
         ValueError: The file is missing, not JSON, or has no usable tree; the message

@@ -70,7 +70,7 @@ class Cmvn:
 
 
 def cmvn_beside(source: str | Path, options: Path | None = None) -> Cmvn | None:
-    """The statistics beside a table `feats.scp`; None where there are none.
+    """The statistics next to a table `feats.scp`; None if there are none.
 
     Args:
         source: Table or archive, as for `archives.read_matrices`.

@@ -101,7 +101,7 @@ class SoundFile:
 
     @property
     def num_frames(self) -> int:
-        """Frames of a channel."""
+        """The number of frames of a channel."""
         return num_frames(round(self.duration_s * SAMPLE_RATE))
 
     def log_mel(

@@ -121,7 +121,7 @@ def add_differences(frames: Tensor) -> Tensor:
     """
     if frames.shape[-2] <= 2 * CONTEXT:
         raise ValueError(
-            f"`frames` must hold more than {2 * CONTEXT} frames, their context, "
+            f"`frames` must have more than {2 * CONTEXT} frames, their context, "
             f"got shape {tuple(frames.shape)}"
         )
     first = _difference(frames)

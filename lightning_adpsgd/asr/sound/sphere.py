@@ -101,7 +101,7 @@ def _parse_header(path: Path, file: io.BufferedReader) -> SphereHeader:
         header_bytes = int(file.readline(16))
         if not 0 < header_bytes <= _MOST_HEADER_BYTES:
             raise ValueError(
-                f"its size must lie in 1 to {_MOST_HEADER_BYTES} bytes, got "
+                f"its size must be from 1 to {_MOST_HEADER_BYTES} bytes, got "
                 f"{header_bytes}"
             )
         fields = _fields(file.read(max(0, header_bytes - file.tell())))

@@ -133,7 +133,7 @@ class LinkTransport(Transport):
 
     @property
     def origin(self) -> str:
-        """Training of which the weights of this end are, as peers are told."""
+        """The training that this end's weights come from, as peers know it."""
         return self._info.origin
 
     def callers(self) -> list[int]:

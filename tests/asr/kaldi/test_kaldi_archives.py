@@ -185,7 +185,9 @@ def test_a_matrix_that_cannot_be_is_no_reason_to_ask_for_memory(tmp_path, kind):
     sizes = (b"\x04" + number) * 2 if kind == "FM " else bytes(8) + number * 2
     data = b"u1 \0B" + kind.encode() + sizes + bytes(50)
     (tmp_path / "feats.ark").write_bytes(data)
-    with pytest.raises(KaldiError, match="a matrix cannot have 134217728 rows and 134217728 columns"):
+    with pytest.raises(
+        KaldiError, match="a matrix cannot have 134217728 rows and 134217728 columns"
+    ):
         read_all(tmp_path / "feats.ark")
 
 
