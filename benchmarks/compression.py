@@ -102,7 +102,7 @@ class Learner:
 
     @torch.no_grad()
     def held_out_loss(self) -> float:
-        """On samples that nobody trains on."""
+        """On samples that no one trains on."""
         held_out = next(workload.batches(seed=99, size=workload.HELD_OUT))
         return workload.loss(self._model, held_out).item()
 

@@ -2,7 +2,7 @@
 
 They are killed, alone and two at once, stopped for shorter and for longer than the
 others wait, told to end, filled with NaN, and have a slow disk. Where each has a host
-of its own, some are parted from the rest, one is heard by nobody, a cable is pulled out
+of its own, some are parted from the rest, one is heard by no one, a cable is pulled out
 and put in again. Their rendezvous is killed, and comes back empty, at times just when
 one of them begins. Each comes back after a while. One of them is spared.
 """
@@ -181,7 +181,7 @@ def stop_long(world: World) -> None:
 
 
 def stop(world: World, kind: str, seconds: float) -> None:
-    """And goes on."""
+    """And continues."""
     victim = world.dice.choice(world.well())
     world.crowd.signal(victim, signal.SIGSTOP)
     go_on = signal.SIGCONT

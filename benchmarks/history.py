@@ -160,7 +160,7 @@ class Verdict(NamedTuple):
         moved: what those have added to the sum of all weights.
         of_two_origins: averages of weights of two trainings.
         untrained: averages of lives that had taken no weights, but for the first one.
-        lost: batches that nobody did.
+        lost: batches that no one did.
         twice: batches that were done again.
         unexplained: sentences about what no fault explains.
     """

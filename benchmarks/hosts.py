@@ -119,7 +119,7 @@ class Hosts:
         _ip("-n", self._switch, "link", "set", f"port{host}", state)
 
     def part(self, hosts: Sequence[int], apart: bool) -> None:
-        """Lets some hosts reach one another and nobody else, or ends that."""
+        """Lets some hosts reach one another and no one else, or ends that."""
         bridge = _APART if apart else _BRIDGE
         for host in hosts:
             _ip("-n", self._switch, "link", "set", f"port{host}", "master", bridge)

@@ -130,7 +130,7 @@ def run(
             that starts all learners, and starts them again if one of them dies.
         first: A learner as it is at the beginning; its number does not matter.
         seconds: Length of the run.
-        kill_every_s: Seconds from one kill to the next; none: nobody is killed.
+        kill_every_s: Seconds from one kill to the next; none: no one is killed.
         absent_s: After how long a killed learner is started again.
         seed: Of who is killed.
         supervised: Whether another process than this one starts the learners.
@@ -205,7 +205,7 @@ class Crowd:
             process.join(max(0.0, deadline - time.monotonic()))
 
     def kill_all(self) -> None:
-        """Leaves nobody behind."""
+        """Leaves no one behind."""
         for number in self._processes:
             Crowd.kill(self, number)
 

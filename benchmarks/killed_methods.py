@@ -36,7 +36,7 @@ TORCHFT, LOCAL_SGD = "torchft DDP", "torchft LocalSGD"
 
 @contextmanager
 def nothing(port: int) -> Iterator[None]:
-    """A method that needs nobody beside its learners."""
+    """A method that needs no one beside its learners."""
     yield
 
 

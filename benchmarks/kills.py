@@ -2,7 +2,7 @@
 
 It is started again ten seconds later. `adpsgd` as islands, `ddp` under torchrun's
 agent, which starts all learners again from the last checkpoint, and torchft, which
-averages over who is there. The control of each is itself with nobody killed. What
+averages over who is there. The control of each is itself with no one killed. What
 counts is that the others keep their pace, and that the loss is that without faults.
 """
 
@@ -127,7 +127,7 @@ def settled(outcome: Outcome) -> list[list[float]]:
     """When steps began between a learner's starts and deaths, the first ones left out.
 
     A learner that was started again without having been killed has lived on: that it
-    had to begin anew is what it has suffered from another's death.
+    had to start over is what it has suffered from another's death.
     """
     return [
         stretch[START:]

@@ -51,7 +51,7 @@ class Seen(NamedTuple):
         own_bytes: Growth of the process' own memory from before to the end.
         mapped_bytes: Growth of what it has mapped of files, which the system takes
             back when it needs memory.
-        cold_s: Duration of a batch whose frames nobody has read before.
+        cold_s: Duration of a batch whose frames no one has read before.
         batch_s: Durations of a batch whose frames are in memory, in turns.
         copy_s: Durations of a copy of as many bytes in memory, in turns.
     """

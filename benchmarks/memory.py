@@ -131,7 +131,7 @@ def running(
 
 
 def reset_peak() -> None:
-    """Lets the system count the peak anew."""
+    """Lets the system count the peak again."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

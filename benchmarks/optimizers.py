@@ -213,7 +213,7 @@ def keep_average(average: list[Tensor], cluster: VirtualCluster) -> None:
 
 @torch.no_grad()
 def held_out_loss(module: nn.Module) -> float:
-    """On text that nobody trains on."""
+    """On text that no one trains on."""
     source = text(held_out=True)
     return loss(module, sequences(source, HELD_OUT, torch.Generator())).item()
 

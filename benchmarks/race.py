@@ -68,7 +68,7 @@ def found(race: Race, folder: Path) -> list[Standing]:
 
 
 def run(race: Race, folder: Path) -> list[Standing]:
-    """What earlier calls have left, and the rest anew."""
+    """What earlier calls have left, and the rest again."""
     print(f"at most about {race.estimated_s() / 60:.0f} minutes", flush=True)
     with hosts.emulated(NUM_HOSTS) as emulated:
         return list(run_all(race, Track(emulated, folder)))

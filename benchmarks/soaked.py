@@ -199,7 +199,7 @@ def _epochs() -> Iterator[Batch]:
 
 @torch.no_grad()
 def held_out_loss(weights: Tensor) -> float:
-    """On samples that nobody trains on."""
+    """On samples that no one trains on."""
     model = workload.make_model(widths=NARROW)
     nn.utils.vector_to_parameters(weights, model.parameters())
     return workload.loss(model, next(workload.batches(99, workload.HELD_OUT))).item()

@@ -2,7 +2,7 @@
 
 In each step of a learner its weights take unit noise in every coordinate, which stands
 for lr times the noise of a gradient; there is no other gradient. Rounds are the rule of
-the engine: ``W <- T^T (W + noise)`` where all wait for all; and, where nobody does, a
+the engine: ``W <- T^T (W + noise)`` where all wait for all; and, where no one does, a
 learner at a time, drawn at random, steps, asks whom `Topology.asks` says, and takes the
 mean with it at once. The consensus distance per coordinate, once it has settled, is in
 units of one step's noise.
@@ -110,7 +110,7 @@ def synchronous_distance(name: str, size: int, seed: int) -> float:
 
 
 def asynchronous_distance(name: str, size: int, seed: int) -> float:
-    """Settled consensus distance where nobody waits, at equal speeds on average."""
+    """Settled consensus distance where no one waits, at equal speeds on average."""
     random, topology = np.random.default_rng(seed), TOPOLOGIES[name]
     settling = settling_rounds(name, size)
     weights = np.zeros((size, COORDINATES))

@@ -167,7 +167,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def held_out_loss(weights: Tensor, widths: Sequence[int] = WIDTHS) -> float:
-    """Of the model with these weights, a vector, on samples that nobody trains on."""
+    """Of the model with these weights, a vector, on samples that no one trains on."""
     model = make_model(widths=widths)
     nn.utils.vector_to_parameters(weights, model.parameters())
     return loss(model, next(batches(seed=99, size=HELD_OUT))).item()

@@ -1,4 +1,4 @@
-"""Three islands on this machine, one of which is killed: the others go on.
+"""Three islands on this machine, one of which is killed: the others continue.
 
     python examples/killed_island.py --batch-size 8 --steps 600
 

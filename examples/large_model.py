@@ -55,7 +55,7 @@ def sequences(number: int, seed: int, batch_size: int = 64) -> DataLoader:
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
-    """Trains, goes on where it was interrupted, and returns the consensus' loss."""
+    """Trains, continues where it was interrupted, and returns the consensus' loss."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="large_model", help="folder of checkpoints")
     sizes = {"devices": 4, "batch-size": 16, "epochs": 3, "width": 64, "depth": 2}

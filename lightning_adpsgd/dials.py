@@ -45,8 +45,8 @@ _ORDER_OF: dict[str, tuple[Order, str]] = {
     "delay_by_one": ("average_then_step", "is joined before the step"),
 }
 _FORMER = {
-    "link_budget": "`gossip_every` and `cpu_share` bound what is exchanged",
-    "max_reloads": "a diverged learner goes on from a peer's weights up to three times",
+    "link_budget": "`gossip_every` and `cpu_share` limit the exchanges",
+    "max_reloads": "a diverged learner reloads a peer's weights up to three times",
     "max_wait": "give `communication=ReadyPairs(max_wait=...)`, of "
     "`lightning_adpsgd.dials`",
 }
@@ -158,7 +158,7 @@ class Dials:
             raise ValueError(
                 "`communication` must be 'sync', 'delay_by_one' or 'async' with "
                 "`inside=\"model_parallel\"`, got 'ready_pairs': pairs of sharded "
-                "super-learners are not tried"
+                "super-learners are untested"
             )
         self._check_fixed(
             '`inside="model_parallel"`',
@@ -213,8 +213,8 @@ class Dials:
         if self.work_sharing and self.in_lockstep:
             raise ValueError(
                 '`work_sharing` applies to `communication="async"` and "ready_pairs", '
-                f"got {self.communication!r}, where all learners make their steps "
-                "together and so get equal shares"
+                f"got {self.communication!r}, where all learners step together "
+                "and so get equal shares"
             )
         if self.work_sharing and self.has_sizes:
             raise ValueError(
@@ -258,7 +258,7 @@ def refuse_former(names: Iterable[str]) -> None:
     """Refuses options of earlier versions, and names their replacements."""
     for name in names:
         if name in _FORMER:
-            raise TypeError(f"`{name}` is not an option any more: {_FORMER[name]}")
+            raise TypeError(f"`{name}` is no longer an option: {_FORMER[name]}")
 
 
 def as_duration(timeout: timedelta | float | None) -> timedelta | None:

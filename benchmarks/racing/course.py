@@ -119,7 +119,7 @@ class Course(IterableDataset[Batch]):
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Of the whole model; it stays when a method begins anew."""
+        """Of the whole model; it stays when a method starts over."""
         return self.make_optimizer(self.model.parameters())
 
     def tick(self) -> None:

@@ -39,7 +39,7 @@ class Entrant:
         is_ours: Whether it is a setting of this package.
         options: Bounds of its own setting, which is tuned by factors of two, and where
             the search begins; none: it has none.
-        survives: Whether those that are left go on when a learner dies.
+        survives: Whether those that are left continue when a learner dies.
         own_pace: Whether learners make different numbers of steps.
         needs_peers: Whether it is what `make peers` installs.
         is_sharded: Whether the learners of a host hold one model together.
@@ -124,7 +124,7 @@ _FLAT = {"topology": "ring", "communication": "async", "super_learner_size": 1}
 
 
 def _where(place: Place, heat: Heat) -> dict[str, Any]:
-    """Where a learner may be killed, each is an island: nobody's death ends the job."""
+    """Where a learner may be killed, each is an island: no one's death ends the job."""
     if heat.victim is None:
         return {}
     own = Place(0, 1, 1, place.address, place.address, place.port)

@@ -1,7 +1,7 @@
-"""Methods in a plain loop: what each does in a step, and how survivors go on.
+"""Methods in a plain loop: what each does in a step, and how survivors continue.
 
 A loop is kinder to a method than a Trainer: it costs less beside the step. Where a
-learner is killed, those that are left make a new process group at once and go on,
+learner is killed, those that are left make a new process group at once and continue,
 which no launcher does as fast.
 """
 

@@ -5,9 +5,9 @@ bytes. The recurrent network labels the frames of generated speech: phones of ra
 durations, each a mean in feature space, smeared over time as by a mouth that moves,
 moved by a speaker and covered with noise.
 
-Every step has a nominal length. The gradient is computed, and what is left of the
-length is slept, in the forward and the backward pass as a slower processor would have
-spent it. So the cores of this machine, which all hosts share, are not what is measured.
+Every step has a nominal length. The gradient is computed, and the rest of the length is
+slept, in the forward and the backward pass as a slower processor would have spent it.
+So the cores of this machine, which all hosts share, are not what is measured.
 """
 
 import itertools
@@ -180,7 +180,7 @@ def speech(seed: int, size: int) -> Iterator[Batch]:
 def _phones(
     follows: Tensor, size: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """The phone before and the phone of each frame: a chain that stays or goes on."""
+    """The phone before and the phone of each frame: a chain that stays or continues."""
     before, phone = torch.randint(PHONES, (2, size), generator=generator)
     changes = torch.rand(size, FRAMES, generator=generator) < CHANGE
     choices = torch.randint(PREFERRED, (size, FRAMES), generator=generator)

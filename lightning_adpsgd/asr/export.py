@@ -192,8 +192,8 @@ def _check_inputs(parts: Parts, added: int) -> None:
         )
     if added and isinstance(parts.states, KaldiStates):
         raise ValueError(
-            "`adaptation` must be None with a graph of Kaldi: Kaldi's streams of a new "
-            "call cannot be found without Kaldi"
+            "`adaptation` must be None with a graph of Kaldi: the streams of a new "
+            "call cannot be computed without Kaldi"
         )
 
 

@@ -240,7 +240,7 @@ class AcousticModel(LightningModule):
             ValueError: A frame has a non-finite value.
         """
         if not bool(frames.isfinite().all()):
-            raise ValueError("`frames` holds a value that is not finite")
+            raise ValueError("`frames` must be finite, but has a non-finite value")
         if len(frames) == 0:
             return frames.new_zeros((0, self.hparams["num_states"]))
         was_training = self.training
@@ -317,8 +317,8 @@ class AcousticModel(LightningModule):
         margin = (frames.shape[1] - num_frames) // 2
         if margin < 0:
             raise ValueError(
-                f"{num_frames} labels need as many frames, and {2 * CONTEXT} more "
-                f"where deltas are added; {frames.shape[1]} are left of them"
+                f"{num_frames} labels need as many frames, plus {2 * CONTEXT} if "
+                f"deltas are added, got {frames.shape[1]}"
             )
         return frames[:, margin : margin + num_frames]
 
@@ -399,4 +399,4 @@ def _window_starts(num_frames: int, window: int, hop: int) -> list[int]:
 
 def _check_window(window: int, hop: int) -> None:
     if not 1 <= hop <= window:
-        raise ValueError(f"`hop` must lie in 1 to `window` {window}, got {hop}")
+        raise ValueError(f"`hop` must be from 1 to `window` {window}, got {hop}")

@@ -93,7 +93,7 @@ class WordErrorMonitor(Monitor):
     ) -> None:
         super().__init__()
         if not utterances:
-            raise ValueError("`utterances` must hold at least one, got none")
+            raise ValueError("`utterances` must have at least one utterance, got none")
         self._utterances, self._decode, self._glm = utterances, decode, glm
         self._log_likelihoods, self._name, self._wait = log_likelihoods, name, wait
         self._waiting: _Snapshot | None = None

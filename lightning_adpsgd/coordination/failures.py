@@ -94,7 +94,7 @@ class FailureReport:
     def _lost_neighbour(self, error: RuntimeError) -> str:
         return (
             f"{self._name} lost another learner of its super-learner "
-            f"{self._super_learner} in an allreduce: {error}. See what those processes "
-            "printed last; learners of one super-learner need equally many batches, "
-            "and `timeout` bounds how far apart they may be"
+            f"{self._super_learner} in an allreduce: {error}. Check what those "
+            "processes printed last; learners of one super-learner need equally many "
+            "batches, and may be at most `timeout` apart"
         )

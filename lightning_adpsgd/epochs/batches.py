@@ -110,7 +110,7 @@ class EpochUnderWay:
         return self.epoch.samples(self.units[number][learner])
 
     def state(self, remaining: Ranges) -> EpochState:
-        """What a checkpoint keeps if these units remain."""
+        """The state for a checkpoint if these units remain."""
         positions = self.units.positions(remaining)
         num_samples = len(self.epoch.order)
         return EpochState(self.number, self.terms.seed, num_samples, positions)
@@ -168,7 +168,7 @@ class SharedBatches:
             epoch.num_begun += 1
 
     def state(self) -> EpochState | None:
-        """What remains of the epoch, in one learner; all learners of the job come."""
+        """The rest of the epoch, in one learner; all learners must call it."""
         pool, current = self._pool(), self.under_way
         if self._is_closed or pool is None or current is None:
             return self._last

@@ -51,7 +51,7 @@ class BlockOrder:
             )
         if not 1 <= self.block <= self.window:
             raise ValueError(
-                f"`block` must lie in 1 to `window` {self.window}, got {self.block}"
+                f"`block` must be from 1 to `window` {self.window}, got {self.block}"
             )
 
     def __len__(self) -> int:

@@ -313,14 +313,16 @@ class IslandPool:
             if wanted != text:
                 stored = store.compare_set(key, text, wanted).decode()
                 if stored == text:
-                    raise RendezvousUnreachable("it has lost its memory")
+                    raise RendezvousUnreachable("it has lost its data")
                 if stored != wanted:
                     self._step_aside(found)
                     text = _text(store, key)
                     continue
             self._applied(lease, plan)
             return
-        raise RendezvousUnreachable(f"the pool changed under {_TRIES} changes of ours")
+        raise RendezvousUnreachable(
+            f"the pool changed during each of {_TRIES} attempts to change it"
+        )
 
     def _step_aside(self, found: Ledger) -> None:
         """Waits for a random time, so that many islands rarely collide."""
@@ -390,10 +392,10 @@ def _parsed(text: str | None, lease: Lease) -> Ledger | None:
         if found.terms == lease.ledger.terms and found.end > lease.num_units:
             raise ValueError(f"it has units beyond {lease.num_units}")
         if lease.is_old(found):
-            raise ValueError("what it holds was replaced before")
+            raise ValueError("it is an old version that was replaced")
         return found
     except ValueError as error:
-        _log.warning("the pool of batches is begun anew: %s", error)
+        _log.warning("the pool of batches starts over: %s", error)
         return None
 
 

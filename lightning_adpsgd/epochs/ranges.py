@@ -73,5 +73,5 @@ def from_rows(rows: Iterable[Iterable[int]]) -> Ranges:
     found = tuple((int(first), int(last)) for first, last in rows)
     ends = [end for row in found for end in row]
     if ends != sorted(ends) or min(ends, default=0) < 0:
-        raise ValueError(f"ranges must rise from 0, got {found[:4]}")
+        raise ValueError(f"ranges must be in ascending order from 0, got {found[:4]}")
     return found

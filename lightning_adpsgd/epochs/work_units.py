@@ -95,7 +95,7 @@ class Terms(NamedTuple):
         """
         seed, base, fingerprint = row
         if not 0 <= int(seed) < _MOST_SEEDS:
-            raise ValueError("a seed is from 0 to 2^62")
+            raise ValueError("a seed must be from 0 to 2^62")
         return cls(int(seed), from_rows(base), str(fingerprint))
 
 
@@ -120,8 +120,8 @@ def remaining_of(epoch: Epoch, number: int, state: EpochState | None) -> Ranges:
     if state.num_samples != len(epoch.order):
         raise ValueError(
             f"the checkpoint was written in an epoch of {state.num_samples} "
-            f"samples and this one has {len(epoch.order)}: go on with the same "
-            "data, or from a checkpoint of the end of an epoch"
+            f"samples and this one has {len(epoch.order)}: resume with the same "
+            "data, or from a checkpoint at the end of an epoch"
         )
     return state.remaining
 

@@ -16,15 +16,15 @@ its own thread, that makes an exchange (`Traffic.make` in pacing) over a `Lane`
 (exchange), which changes d (`weights.replica`). A lane is one direction of asking
 between two peers. The other files are::
 
-    members      who there is
+    members      the super-learners that take part
     peers        the two threads of each peer
-    exchange     what the two ends of a lane say and do
-    wire         what travels
+    exchange     words and exchanges over a lane
+    wire         codecs and messages
     pairing      how two ends agree to meet at their step boundaries
     boundary     the wait for a partner, and the exchange with it
     pacing       which exchange may begin, and when
-    quarantine   what is refused, and what a diverged learner does
-    account      the figures
+    quarantine   refused parts, and the recovery of a diverged learner
+    account      the counters
     protocol     the rules that the simulated cluster shares
 """
 

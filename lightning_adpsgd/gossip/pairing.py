@@ -3,7 +3,7 @@
 A super-learner that reaches its boundary offers an exchange to a peer that it knows to
 be ready. If it knows of none, it tells all peers that it is ready, and waits::
 
-    READY    I wait at my boundary: whoever comes may offer
+    READY    I wait at my boundary: a peer that arrives may offer
     GONE     I do no longer
     OFFER    you are ready, so let us exchange
     YES, NO  the answer, which comes at once

@@ -187,7 +187,7 @@ class Quarantine:
         found = self._healthy_weights(chosen, weights_of)
         if found is None and num + 1 == limit:
             raise WeightsDiverged(
-                f"{what}, and none of its peers {chosen} has finite ones: training "
+                f"{what}, and none of its peers {chosen} has finite weights: training "
                 "has diverged; lower the learning rate or lengthen its warm-up"
             )
         if found is not None:

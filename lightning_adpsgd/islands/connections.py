@@ -140,8 +140,8 @@ class Connections(ServiceThread):
         unlisted = [n for n in self._links.callers(section) if n not in listed]
         if number not in listed and len(unlisted) > MOST_UNLISTED:
             raise ConnectionRefusedError(
-                f"{MOST_UNLISTED} super-learners that are not on the member list ask "
-                "already"
+                f"{MOST_UNLISTED} super-learners that are not on the member list are "
+                "already asking"
             )
         self._links.answer(section, number)
         self._post(number, Event.CALLED)
@@ -360,8 +360,8 @@ class Connections(ServiceThread):
                 left = len(self._alive()) + 1
                 rest = f"{left} super-learners" if left > 1 else _ALONE
                 _log.warning(
-                    "lost %s: %s. The ring is closed around it; training goes on with "
-                    "%s",
+                    "lost %s: %s. The ring is closed around it; training continues "
+                    "with %s",
                     member,
                     reason,
                     rest,
@@ -371,7 +371,7 @@ class Connections(ServiceThread):
             case News.REACHABLE:
                 _log.warning("%s can be reached again", member)
             case News.BACK:
-                _log.warning("%s is back: what both have learned is averaged", member)
+                _log.warning("%s is back: the weights of both are averaged", member)
             case News.NONE:
                 pass
 

@@ -3,9 +3,9 @@
 If it has several learners, each exchanges a shard of the weights with its counterparts
 over its own connections. The first one keeps the island on the member list.
 
-    rendezvous    where islands find one another       (`rendezvous`)
-    member list   who is there                         (`membership`)
-    connections   who is connected with whom           (`connections`)
+    rendezvous    the store in which islands meet      (`rendezvous`)
+    member list   the islands present                  (`membership`)
+    connections   links to the peers to ask            (`connections`)
     engine        exchanges, merges                    (`gossip`, over `links`)
 
 An island starts with the weights of the islands that are present, or with its own if

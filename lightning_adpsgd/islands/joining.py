@@ -124,7 +124,7 @@ class Joining:
             return addresses[0]
         wait = self._new_wait(
             f"a connection to the rendezvous at {self._address}",
-            f"see whether it still runs, or choose an interface with {VARIABLE}",
+            f"check whether it still runs, or choose an interface with {VARIABLE}",
         )
         while True:
             try:

@@ -133,7 +133,7 @@ class MemberStore:
             wanted = str(number + 1)
             if self.store.compare_set("next", text, wanted).decode() == wanted:
                 return number
-        raise RendezvousUnreachable(f"no number was to be had in {_TRIES} attempts")
+        raise RendezvousUnreachable(f"no number could be drawn in {_TRIES} attempts")
 
     def _text(self, key: str) -> str:
         found = self.store.get(key) if self.store.check([key]) else b""

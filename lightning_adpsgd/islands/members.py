@@ -63,16 +63,18 @@ class Member(NamedTuple):
             ValueError: A field is missing, of the wrong type, too long or out of range.
         """
         if not isinstance(row, list) or not 4 <= len(row) <= len(cls._fields):
-            raise ValueError(f"a row has 4 to {len(cls._fields)} fields")
+            raise ValueError(f"a row must have 4 to {len(cls._fields)} fields")
         number, incarnation, host, addresses, *rest = row
         # To Python a bool is an int, but it is no number of a member.
         if type(number) is not int or not 0 <= number < _MOST:
-            raise ValueError("a number of a member is from 0 to 2^31")
+            raise ValueError("the number of a member must be from 0 to 2^31")
         if type(addresses) is not list or len(addresses) > _MOST_ADDRESSES:
-            raise ValueError(f"a member has at most {_MOST_ADDRESSES} addresses")
+            raise ValueError(f"a member must have at most {_MOST_ADDRESSES} addresses")
         for text in (incarnation, host, *addresses, *rest):
             if type(text) is not str or len(text) > _LONGEST_TEXT:
-                raise ValueError(f"texts of a member have {_LONGEST_TEXT} characters")
+                raise ValueError(
+                    f"texts of a member must have at most {_LONGEST_TEXT} characters"
+                )
         for address in addresses:
             Address.parse(address)
         return cls(number, incarnation, host, tuple(addresses), *rest)
@@ -160,11 +162,11 @@ class MemberList:
         try:
             epoch, rows = json.loads(text)
             if type(epoch) is not int or not isinstance(rows, list):
-                raise ValueError("a list is an epoch and rows")
+                raise ValueError("a list must have an epoch and rows")
             if not 0 <= epoch <= _MOST_EPOCHS:
-                raise ValueError("an epoch is a number from 0 to 2^62")
+                raise ValueError("an epoch must be from 0 to 2^62")
         except (TypeError, ValueError, RecursionError) as error:
-            reason = f"it holds no member list of ours: {error}"
+            reason = f"it has no valid member list: {error}"
             raise RendezvousUnreachable(reason) from error
         found: dict[int, Member] = {}
         for row in rows:

@@ -275,8 +275,8 @@ class Membership(ServiceThread):
             return
         if self._was_stopped:
             self._stand_aside(
-                "this process was stopped for so long that the others went on without "
-                "it; it takes their weights before it exchanges with them again"
+                "this process was stopped for so long that the others continued "
+                "without it; it takes their weights before it exchanges with them again"
             )
             return
         if self.member.number in self.members.by_number:
@@ -301,8 +301,8 @@ class Membership(ServiceThread):
             mine = [self.member.incarnation]
             self._change(store, lambda old: _without(old, mine))
             self._stand_aside(
-                f"{ahead} has trained from other weights, and further: this "
-                "super-learner takes those before it exchanges with anyone"
+                f"{ahead} is further ahead in a training from other weights: this "
+                "super-learner takes those before it exchanges with others"
             )
 
     def _found(self, store: MemberStore) -> None:
@@ -376,7 +376,7 @@ class Membership(ServiceThread):
         # An island that only begins waits for it, and says so elsewhere.
         if self._was_in:
             _log.warning(
-                "the rendezvous at %s cannot be reached (%s): training goes on with "
+                "the rendezvous at %s cannot be reached (%s): training continues with "
                 "the known super-learners, and no other can join",
                 *(self._rendezvous.address, reason),
             )

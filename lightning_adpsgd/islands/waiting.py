@@ -36,8 +36,8 @@ class Wait:
         waited = time.monotonic() - self._begin
         if waited > self._seconds:
             raise RuntimeError(
-                f"{self._whom} could not be had within {self._seconds:g} s: "
-                f"{reason or 'no answer'}. To mend it, {self._remedy}"
+                f"{self._whom} could not be obtained within {self._seconds:g} s: "
+                f"{reason or 'no answer'}. As a remedy, {self._remedy}"
             )
         if waited >= self._notice_s:
             self._notice_s = 2 * waited

@@ -435,6 +435,6 @@ def _complete(begin: Callable[[], dist.Work | None], timeout: timedelta) -> None
     except RuntimeError as error:
         raise SuperLearnerBroken(
             "the learners of this super-learner did not gather their shards within "
-            f"{timeout}: {error}. See whether all its processes run; if one is only "
+            f"{timeout}: {error}. Check whether all its processes run; if one is only "
             "slow, raise `timeout`"
         ) from error

@@ -123,8 +123,8 @@ def read(path: str | Path) -> Calibration:
         return Calibration(**json.loads(text))
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is no calibration: {error}; `python -m lightning_adpsgd "
-            "calibrate` writes it anew"
+            f"{path} is not a calibration: {error}; write it again with `python -m "
+            "lightning_adpsgd calibrate`"
         ) from error
 
 

@@ -73,7 +73,7 @@ def collect(folders: Sequence[Path]) -> Report:
 
 def _collect(folder: Path) -> Report:
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
+        raise ValueError(f"the folder {folder} does not exist")
     files = list(_files_below(folder))
     runs = {path: _run(folder, path) for path in _outermost(files)}
     rows = [_read_row(path) for path in files if path.name.endswith(_ROW)]
@@ -85,7 +85,7 @@ def _collect(folder: Path) -> Report:
     report.notes = [_read_notes(path) for path in files if path.name.endswith(_NOTES)]
     if not any(vars(report).values()):
         raise ValueError(
-            f"{folder} holds nothing of a run: no {_METRICS} of a CSVLogger, *{_ROW}, "
+            f"{folder} has no files of a run: no {_METRICS} of a CSVLogger, *{_ROW}, "
             f"*{SUFFIX}, {_SCORE} or *{_NOTES}"
         )
     return report

@@ -18,7 +18,9 @@ def read_json(path: Path, kind: type = dict) -> Any:
         value = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         where = f"{path}, line {error.lineno}"
-        raise ValueError(f"{where}: the file is not whole JSON: {error.msg}") from error
+        raise ValueError(
+            f"{where}: the file is not complete JSON: {error.msg}"
+        ) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}, byte {error.start}: not UTF-8") from error
     if not isinstance(value, kind):
@@ -42,7 +44,7 @@ def read_table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             if len(cells) != len(names):
                 raise ValueError(
                     f"{where}: {len(cells)} cells under {len(names)} headings; the "
-                    "file is not whole"
+                    "file is incomplete"
                 )
             yield where, {n: cell for n, cell in zip(names, cells, strict=True) if cell}
 

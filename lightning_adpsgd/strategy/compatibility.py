@@ -67,8 +67,8 @@ def check_arguments_of_shards(arguments: Mapping[str, Any]) -> None:
         if name not in allowed and value != default:
             raise ValueError(
                 f'`{name}` must not be set with `inside="model_parallel"`, got '
-                f"{value!r}: there is no DDP inside a super-learner, and learners are "
-                "processes that begin on their own"
+                f"{value!r}: there is no DDP inside a super-learner, and learners "
+                "start as separate processes"
             )
 
 
@@ -126,8 +126,8 @@ def _refuse_with_shards(trainer: pl.Trainer, strategy: DDPStrategy) -> None:
     if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
         raise ValueError(
             '`precision` must not be "16-mixed" with `inside="model_parallel"`, got a '
-            f"{type(scaler).__name__}: each learner would skip steps by its own shard; "
-            'use "bf16-mixed", or FSDP2\'s `MixedPrecisionPolicy`'
+            f"{type(scaler).__name__}: each learner would skip steps based on its own "
+            'shard; use "bf16-mixed", or FSDP2\'s `MixedPrecisionPolicy`'
         )
     for callback in getattr(trainer, "callbacks", ()):
         # Each keeps or changes whole weights.
@@ -168,13 +168,13 @@ def _refuse_ddp_arguments(size: int, ddp: Mapping[str, Any]) -> None:
     if (period := ddp.get("model_averaging_period")) is not None:
         raise ValueError(
             f"`model_averaging_period` must not be set, got {period}: this strategy "
-            "averages models by itself; see `topology` and `gossip_every`"
+            "averages models itself; see `topology` and `gossip_every`"
         )
     for name in _OF_AN_ALLREDUCE:
         if size == 1 and ddp.get(name) is not None:
             raise ValueError(
                 f"`{name}` must not be set with `super_learner_size=1`, got "
-                f"{ddp[name]}: a learner on its own has no gradient allreduce that it "
+                f"{ddp[name]}: a single learner has no gradient allreduce that it "
                 "could apply to; leave it out, or make larger super-learners"
             )
 
@@ -185,8 +185,8 @@ def _refuse_layer_sync(layer_sync: Any, size: int, device: str) -> None:
     if not isinstance(layer_sync, TorchSyncBatchNorm):
         raise ValueError(
             f"`plugins` must hold no layer synchronisation but Lightning's own, got "
-            f"{type(layer_sync).__name__}: it is not known which learners it ties "
-            "together"
+            f"{type(layer_sync).__name__}: it is unknown which learners it "
+            "synchronises"
         )
     if size > 1 and device == "cpu":
         raise ValueError(
@@ -199,7 +199,7 @@ def _refuse_layer_sync(layer_sync: Any, size: int, device: str) -> None:
 _ALLOWED_WITH_WORK_SHARING: dict[str, tuple[Any, str]] = {
     "use_distributed_sampler": (
         True,
-        "the samples of each learner are chosen here; give all learners all data",
+        "this strategy chooses the samples of each learner; give all learners all data",
     ),
     "limit_train_batches": (
         1.0,
@@ -208,7 +208,7 @@ _ALLOWED_WITH_WORK_SHARING: dict[str, tuple[Any, str]] = {
     ),
     "val_check_interval": (
         1.0,
-        "learners come to a number of batches at different times, or never",
+        "learners reach a number of batches at different times, or never",
     ),
     "max_steps": (-1, "learners make different numbers of steps; use `max_epochs`"),
     "min_steps": (None, "learners make different numbers of steps; use `min_epochs`"),
@@ -243,7 +243,7 @@ def _callbacks_that_count(trainer: pl.Trainer) -> Iterator[str]:
             if every is not None:
                 yield (
                     "`every_n_train_steps` must not be set with `work_sharing=True`, "
-                    f"got {every}: learners come to a number of steps at different "
+                    f"got {every}: learners reach a number of steps at different "
                     "times, or never; use "
                     "`lightning_adpsgd.callbacks.SaveWithinEpoch`"
                 )
@@ -259,14 +259,14 @@ def _callbacks_that_count(trainer: pl.Trainer) -> Iterator[str]:
         if isinstance(callback, BatchSizeFinder | LearningRateFinder):
             yield (
                 f"`{type(callback).__name__}` cannot be used with `work_sharing=True`: "
-                "it trains for a number of steps and then begins the epoch anew; find "
-                "the value beforehand, without work sharing"
+                "it trains for a number of steps and then restarts the epoch; find "
+                "the value in advance, without work sharing"
             )
 
 
 def _clock(argument: str) -> str:
     return (
-        f"`{argument}` must not be set with `work_sharing=True`: which batch of a "
-        "learner is its last shows only when it asks for the next; use `max_epochs` "
+        f"`{argument}` must not be set with `work_sharing=True`: a learner knows "
+        "its last batch only when it asks for the next; use `max_epochs` "
         "and `lightning_adpsgd.callbacks.SaveWithinEpoch`"
     )

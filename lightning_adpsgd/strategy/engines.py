@@ -74,7 +74,7 @@ class Engine(NamedTuple):
         return self.island.started_from
 
     def stop(self) -> None:
-        """Ends cleanly: peers are told, threads joined."""
+        """Ends cleanly: tells peers and joins threads."""
         (self.island or self.communication).stop()
 
     def abort(self) -> None:
@@ -113,8 +113,8 @@ def _check_complex(flat: FlatParameters) -> None:
     both = [dtype for dtype in dtypes if dtype.is_complex and dtype.to_real() in dtypes]
     if both:
         raise ValueError(
-            f"with `super_learner_size` above 1, {both[0]} weights must not be beside "
-            f"{both[0].to_real()} ones: hold them as real numbers "
+            f"with `super_learner_size` above 1, {both[0]} weights must not be mixed "
+            f"with {both[0].to_real()} ones: hold them as real numbers "
             "(`torch.view_as_real`), in another precision, or set "
             "`super_learner_size=1`"
         )

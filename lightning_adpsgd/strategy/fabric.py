@@ -323,8 +323,8 @@ def _check_trains(job: Job) -> None:
     if not job.running:
         raise RuntimeError(
             "`optimizer.step()` needs a module in training: set it up before or with "
-            "its optimizer (`fabric.setup(module, optimizer)`), and once more to train "
-            "on after `fabric.strategy.finish()`"
+            "its optimizer (`fabric.setup(module, optimizer)`), and again to continue "
+            "after `fabric.strategy.finish()`"
         )
     if job.in_consensus:
         raise RuntimeError(

@@ -237,7 +237,7 @@ class Job:
         """
         if self._closed:
             raise RuntimeError(
-                "this training has ended; set the module up once more to train on"
+                "this training has ended; set up the module again to continue training"
             )
         self.flat.rebind()
         self.flat.check_views()

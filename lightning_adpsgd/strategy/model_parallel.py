@@ -78,7 +78,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         """
         if self._mesh is None:
             raise RuntimeError(
-                '`device_mesh` exists with `inside="model_parallel"`, from '
+                '`device_mesh` exists only with `inside="model_parallel"`, from '
                 "`configure_model` on"
             )
         return self._mesh

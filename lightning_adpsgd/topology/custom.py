@@ -202,7 +202,7 @@ def _partners(pairs: Matching, number: int) -> Partners:
         if twice := set(pair) & partners.keys():
             raise ValueError(
                 f"super-learner {min(twice)} is in two pairs of matching {number} of "
-                "`topology`; put one of them into a matching of its own"
+                "`topology`; put one of them into another matching"
             )
         i, j = pair
         partners |= {i: j, j: i}

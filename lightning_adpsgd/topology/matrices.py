@@ -54,15 +54,19 @@ def check_mixing(mixing: Tensor) -> None:
             or column that does not sum to one.
     """
     if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1]:
-        raise ValueError(f"a mixing matrix is square, got shape {tuple(mixing.shape)}")
+        raise ValueError(
+            f"a mixing matrix must be square, got shape {tuple(mixing.shape)}"
+        )
     if not bool((mixing >= 0).all()):
-        raise ValueError(f"a mixing matrix has no negative entry, got {mixing.min()}")
+        raise ValueError(
+            f"a mixing matrix must have no negative entry, got {mixing.min()}"
+        )
     for axis, name in enumerate(("column", "row")):
         error = (mixing.sum(axis) - 1).abs().max().item()
         if error > _TOLERANCE:
             raise ValueError(
-                f"each {name} of a mixing matrix sums to 1, one is off by {error:.3g}; "
-                "thirds and the like need `dtype=torch.float64`"
+                f"each {name} of a mixing matrix must sum to 1, one is off by "
+                f"{error:.3g}; thirds and the like need `dtype=torch.float64`"
             )
 
 
@@ -80,8 +84,8 @@ def check_consensus(rounds: Sequence[Tensor]) -> None:
     keeps_own = all(bool((mixing.diagonal() > 0).all()) for mixing in rounds)
     if size > 1 and not keeps_own and contraction(rounds) > 1 - _ROUNDING:
         raise ValueError(
-            "`topology` passes a disagreement on undiminished, so that consensus is "
-            "never reached; leave each super-learner a share of its own weights, as "
+            "`topology` preserves a disagreement, so that consensus is never "
+            "reached; leave each super-learner a share of its own weights, as "
             "(I + T) / 2 does"
         )
 
@@ -97,8 +101,8 @@ def check_connected(size: int, edges: Iterable[Sequence[int]]) -> None:
     if apart:
         some = ", ".join(map(str, apart[:8])) + (", ..." if len(apart) > 8 else "")
         raise ValueError(
-            f"`topology` must join all {size} super-learners within its period, but no "
-            f"path leads from super-learner 0 to {some}; add edges between the parts"
+            f"`topology` must connect all {size} super-learners within its period, but "
+            f"no path leads from super-learner 0 to {some}; add edges between the parts"
         )
 
 

@@ -131,8 +131,8 @@ def check_part(part: Part) -> None:
         error = abs(sum(shares.values()) - 1)
         if not error <= 1e-9:
             raise ValueError(
-                f"what a super-learner {verb} in a round of `topology` sums to 1, it "
-                f"is off by {error:.3g}"
+                f"the shares that a super-learner {verb} in a round of `topology` must "
+                f"sum to 1, they are off by {error:.3g}"
             )
 
 

@@ -38,9 +38,9 @@ class PeerLost(RuntimeError):
     ) -> None:
         whom = "a super-learner" if peer is None else f"super-learner {peer}"
         super().__init__(
-            f"lost {whom} while {operation}: {reason}. See whether its "
-            "process still runs and what it printed last; if it is only slow to "
-            'answer, raise `timeout`; under "sync" and "delay_by_one" give all '
+            f"lost {whom} while {operation}: {reason}. Check whether its "
+            "process still runs and what it printed last. If it is only slow to "
+            'answer, raise `timeout`. Under "sync" and "delay_by_one", give all '
             "learners equally many batches"
         )
         self.peer, self.detail = peer, f"{operation}: {reason}"

@@ -72,7 +72,7 @@ class Source:
         self._batches = iter(self._batches_of(self._learner))
         for batch in self._batches:
             return batch
-        raise ValueError(f"learner {self._learner} was given no batch for an epoch")
+        raise ValueError(f"learner {self._learner} got no batches for an epoch")
 
 
 def shares_of(

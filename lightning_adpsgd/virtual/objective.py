@@ -218,13 +218,13 @@ def _configured(module: pl.LightningModule) -> Update:
         configs = _configure_schedulers_automatic_opt(schedulers, monitor)
     if len(optimizers) != 1:
         raise ValueError(
-            "`configure_optimizers` must give one optimizer, got "
+            "`configure_optimizers` must return one optimizer, got "
             f"{len(optimizers)} of {type(module).__name__}"
         )
     if any(config.reduce_on_plateau for config in configs):
         raise ValueError(
-            "`configure_optimizers` must not give `ReduceLROnPlateau`: there is no "
-            "Trainer here whose metrics it could watch; use `lr_schedule`"
+            "`configure_optimizers` must not return `ReduceLROnPlateau`, which "
+            "needs the metrics of a Trainer; use `lr_schedule`"
         )
     return Update(optimizers[0], configs)
 
@@ -236,8 +236,8 @@ def _configure(module: pl.LightningModule) -> Any:
         if module._trainer is not None or "attached to a `Trainer`" not in str(error):
             raise
         raise ValueError(
-            "`configure_optimizers` must not ask for a Trainer, of which there is none "
-            f"here, got {type(module).__name__}; train it by "
+            "`configure_optimizers` must not use the Trainer, because there is none, "
+            f"got {type(module).__name__}; train it by "
             '`Trainer(strategy="hadpsgd_virtual")`, or give `optimizer` and '
             "`lr_schedule`"
         ) from error

@@ -226,7 +226,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)
         rank_zero_warn(
-            '`strategy="hadpsgd_virtual"` does not go on where the checkpoint was '
+            '`strategy="hadpsgd_virtual"` does not continue where the checkpoint was '
             f"written: all {self.num_super_learners} super-learners start from the "
             "consensus model and the optimizer state of the first of them, at "
             "simulated time 0; for the same numbers as without a break, train again "
@@ -244,7 +244,7 @@ def _refuse_unsupported(trainer: pl.Trainer, devices: Sequence[torch.device]) ->
         raise ValueError(
             '`devices` and `num_nodes` must be 1 with `strategy="hadpsgd_virtual"`, '
             f"which simulates all learners on one device, got {len(devices)} and "
-            f'{trainer.num_nodes}; to use them all, `strategy="hadpsgd"`'
+            f'{trainer.num_nodes}; to use them all, set `strategy="hadpsgd"`'
         )
     module = trainer.lightning_module
     if not module.automatic_optimization:

@@ -91,7 +91,7 @@ class FlatParameters(Weights):
         self._left_out = {} if with_frozen else _frozen(tensors)
         tensors = {n: t for n, t in tensors.items() if n not in self._left_out}
         if self._left_out and not tensors:
-            raise ValueError("all weights are frozen, so that none could be averaged")
+            raise ValueError("all weights are frozen, so there is nothing to average")
         for dtype in sorted({t.dtype for t in tensors.values()}, key=str):
             group = {n: t for n, t in tensors.items() if t.dtype == dtype}
             self._flatten(group, shards)
@@ -153,9 +153,9 @@ class FlatParameters(Weights):
         for name, weight in self._left_out.items():
             if weight.requires_grad:
                 raise RuntimeError(
-                    f"`{name}` was frozen at set-up and is trained, but is not "
-                    "averaged with `exchange_frozen=False`; leave that out, or keep "
-                    "the weight frozen"
+                    f"`{name}` was frozen at set-up and is now trained, but "
+                    "`exchange_frozen=False` does not average it; leave that out, or "
+                    "keep the weight frozen"
                 )
 
     @torch.no_grad()

@@ -157,7 +157,7 @@ def check_sharding(module: nn.Module, num_learners: int, shared_by: int = 1) -> 
     for name, buffer in module.named_buffers():
         if shared_by > 1 and _cut(buffer):
             raise ValueError(
-                f"`{name}` must not be a buffer that is cut, got {_cut(buffer)!r} over "
+                f"`{name}` must be a whole buffer, got {_cut(buffer)!r} over "
                 f"{shared_by} learners: replicate it, or make it a parameter"
             )
 

@@ -103,7 +103,7 @@ class Settings:
             others are held against.
         batches: global batches of all algorithms, from small to large.
         seeds: number of seeds, counted from 0.
-        min_rate: lowest peak learning rate; the grid goes on by factors of sqrt(2).
+        min_rate: lowest peak learning rate; the grid continues by factors of sqrt(2).
         max_rate: highest peak learning rate.
         num_learners: number of learners of every algorithm.
         super_learner_size: number of learners per super-learner of "hadpsgd".

@@ -43,7 +43,7 @@ def run_demo(
     generated_minutes: tuple[float, float] | None,
     race_seconds: float = 0.0,
 ) -> list[Result]:
-    """Runs what is not finished, prints the table, writes `settings.out/report.html`.
+    """Runs unfinished stages, prints the table, and writes `settings.out/report.html`.
 
     Args:
         settings: settings of all runs; each run replaces its name and the strategy.
@@ -55,7 +55,7 @@ def run_demo(
         The results in the order of the table, without those of the race.
 
     Raises:
-        ValueError: `settings` are of a race themselves.
+        ValueError: `settings` already describe a race.
     """
     if settings.timed is not None:
         raise ValueError(

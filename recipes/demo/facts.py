@@ -1,4 +1,4 @@
-"""Where and from what a result comes: machine, versions, commit, command."""
+"""The provenance of a result: machine, versions, commit, command."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _PACKAGES = ("torch", "lightning", "torchaudio", "kaldifst", "kaldi-decoder")
 
 
 def facts_of(runs: Sequence[Settings], corpus: str) -> dict[str, str]:
-    """Everything that a reader needs to measure again.
+    """Everything that a reader needs to repeat the measurement.
 
     Args:
         runs: settings of each run; they differ in name and strategy alone.

@@ -1,4 +1,4 @@
-"""The last steps of a run's learners, as the callback `Timeline` writes them."""
+"""Reads the last steps of a run's learners, which the callback `Timeline` writes."""
 
 import csv
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ class Step(NamedTuple):
 
     Attributes:
         begin: Seconds since 1970.
-        end: The same.
-        waited: Seconds of them in which it waited for others.
-        peers: Learners with which it has exchanged meanwhile.
+        end: Seconds since 1970.
+        waited: Seconds in between for which it waited for others.
+        peers: Learners that it exchanged with in between.
     """
 
     begin: float
@@ -28,7 +28,7 @@ def read_lanes(folder: Path) -> list[list[Step]]:
     """The steps of each learner, from learner 0 on.
 
     Raises:
-        ValueError: A line is not that of a step; the message has file and line.
+        ValueError: A line is not a step; the message has file and line.
     """
     paths = sorted(
         folder.glob(f"*{_SUFFIX}"), key=lambda path: int(path.name[: -len(_SUFFIX)])

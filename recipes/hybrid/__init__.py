@@ -1,1 +1,6 @@
-"""A hybrid speech recogniser from sound to word error rate: what every recipe runs."""
+"""The stages of every speech recipe, from sound to word error rate.
+
+Begin with `stages/__init__.py`, the table of stages. On the way from a recording to
+words they are `prepare` (utterances), `features` (frames), `align` or `triphone`
+(labels), `train` (network), `graph` (search graph), `decode` (words) and `score`.
+"""

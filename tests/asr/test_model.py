@@ -241,7 +241,7 @@ def test_a_checkpoint_is_enough_to_evaluate_an_utterance(tmp_path):
 
 
 def test_a_hop_longer_than_the_window_is_refused():
-    with pytest.raises(ValueError, match="`hop` must lie in 1 to `window` 21, got 22"):
+    with pytest.raises(ValueError, match="`hop` must be from 1 to `window` 21, got 22"):
         small_model(hop=22)
 
 

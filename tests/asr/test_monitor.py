@@ -240,7 +240,9 @@ def test_of_two_that_gossip_one_decodes_and_holds_no_connection(tmp_path) -> Non
 
 
 def test_no_utterance_is_refused() -> None:
-    with pytest.raises(ValueError, match="`utterances` must hold at least one"):
+    with pytest.raises(
+        ValueError, match="`utterances` must have at least one utterance"
+    ):
         WordErrorMonitor({}, read_off)
 
 

@@ -170,7 +170,7 @@ def test_a_file_that_cannot_be_used_does_not_keep_others_back(exported, call, ca
     there = ["transcribe", "no.wav", str(call), "--model", str(exported)]
     assert main(there) == 1
     found = capsys.readouterr()
-    assert "error: no.wav: there is no such file" in found.err
+    assert "error: no.wav: the file does not exist" in found.err
     assert "call A" in found.out
 
 

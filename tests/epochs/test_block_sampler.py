@@ -120,8 +120,8 @@ def test_nothing_grows_with_the_number_of_samples() -> None:
     ("arguments", "message"),
     [
         ((0, 0), "`num_samples` must be at least 1, got 0"),
-        ((5, 0, 0), "`block` must lie in 1 to `window` 65536, got 0"),
-        ((5, 0, 9, 8), "`block` must lie in 1 to `window` 8, got 9"),
+        ((5, 0, 0), "`block` must be from 1 to `window` 65536, got 0"),
+        ((5, 0, 9, 8), "`block` must be from 1 to `window` 8, got 9"),
     ],
 )
 def test_orders_that_cannot_be_are_refused(

@@ -23,7 +23,7 @@ def test_who_waits_for_a_rendezvous_says_so_and_obeys_signals(
         assert "waiting for the rendezvous at tcp://127.0.0.1" in said
         assert "for at most 1800 s" in said
         assert "python -m lightning_adpsgd rendezvous --port" in said
-        assert "training goes on" not in said
+        assert "training continues" not in said
         islands.signal("a", number)
         assert islands.exit_code("a") == code
         assert "AssertionError" not in islands.output("a")

@@ -201,7 +201,7 @@ def test_the_last_one_goes_on_alone_and_says_so(
         until(lambda: trained[0].island.statistics().lost == 1, "the warning")
     told = [r.message for r in caplog.records if "lost super-learner 1" in r.message]
     assert len(told) == 1
-    assert "training goes on with this super-learner alone" in told[0]
+    assert "training continues with this super-learner alone" in told[0]
 
 
 def test_an_island_comes_back_under_another_number() -> None:

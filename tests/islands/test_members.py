@@ -124,7 +124,7 @@ def test_only_a_suspect_is_due() -> None:
     "row", [None, "row", {}, [], [1, "a", "b"], [1, "a", "b", [], "", "", "more"]]
 )
 def test_what_is_no_row_of_a_member_is_refused(row: object) -> None:
-    with pytest.raises(ValueError, match="a row has 4 to 6 fields"):
+    with pytest.raises(ValueError, match="a row must have 4 to 6 fields"):
         Member.from_row(row)
 
 

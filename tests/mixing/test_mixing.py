@@ -297,7 +297,9 @@ def test_an_optimizer_that_calls_its_closure_often_averages_once_a_step() -> Non
 
 def test_a_schedule_refuses_a_matrix_that_loses_mass() -> None:
     leaky = Topology("leaky", lambda index, *_: {index: 0.5}, lambda size: 1)
-    with pytest.raises(ValueError, match=r"takes .* sums to 1, it is off by 0.5"):
+    with pytest.raises(
+        ValueError, match=r"takes .* must sum to 1, they are off by 0.5"
+    ):
         Schedule(leaky, 3).part(0, 0)
-    with pytest.raises(ValueError, match="sums to 1"):
+    with pytest.raises(ValueError, match="must sum to 1"):
         Schedule(leaky, 3).mixing(0)

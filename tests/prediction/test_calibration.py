@@ -86,7 +86,7 @@ def test_a_bad_number_is_named_with_its_file(
 ) -> None:
     file.write_text(json.dumps({**asdict(FOUND), name: value}, indent=1))
     with pytest.raises(
-        ValueError, match=f"machine.json is no calibration: .*{message}"
+        ValueError, match=f"machine.json is not a calibration: .*{message}"
     ):
         read(file)
 
@@ -94,10 +94,14 @@ def test_a_bad_number_is_named_with_its_file(
 def test_a_file_that_is_not_whole_is_refused(file: Path) -> None:
     lines = file.read_text().splitlines()
     file.write_text("\n".join(lines[:4]))
-    with pytest.raises(ValueError, match=r"machine\.json is no calibration: .*line 4"):
+    with pytest.raises(
+        ValueError, match=r"machine\.json is not a calibration: .*line 4"
+    ):
         read(file)
     file.write_text("[1]")
-    with pytest.raises(ValueError, match=r"machine\.json is no calibration: .*mapping"):
+    with pytest.raises(
+        ValueError, match=r"machine\.json is not a calibration: .*mapping"
+    ):
         read(file)
     file.write_text('{\n "bandwidth": 1\n}\n')
     with pytest.raises(ValueError, match=r"missing .* arguments: .*'copy'"):

@@ -166,12 +166,12 @@ def test_a_score_of_something_else_is_left_out(tmp_path):
 
 
 def test_a_folder_without_a_run_says_what_was_looked_for(tmp_path):
-    with pytest.raises(ValueError, match=r"holds nothing of a run: no metrics\.csv"):
+    with pytest.raises(ValueError, match=r"has no files of a run: no metrics\.csv"):
         collect([tmp_path])
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"there is no folder .*/nowhere"):
+    with pytest.raises(ValueError, match=r"the folder .*/nowhere does not exist"):
         collect([tmp_path / "nowhere"])
 
 
@@ -182,7 +182,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         ("metrics.csv", "step,val_loss\n1,2\n2,o\n", r"line 3: `val_loss` must be a"),
         ("metrics.csv", "step,val_loss\nx,2\n", r"line 2: `step` must be a number"),
         ("a.run.csv", "name,lr\n", r"a\.run\.csv, line 2: the row of the run is"),
-        ("score.json", '{"parts":\n{"SWB"', r"score\.json, line 2: the file is not w"),
+        ("score.json", '{"parts":\n{"SWB"', r"score\.json, line 2: the file is not c"),
         ("a.page.json", "[]", r"page\.json: expected a JSON dict, got list"),
         ("score.json", '{"parts": {"SWB": {}}}', r"part 'SWB' must have `num_words`"),
         ("a.page.json", '{"facts": []}', r"page\.json: `facts` must be a JSON dict"),

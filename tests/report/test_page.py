@@ -127,7 +127,9 @@ def test_a_broken_file_leaves_the_old_page_as_it_was(tmp_path, capsys):
     assert b"<title>Mine</title>" in before
     (tmp_path / "score.json").write_text('{"parts":')
     assert main(["report", str(tmp_path), "--out", str(out)]) == 2
-    assert "score.json, line 1: the file is not whole JSON" in capsys.readouterr().err
+    assert (
+        "score.json, line 1: the file is not complete JSON" in capsys.readouterr().err
+    )
     assert out.read_bytes() == before
 
 

@@ -72,7 +72,7 @@ def test_steps_that_nobody_would_learn_of_are_refused() -> None:
     for early, inside, late in values(learners(2, program)):
         assert "set it up before or with its optimizer" in early
         assert "within `fabric.strategy.consensus()` would be lost" in inside
-        assert "once more to train on after `fabric.strategy.finish()`" in late
+        assert "again to continue after `fabric.strategy.finish()`" in late
 
 
 def test_a_teardown_in_the_middle_waits_for_nobody() -> None:

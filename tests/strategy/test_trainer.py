@@ -153,12 +153,12 @@ def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(
         ),
         (
             {"link_budget": 1e6},
-            "`link_budget` is not an option any more: .*`gossip_every`",
+            "`link_budget` is no longer an option: .*`gossip_every`",
         ),
-        ({"max_reloads": 3}, "`max_reloads` is not an option any more: .*three times"),
+        ({"max_reloads": 3}, "`max_reloads` is no longer an option: .*three times"),
         (
             {"max_wait": 0.1},
-            r"`max_wait` is not an option any more: .*ReadyPairs\(max_w",
+            r"`max_wait` is no longer an option: .*ReadyPairs\(max_w",
         ),
         ({"cpu_share": "5 %"}, "`cpu_share` must be a number, got '5 %'"),
         ({"work_sharing": 1}, "`work_sharing` must be True or False or None, got 1"),
@@ -223,7 +223,7 @@ def test_options_come_in_the_order_in_which_a_user_turns_them() -> None:
     assert places == sorted(places)
     told = " ".join(documented.split())
     ends = re.search(
-        r"Up to `(\w+)` stands .* first, then .* tune, and from `(\w+)`", told
+        r"up to `(\w+)` are .* first\. .* tuning, and those from `(\w+)`", told
     )
     assert ends is not None
     assert names.index(ends[1]) < names.index("order") < names.index(ends[2])

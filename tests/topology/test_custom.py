@@ -233,8 +233,8 @@ def test_asynchronous_exchanges_along_it_keep_the_sum(given_: Any) -> None:
         (torch.ones(2, 2), r"matrix 0 of `topology`: each column .* off by 1;"),
         ([TWO_RACKS, identity(3)], r"matrix 1 .* of shape \(4, 4\), got \(3, 3\)"),
         (torch.ones(4), "square"),
-        (identity(4), "join all 4 .* super-learner 0 to 1, 2, 3"),
-        (identity(4).roll(1, 0), "undiminished"),
+        (identity(4), "connect all 4 .* super-learner 0 to 1, 2, 3"),
+        (identity(4).roll(1, 0), "preserves a disagreement"),
         ([[0.5, 0.6], [0.5, 0.4]], "each row .* off by 0.1"),
         ([[(0, 1), (1, 2)]], "super-learner 1 is in two pairs of matching 0"),
         ([[(0, 1)], [(2, 3), (3, 2)]], "super-learner 2 is in two pairs of matching 1"),
@@ -257,9 +257,9 @@ def test_a_thing_that_is_no_topology_is_refused_by_its_fault(
     ("topology", "message"),
     [
         (from_matrices([TWO_RACKS]), "matrices for 4 super-learners.*there are 5"),
-        (from_matchings(SQUARE), "join all 5 .* super-learner 0 to 4"),
+        (from_matchings(SQUARE), "connect all 5 .* super-learner 0 to 4"),
         (from_matchings([[(0, 7)]]), "pair with super-learner 7, but there are 5"),
-        (from_matchings([[]]), "join all 5 .* to 1, 2, 3, 4"),
+        (from_matchings([[]]), "connect all 5 .* to 1, 2, 3, 4"),
         (
             from_function(lambda size, round, seed: identity(4)),
             r"round 0 must be of shape \(5, 5\), got \(4, 4\)",

@@ -78,5 +78,5 @@ def test_data_that_cannot_be_dealt_is_refused() -> None:
         shares_of(DATA, 1, num_learners=25, seed=0)
     with pytest.raises(ValueError, match="`local_batch_size` is needed"):
         shares_of(DATA, None, num_learners=2, seed=0)
-    with pytest.raises(ValueError, match="learner 2 was given no batch"):
+    with pytest.raises(ValueError, match="learner 2 got no batches"):
         Source(lambda learner: [], 2).next()

@@ -66,7 +66,7 @@ def test_a_training_step_is_told_the_number_of_its_batch_by_place() -> None:
     ("module", "message"),
     [
         (WithHook, "`on_after_batch_transfer`, which is not called .* got WithHook; "),
-        (AsksTheTrainer, "must not ask for a Trainer, .* got AsksTheTrainer; train "),
+        (AsksTheTrainer, "must not use the Trainer, .* got AsksTheTrainer; train "),
     ],
 )
 def test_what_needs_a_trainer_is_refused(module: Any, message: str) -> None:
@@ -156,13 +156,13 @@ def test_a_score_is_the_mean_loss_per_sample_in_evaluation_mode() -> None:
 @pytest.mark.parametrize(
     ("configured", "message"),
     [
-        (lambda o: [o, o], "must give one optimizer, got 2 of Module"),
+        (lambda o: [o, o], "must return one optimizer, got 2 of Module"),
         (
             lambda o: {
                 "optimizer": o,
                 "lr_scheduler": {"scheduler": ReduceLROnPlateau(o), "monitor": "x"},
             },
-            "must not give `ReduceLROnPlateau`",
+            "must not return `ReduceLROnPlateau`",
         ),
     ],
 )

@@ -44,7 +44,7 @@ _TIMES = re.compile(r"\s*-?\d+(\.\d*)?\s+-?\d+(\.\d*)?\s")
 
 
 def normalise_callhome(text: str) -> tuple[str, ...]:
-    """The words of a turn; None if part of it was not understood."""
+    """The words of a turn that was understood completely."""
     # Sounds wait under a sign that no mark holds while the marks are taken away.
     plain = _SOUND.sub(" \1 ", _LAUGHTER.sub(" \2 ", _GONE.sub(" ", text)))
     tokens = _MARKS.sub(" ", plain).lower().split()

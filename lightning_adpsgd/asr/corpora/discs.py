@@ -49,8 +49,8 @@ def find_files(roots: Iterable[Path], skipped: Skipped) -> list[DiscFile]:
     for root in roots:
         if not root.is_dir():
             raise CorpusError(
-                f"{root}: expected the folder of a corpus, there is none; give the "
-                "folder into which the discs were copied"
+                f"{root}: expected the folder of a corpus, but it does not exist; "
+                "give the folder that the discs were copied to"
             )
         if _is_first(root, seen, Skipped()):  # given twice, it is searched once
             for path in _walk(root, seen, skipped):

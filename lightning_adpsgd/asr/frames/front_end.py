@@ -54,10 +54,10 @@ class FrontEnd:
 
     @classmethod
     def load(cls, path: Path) -> "FrontEnd":
-        """Reads what `save` wrote.
+        """Reads a file of `save`.
 
         Raises:
-            ValueError: The file is missing, truncated or not one of `save`'s.
+            ValueError: The file is missing, truncated or not written by `save`.
         """
         try:
             with np.load(path, allow_pickle=False) as arrays:
@@ -65,7 +65,7 @@ class FrontEnd:
                 matrix = arrays["projection"]
             return cls(num_cepstra, reach, matrix if matrix.size else None)
         except Exception as error:
-            raise ValueError(f"{path} holds no front end: {error}") from error
+            raise ValueError(f"{path} is not a front end: {error}") from error
 
 
 def spliced(log_mel: np.ndarray, num_cepstra: int, reach: int) -> np.ndarray:

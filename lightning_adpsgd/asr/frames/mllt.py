@@ -35,7 +35,9 @@ def diagonalising(
     covariances, frames = covariances[seen], frames[seen]
     spread = np.einsum("c,cij->ij", frames, covariances) / frames.sum()
     if np.linalg.eigvalsh(spread)[0] <= 0:
-        raise ValueError("`covariances` must not leave out a direction in all classes")
+        raise ValueError(
+            "`covariances` must span every direction in at least one class"
+        )
     floor = _LEAST_VARIANCE * np.trace(spread) / len(spread)
     axes = np.eye(len(spread))
     for _ in range(num_sweeps):

@@ -109,13 +109,13 @@ class Shards(NamedTuple):
             except OSError as error:
                 raise ShardError(
                     f"{path}: shard {number} of {self.num_shards} cannot be read: "
-                    f"{error.strerror}; bring it back, or make the features anew"
+                    f"{error.strerror}; restore it, or make the features again"
                 ) from error
             if found != expected:
                 raise ShardError(
                     f"{path}: shard {number} of {self.num_shards} is broken or "
-                    f"truncated: expected {expected} bytes, found {found}; bring it "
-                    "back, or make the features anew"
+                    f"truncated: expected {expected} bytes, found {found}; "
+                    "restore it, or make the features again"
                 )
 
     def mapped(self, folder: Path) -> mmap.mmap:
@@ -141,7 +141,7 @@ def write_plan(path: Path, shards: Shards) -> None:
 
 
 def read_plan(path: Path) -> Shards:
-    """Reads what `write_plan` wrote.
+    """Reads a file of `write_plan`.
 
     Raises:
         ShardError: The file is damaged, or describes files that this system cannot map.

@@ -71,7 +71,7 @@ class FrameStore:
         if len(self._ids) != len(self.spans) or len(self.spans) == 0:
             raise StoreError(
                 f"{self.folder}: {len(self._ids)} ids and {len(self.spans)} spans; "
-                "expected as many of both, above 0"
+                "expected equal numbers above 0"
             )
         if self.spans[-1, 1] > self.num_frames:
             raise StoreError(
@@ -300,7 +300,9 @@ def _mapped(path: Path, axes: int) -> np.memmap:
     try:
         array = np.load(path, mmap_mode="r")
     except FileNotFoundError as error:
-        raise StoreError(f"{path}: expected an array, there is none") from error
+        raise StoreError(
+            f"{path}: expected an array, but the file does not exist"
+        ) from error
     except ValueError as error:
         raise StoreError(f"{path}: broken or truncated array: {error}") from error
     if array.ndim != axes:

@@ -81,7 +81,7 @@ def _taken(sums: Statistics, rows: list[int]) -> Statistics:
 
 
 def questions(sums: Statistics, floor: np.ndarray) -> np.ndarray:
-    """Sets of phones that sound alike: all that arise while phones are joined.
+    """Sets of similar phones: all sets that arise while phones are joined.
 
     Args:
         sums: Over the frames of each phone.

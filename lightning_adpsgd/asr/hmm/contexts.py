@@ -141,7 +141,7 @@ class _Table:
 
 def _split(keys: np.ndarray, rows: np.ndarray, size: int) -> ContextStatistics:
     if not len(keys):
-        raise ValueError("there is no labelled frame to take statistics of")
+        raise ValueError("there are no labelled frames for the statistics")
     dimension = rows.shape[1] // 2
     sums = Statistics(rows[:, 0], rows[:, 1 : 1 + dimension], rows[:, 1 + dimension :])
     return ContextStatistics(*_parts(keys, size), sums)

@@ -84,10 +84,10 @@ class GaussianMixtures:
 
     @classmethod
     def load(cls, path: str | Path) -> "GaussianMixtures":
-        """Reads what `save` wrote.
+        """Reads a file of `save`.
 
         Raises:
-            ValueError: The file is not one of `save`'s, or is truncated.
+            ValueError: The file was not written by `save`, or is truncated.
         """
         try:
             with np.load(path, allow_pickle=False) as arrays:
@@ -95,7 +95,9 @@ class GaussianMixtures:
         except FileNotFoundError:
             raise
         except Exception as error:
-            raise ValueError(f"{path} holds no Gaussian mixtures: {error}") from error
+            raise ValueError(
+                f"{path} is not a file of Gaussian mixtures: {error}"
+            ) from error
 
 
 class Scorer:

@@ -6,10 +6,10 @@ split of any leaf of any root with the largest gain is made
     gain = L(yes) + L(no) - L(yes + no)
 
 until there are `num_leaves`, or no split gains enough and leaves enough frames on both
-sides. Roots are grown apart, in processes, each further than its share; their sequences
-of splits are then merged by gain, which gives the same tree as one queue for all.
-Questions are sets of phones found by clustering (`clustering.questions`): those about
-the phone before by how phones end, those about the phone after by how they begin.
+sides. Roots are grown separately, in processes, each further than its share. Their
+sequences of splits are then merged by gain, which gives the same tree as one queue for
+all. Questions are sets of phones found by clustering (`clustering.questions`): those
+about the phone before by how phones end, those about the phone after by how they begin.
 """
 
 import heapq

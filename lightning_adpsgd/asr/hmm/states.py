@@ -69,7 +69,7 @@ class Topology:
 
     @property
     def context_width(self) -> int:
-        """Phones that decide on a state: 1, or 3 with the one in the middle."""
+        """The number of phones that determine a state: 1, or 3 with context."""
         return 3 if len(self._tree.splits) else 1
 
     @property
@@ -167,7 +167,7 @@ def write_topology(path: Path, topology: Topology) -> None:
 
 
 def read_topology(path: Path) -> Topology:
-    """Reads what `write_topology` wrote.
+    """Reads a file of `write_topology`.
 
     Raises:
         ValueError: The file is missing, not JSON, or has no usable tree; the message
@@ -176,10 +176,12 @@ def read_topology(path: Path) -> Topology:
     try:
         return _topology(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
-        raise ValueError(f"{path}: expected a decision tree, there is none") from error
+        raise ValueError(
+            f"{path}: expected a decision tree, but the file does not exist"
+        ) from error
     except (ValueError, TypeError, KeyError) as error:
         problem = f"lacks {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"{path} holds no decision tree: {problem}") from error
+        raise ValueError(f"{path} is not a decision tree: {problem}") from error
 
 
 def _topology(value: dict[str, Any]) -> Topology:

@@ -2,7 +2,7 @@
 
 Each pair of a phone and a position in its chain is the root of a tree of its own. An
 inner node asks whether the phone before, or the phone after, is in a set of phones; the
-leaves are the HMM states. So every context has a state, also one that was never heard.
+leaves are the HMM states. So every context has a state, even one that never occurred.
 Without any split the roots are the states: monophones. What lies outside the utterance
 counts as phone 0, the optional silence. `growing` makes trees from statistics.
 """
@@ -168,7 +168,7 @@ def _check_ties(root: np.ndarray, split: np.ndarray, ties: np.ndarray) -> None:
             or tied & {leaf, other}
         ):
             raise ValueError(
-                f"`ties`[{number}] must be two leaves of one root that have not given "
-                f"up their states, got {[leaf, other]}"
+                f"`ties`[{number}] must be two leaves of one root that still have "
+                f"their own states, got {[leaf, other]}"
             )
         tied.add(leaf)

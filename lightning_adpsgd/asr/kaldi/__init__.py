@@ -1,1 +1,1 @@
-"""Kaldi's files: models, alignments, graphs and features in, log-likelihoods out."""
+"""Kaldi's files: reads models, alignments, graphs, features; writes log-likelihoods."""

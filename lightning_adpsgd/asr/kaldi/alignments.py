@@ -40,7 +40,9 @@ def alignment_files(folder: str | Path) -> list[Path]:
     missing = set(range(1, max(numbered, default=0) + 1)) - set(numbered)
     if not numbered or missing:
         wanted = f"ali.{min(missing, default=1)}.gz"
-        raise KaldiError(f"{folder}: expected alignments ali.1.gz ..., no {wanted}")
+        raise KaldiError(
+            f"{folder}: expected alignments ali.1.gz ..., but {wanted} is missing"
+        )
     _check_jobs(folder, len(numbered))
     return [numbered[number] for number in sorted(numbered)]
 

@@ -58,7 +58,7 @@ class _Stream:
         self._used += len(data)
         self.at += len(data)
         if len(data) < size:
-            raise _Damage(f"the archive ends {size - len(data)} bytes too early")
+            raise _Damage(f"the archive ends {size - len(data)} bytes too soon")
         return data
 
     def up_to(self, end: bytes, most: int) -> bytes:
@@ -163,7 +163,7 @@ def _text_integers(stream: _Stream) -> np.ndarray:
 def _count(stream: _Stream) -> int:
     count = int.from_bytes(stream.read(4), "little", signed=True)
     if not 0 <= count < _MOST_VALUES:
-        raise _Damage(f"an array of {count} values cannot be")
+        raise _Damage(f"an array cannot have {count} values")
     return count
 
 
@@ -176,7 +176,7 @@ def _sized(stream: _Stream) -> int:
 
 def _check_size(rows: int, columns: int) -> None:
     if rows * columns >= _MOST_VALUES:
-        raise _Damage(f"a matrix of {rows} rows and {columns} columns cannot be")
+        raise _Damage(f"a matrix cannot have {rows} rows and {columns} columns")
 
 
 def _matrix(stream: _Stream) -> np.ndarray:
@@ -274,8 +274,8 @@ def _place(line: str, table: Path, where: str) -> _Place:
         path = beside
     if not path.exists():
         raise KaldiError(
-            f"{where}: there is no file {path}; if the experiment was moved, change "
-            "the beginning of the paths in its tables"
+            f"{where}: the file {path} does not exist; if the experiment was moved, "
+            "change the beginning of the paths in its tables"
         )
     return _Place(match[1], path, int(match[3] or 0))
 

@@ -47,8 +47,9 @@ class Cmvn:
         if sums is None:
             beside = "" if self._speakers else ", and no utt2spk is beside it"
             raise KaldiError(
-                f"{self._table}: no statistics of the speaker {speaker} of utterance "
-                f"{utterance}{beside}; take the table away if features are normalised"
+                f"{self._table}: no statistics for the speaker {speaker} of utterance "
+                f"{utterance}{beside}; remove the table if features "
+                "are already normalised"
             )
         if sums.shape != (_STATISTICS, features.shape[1] + 1):
             wanted = [_STATISTICS, features.shape[1] + 1]
@@ -69,7 +70,7 @@ class Cmvn:
 
 
 def cmvn_beside(source: str | Path, options: Path | None = None) -> Cmvn | None:
-    """The statistics beside a table `feats.scp`; None where there are none.
+    """The statistics next to a table `feats.scp`; None if there are none.
 
     Args:
         source: Table or archive, as for `archives.read_matrices`.

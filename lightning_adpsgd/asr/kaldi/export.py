@@ -16,7 +16,7 @@ def write_likelihoods(
     """Writes an archive and the table of it.
 
     Args:
-        archive: `loglikes.ark`; the table `loglikes.scp` is put beside it.
+        archive: `loglikes.ark`; the table `loglikes.scp` is written next to it.
         utterances: Log-likelihoods [frames, pdfs], by the names Kaldi knows.
         num_pdfs: Number of pdfs of the model that will decode them.
 

@@ -74,7 +74,7 @@ def read_boundaries(folder: str | Path) -> Boundaries:
     """From a folder `phones` with `word_boundary.int` or `align_lexicon.int`.
 
     Raises:
-        KaldiError: Neither is there, or a line cannot be used.
+        KaldiError: Neither file exists, or a line cannot be used.
     """
     folder = Path(folder)
     if (path := folder / "word_boundary.int").exists():

@@ -64,7 +64,7 @@ class Transitions:
         if len(ids) and not 1 <= ids.min() <= ids.max() <= self.num_ids:
             raise KaldiError(
                 f"transition-ids from {ids.min()} to {ids.max()} do not belong to this "
-                f"model, which has 1 to {self.num_ids}; is it the one of the alignment?"
+                f"model, which has 1 to {self.num_ids}; did it make the alignment?"
             )
         return self.pdf[ids]
 

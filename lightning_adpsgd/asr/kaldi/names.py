@@ -187,5 +187,5 @@ def check_coverage(
         f"{said}, at least {least:.0%} must; missing: "
         f"{', '.join(missing[:NUM_NAMED])}{more}. kaldi.data=DIR names directories "
         "whose `segments` has the times of other names; kaldi.least_coverage=SHARE "
-        "goes on with fewer"
+        "accepts fewer"
     )

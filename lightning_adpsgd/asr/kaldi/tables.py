@@ -19,7 +19,7 @@ class Row(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What an utterance takes of a recording, in seconds; no end: up to its end."""
+    """The span of an utterance in a recording, in seconds; end None: to the end."""
 
     recording: str
     start_s: float

@@ -42,7 +42,7 @@ def check_arpa(path: str | Path) -> dict[int, int]:
         else:
             _check_entry(path, number, line, order)
             found[order] = found.get(order, 0) + 1
-    raise ValueError(f"{path} is cut off: it has no line \\end\\")
+    raise ValueError(f"{path} is truncated: it has no line \\end\\")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -66,7 +66,9 @@ def _announced(path: Path, lines: Iterator[tuple[int, str]]) -> dict[int, int]:
             return counts
         elif in_header:
             raise ValueError(f"{path}:{number}: expected `ngram N=count`, got {line!r}")
-    raise ValueError(f"{path} is no ARPA n-gram: no \\data\\, counts and \\1-grams:")
+    raise ValueError(
+        f"{path} is not an ARPA n-gram file: it lacks \\data\\, counts or \\1-grams:"
+    )
 
 
 def _check_entry(path: Path, number: int, line: str, order: int) -> None:
@@ -80,7 +82,7 @@ def _check_entry(path: Path, number: int, line: str, order: int) -> None:
         try:
             float(text)
         except ValueError:
-            raise ValueError(f"{path}:{number}: {text!r} is no number") from None
+            raise ValueError(f"{path}:{number}: {text!r} is not a number") from None
 
 
 def _compare(

@@ -112,7 +112,7 @@ def _count(sentences: Iterable[Sequence[str]], order: int) -> list[Counter[Ngram
             ends = range(length, len(words) + 1)
             counter.update(words[end - length : end] for end in ends)
     if number == 0:
-        raise ValueError("`sentences` must hold at least one, got none")
+        raise ValueError("`sentences` must have at least one sentence, got none")
     return counts
 
 

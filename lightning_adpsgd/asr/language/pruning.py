@@ -33,7 +33,7 @@ def prune(
     Histories of n-grams that stay are kept, as are all words.
 
     Args:
-        model: Sums to one after every history.
+        model: Model whose probabilities sum to one after every history.
         threshold: Relative growth of the perplexity; 1e-8 is usual for Switchboard.
         sentences: Sentences from which the model was estimated.
 
@@ -79,7 +79,7 @@ def prune_to(
     n-grams that stay are kept.
 
     Args:
-        model: Sums to one after every history.
+        model: Model whose probabilities sum to one after every history.
         most: Largest number of n-grams.
         sentences: Sentences from which the model was estimated.
         threshold: Least threshold.

@@ -165,7 +165,7 @@ def _spread(
     for words in choices:
         if not words:
             problem = "a rule of the GLM offers an alternative without words"
-            raise ScoringError(f"{where}: {problem}; NIST's tools want `@` for it")
+            raise ScoringError(f"{where}: {problem}; NIST's tools require `@` for it")
         start, share = float(place[2]), float(place[3]) / len(words)
         lines.append(
             [

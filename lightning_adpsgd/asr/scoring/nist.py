@@ -31,19 +31,19 @@ def find_hubscr() -> Path | None:
 
 
 def run_hubscr(hubscr: Path, stm: Path, ctm: Path, glm: Path | None) -> Path:
-    """Scores a hypothesis; the reports are written beside `ctm` and `stm`.
+    """Scores a hypothesis; writes the reports next to `ctm` and `stm`.
 
     Args:
-        hubscr: The program; the others of SCTK are looked for beside it.
-        stm: The reference.
-        ctm: The hypothesis, in the same folder.
-        glm: Rules; None for none.
+        hubscr: Program; SCTK's other programs must be in the same folder.
+        stm: Reference file.
+        ctm: Hypothesis file, in the same folder.
+        glm: File of rules; None for no rules.
 
     Returns:
         The alignments, in sclite's SGML.
 
     Raises:
-        NistError: It fails.
+        NistError: The program fails.
     """
     if glm is None:
         glm = ctm.with_suffix(".glm")

@@ -96,7 +96,7 @@ def compare(first: Mapping[str, Errors], second: Mapping[str, Errors]) -> Compar
 
 def _check_same(first: Mapping[str, Errors], second: Mapping[str, Errors]) -> None:
     if not first:
-        raise ScoringError("there is no segment to compare")
+        raise ScoringError("there are no segments to compare")
     if different := sorted(first.keys() ^ second.keys()):
         raise ScoringError(
             f"both systems must have the same segments; {len(different)} are of one "

@@ -341,7 +341,7 @@ def check_likelihoods(log_likelihoods: np.ndarray, expected: int) -> None:
             f"{list(log_likelihoods.shape)}"
         )
     if not np.isfinite(log_likelihoods).all():
-        raise ValueError("`log_likelihoods` holds a value that is not finite")
+        raise ValueError("`log_likelihoods` must be finite, but has a non-finite value")
 
 
 def _fit(

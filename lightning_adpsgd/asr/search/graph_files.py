@@ -27,5 +27,5 @@ def read_graph(path: str | Path) -> kaldifst.StdFst:
         raise FileNotFoundError(f"decoding graph {path} does not exist")
     graph = kaldifst.StdConstFst.read(str(path))
     if graph is None:
-        raise ValueError(f"{path} is no constant transducer of OpenFst")
+        raise ValueError(f"{path} is not a constant transducer of OpenFst")
     return graph

@@ -170,7 +170,7 @@ def grammar_from_arpa(arpa: str | Path, symbols: Symbols) -> kaldifst.StdVectorF
         table.unlink()
     fst = kaldifst.compile(text)
     if fst.start < 0 or fst.num_states == 0:
-        raise ValueError(f"{arpa} holds no n-gram over the words of the lexicon")
+        raise ValueError(f"{arpa} has no n-gram over the words of the lexicon")
     kaldifst.arcsort(fst, "ilabel")
     return fst
 

@@ -306,7 +306,7 @@ class LatticeSearch:
 
 
 class _Kept(NamedTuple):
-    """What is left of a frame: a mask of its nodes, and its links."""
+    """The survivors of a frame: a mask of its nodes, and its links."""
 
     nodes: np.ndarray
     into: _Links
@@ -328,7 +328,7 @@ def _pruned(frames: list[_Frame], finals: np.ndarray, lattice_beam: float) -> La
 def _backward(
     frames: list[_Frame], onward: np.ndarray, best: float, lattice_beam: float
 ) -> Iterator[_Kept]:
-    """What is kept of each frame, the last frame first.
+    """Yields the survivors of each frame, the last frame first.
 
     Args:
         frames: All frames.

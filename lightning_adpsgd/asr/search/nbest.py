@@ -149,7 +149,7 @@ def path_of(
     links: np.ndarray,
     words_of: Sequence[int] | None = None,
 ) -> WordPath:
-    """The path of a lattice that these links make, for instance `lattice.best()`."""
+    """The path of a lattice along these links, for example `lattice.best()`."""
     inputs, words = link_labels(graph, lattice, words_of)
     last = int(lattice.target[links[-1]])
     cost = float(lattice.cost[links].sum() + lattice.finals[last])

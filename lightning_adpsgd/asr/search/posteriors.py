@@ -55,7 +55,7 @@ def _levels(lattice: Lattice) -> np.ndarray:
         if np.array_equal(further, level):
             return level
         level = further
-    raise ValueError("`lattice` has a circle of links that read no frame")
+    raise ValueError("`lattice` must have no cycle of links that read no frame")
 
 
 def confidences(lattice: Lattice, words: np.ndarray, path: np.ndarray) -> list[float]:

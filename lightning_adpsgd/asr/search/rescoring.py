@@ -1,4 +1,4 @@
-"""Alternatives of a search, weighed anew with a larger language model.
+"""Alternatives of a search, weighed again with a larger language model.
 
 The graph holds a small n-gram. The score of a word sequence W with the larger one is
 

@@ -53,7 +53,7 @@ class SoundFile:
 
     def _unreadable(self, error: Exception) -> str:
         if not self.path.is_file():
-            return f"{self.path}: there is no such file"
+            return f"{self.path}: the file does not exist"
         if self.path.stat().st_size == 0:
             return f"{self.path}: the file is empty"
         return f"{self.path}: no sound in a format that libsndfile reads: {error}"
@@ -62,7 +62,7 @@ class SoundFile:
         if self.sample_rate < SAMPLE_RATE:
             raise AudioError(
                 f"{self.path}: expected {SAMPLE_RATE} Hz or more, found "
-                f"{self.sample_rate}; what a lower rate has lost cannot be brought back"
+                f"{self.sample_rate}; a lower rate cannot be restored"
             )
         self._check_length()
         if self.duration_s < _SHORTEST_S:
@@ -72,8 +72,8 @@ class SoundFile:
             )
         if is_swapped(self.path):
             raise AudioError(
-                f"{self.path}: noise, but speech with the two bytes of each sample "
-                "exchanged; write it anew in the byte order that its header names"
+                f"{self.path}: noise, but speech if the two bytes of each sample are "
+                "swapped; write it again in the byte order that its header names"
             )
 
     def _check_length(self) -> None:
@@ -101,7 +101,7 @@ class SoundFile:
 
     @property
     def num_frames(self) -> int:
-        """Frames of a channel."""
+        """The number of frames of a channel."""
         return num_frames(round(self.duration_s * SAMPLE_RATE))
 
     def log_mel(

@@ -48,11 +48,11 @@ def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
         problem = f"cannot be read: {error}; copy it again"
         raise ChannelError(f"{path}: {problem}") from error
     if found.frames <= 0:
-        raise ChannelError(f"{path}: holds no sound; copy it again")
+        raise ChannelError(f"{path}: contains no sound; copy it again")
     if found.samplerate < sample_rate:
         raise ChannelError(
             f"{path}: expected at least {sample_rate} Hz, got {found.samplerate}; "
-            "record it again, a lower rate lacks what is recognised"
+            "record it again, because a lower rate lacks frequencies of speech"
         )
     seconds = found.frames / found.samplerate
     return SoundFacts(seconds, found.channels, found.samplerate)
@@ -99,7 +99,7 @@ def _read(path: Path, facts: SoundFacts) -> np.ndarray:
     expected = round(facts.seconds * facts.sample_rate)
     if len(samples) < expected:
         raise ChannelError(
-            f"{path}: truncated: its head says {expected} samples, it holds "
+            f"{path}: truncated: its header says {expected} samples, it has "
             f"{len(samples)}; copy it again"
         )
     return samples

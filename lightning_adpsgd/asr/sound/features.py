@@ -87,7 +87,7 @@ class Normalisation(NamedTuple):
         """
         count = sum(map(len, utterances))
         if not count:
-            raise ValueError("`utterances` must hold a frame, got none")
+            raise ValueError("`utterances` must have at least one frame, got none")
         mean = torch.zeros(utterances[0].shape[1], dtype=torch.float64)
         for part in utterances:
             mean += part.double().sum(dim=0) / count
@@ -121,7 +121,7 @@ def add_differences(frames: Tensor) -> Tensor:
     """
     if frames.shape[-2] <= 2 * CONTEXT:
         raise ValueError(
-            f"`frames` must hold more than {2 * CONTEXT} frames, their context, "
+            f"`frames` must have more than {2 * CONTEXT} frames, their context, "
             f"got shape {tuple(frames.shape)}"
         )
     first = _difference(frames)

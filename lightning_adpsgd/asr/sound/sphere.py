@@ -83,7 +83,7 @@ def read_header(path: Path, sample_rate: int = SAMPLE_RATE) -> SphereHeader:
     if header.sample_rate != sample_rate:
         raise SphereError(
             f"{path}: expected {sample_rate} Hz, the header says {header.sample_rate}; "
-            "resample it, or look whether the disc is the right one"
+            "resample it, or check whether this is the right disc"
         )
     _check_complete(path, header, size)
     return header
@@ -101,7 +101,7 @@ def _parse_header(path: Path, file: io.BufferedReader) -> SphereHeader:
         header_bytes = int(file.readline(16))
         if not 0 < header_bytes <= _MOST_HEADER_BYTES:
             raise ValueError(
-                f"its size must lie in 1 to {_MOST_HEADER_BYTES} bytes, got "
+                f"its size must be from 1 to {_MOST_HEADER_BYTES} bytes, got "
                 f"{header_bytes}"
             )
         fields = _fields(file.read(max(0, header_bytes - file.tell())))
@@ -248,9 +248,9 @@ def _read_shortened(path: Path, channel: int, header: SphereHeader) -> np.ndarra
     program = shutil.which("sph2pipe")
     if program is None:
         raise SphereError(
-            f"{path}: compressed ({header.coding}); expected the program sph2pipe on "
-            "PATH, there is none: the LDC gives away its source, build it with a C "
-            "compiler and put it on PATH"
+            f"{path}: compressed ({header.coding}), which needs the program sph2pipe "
+            "on PATH: download its source from the LDC, build it with a C compiler "
+            "and put it on PATH"
         )
     command = [program, "-f", "wav", "-p", "-c", str(channel + 1), str(path)]
     run = subprocess.run(command, capture_output=True, check=False)

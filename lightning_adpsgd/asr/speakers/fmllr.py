@@ -225,7 +225,7 @@ class FmllrOptions:
             )
         if not 1 <= self.min_offset_frames <= self.min_frames:
             raise ValueError(
-                "`min_offset_frames` must lie in 1 to `min_frames` "
+                "`min_offset_frames` must be from 1 to `min_frames` "
                 f"{self.min_frames}, got {self.min_offset_frames}"
             )
 
@@ -255,7 +255,7 @@ Spoken = tuple[np.ndarray, np.ndarray]
 def estimate(
     mixtures: GaussianMixtures, spoken: Sequence[Spoken], options: FmllrOptions
 ) -> Estimate:
-    """The map of one speaker, from all that was heard of it.
+    """Estimates the map of one speaker from all of its frames.
 
     Args:
         mixtures: Mixtures of all speakers.

@@ -15,10 +15,10 @@ maximisation over the speakers of the training data, and after each step the mea
 the covariance of their w are brought back to 0 and I by moving them into δ and W
 (minimum divergence: Brümmer, 2009), which keeps the likelihood and speeds it up.
 
-The less was heard, the closer the i-vector is to 0, the average speaker. Neighbouring
-frames say much the same, so each counts as `frame_weight` of an independent one; with 1
-a few seconds of speech would pass for certainty. No other scaling is done: over the
-training speakers the dimensions have variances of at most about 1.
+With fewer frames, the i-vector is closer to 0, the average speaker. Neighbouring frames
+say much the same, so each counts as `frame_weight` of an independent one; with 1 a few
+seconds of speech would pass for certainty. No other scaling is done: over the training
+speakers the dimensions have variances of at most about 1.
 """
 
 import functools
@@ -144,7 +144,7 @@ class IVectorExtractor:
             ubm: The mixture.
             frames: The next utterance, [time, dims].
             period: Frames from one i-vector to the next.
-            heard: Statistics of the speaker before this utterance.
+            heard: Statistics of the speaker's earlier utterances.
 
         Returns:
             i-vectors, float64 [ceil(time / period), size], that for frames k · period
@@ -186,10 +186,10 @@ class IVectorExtractor:
 
     @classmethod
     def load(cls, path: Path) -> "IVectorExtractor":
-        """Reads what `save` wrote.
+        """Reads a file of `save`.
 
         Raises:
-            ValueError: The file is not one of `save`'s, or is truncated.
+            ValueError: The file was not written by `save`, or is truncated.
         """
         try:
             with np.load(path, allow_pickle=False) as arrays:
@@ -198,7 +198,7 @@ class IVectorExtractor:
         except FileNotFoundError:
             raise
         except Exception as error:
-            raise ValueError(f"{path} holds no i-vector model: {error}") from error
+            raise ValueError(f"{path} is not an i-vector model: {error}") from error
 
 
 class ExtractorStep(NamedTuple):

@@ -70,7 +70,7 @@ def train_ubm(
     """
     if not 1 <= num_gaussians <= len(frames) / 20:
         raise ValueError(
-            f"`num_gaussians` must lie in 1 to a twentieth of the {len(frames)} "
+            f"`num_gaussians` must be from 1 to a twentieth of the {len(frames)} "
             f"frames, got {num_gaussians}"
         )
     ubm = flat(frames.mean(axis=0), frames.var(axis=0), 1)

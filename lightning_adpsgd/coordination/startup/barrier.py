@@ -117,7 +117,7 @@ class StartupBarrier:
         except RuntimeError as error:
             raise StartUpError(
                 f"{self.names[0]} did not answer {self.names[self._rank]} at start-up "
-                f"({topic}): {str(error).splitlines()[0]}. See what it printed last, "
+                f"({topic}): {str(error).splitlines()[0]}. Check what it printed last, "
                 "and whether it runs the same version of lightning_adpsgd"
             ) from error
 

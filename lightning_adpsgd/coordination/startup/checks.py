@@ -103,7 +103,7 @@ def open_store(
     except DistError as error:
         raise StartUpError(
             f"learner {rank} on host {socket.gethostname()} could not "
-            f"{'hold' if holds else 'join'} the job's store at {address}:{port}: "
+            f"{'host' if holds else 'join'} the job's store at {address}:{port}: "
             f"{str(error).splitlines()[0]}. MASTER_ADDR must name the host of learner "
             "0, and MASTER_PORT a port that nothing else uses there"
         ) from error
@@ -281,7 +281,7 @@ def _await_listener(address: str, port: int, rank: int, patience: timedelta) -> 
             f"learner {rank} on host {socket.gethostname()} cannot reach the job's "
             f"store at {address}:{port} after {waited_s:.0f} s: {wrong}. MASTER_ADDR "
             "must be an address of the host of learner 0 that all hosts reach, and a "
-            "firewall must let MASTER_PORT through; see whether learner 0 runs"
+            "firewall must allow MASTER_PORT; check whether learner 0 runs"
         )
 
     store = Address(address, port)

@@ -145,7 +145,7 @@ def _opened(system: Any, place: str) -> Iterator[BinaryIO]:
     if isinstance(system, LocalFileSystem):
         if os.path.exists(place) and not os.path.isfile(place):
             # A pipe or a device would be read for ever.
-            raise OSError(f"checkpoint {place} is no regular file")
+            raise OSError(f"checkpoint {place} is not a regular file")
         with open(place, "rb") as file:
             yield file
         return

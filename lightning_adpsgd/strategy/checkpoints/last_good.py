@@ -66,8 +66,8 @@ def newest_whole(paths: Iterable[str]) -> str:
         else:
             return path
     raise DamagedCheckpoint(
-        f"no checkpoint is whole, of {len(problems)}: {'; '.join(problems)}. Remove "
-        "them, or pass no `ckpt_path`, to begin anew"
+        f"none of {len(problems)} checkpoints is intact: {'; '.join(problems)}. Remove "
+        "them, or pass no `ckpt_path`, to start over"
     )
 
 
@@ -95,7 +95,7 @@ def _last_checkpoints(trainer: pl.Trainer) -> list[str]:
 
 
 def _preempted(trainer: pl.Trainer, savers: Iterable[ModelCheckpoint]) -> list[str]:
-    """Where islands were when they were told to end."""
+    """The checkpoints that islands saved when they were told to end."""
     chosen = {saver.dirpath for saver in savers} or {None}
     folders = {Path(path or trainer.default_root_dir) for path in chosen}
     return [str(path) for one in folders for path in one.glob(f"{PREEMPTED}*.ckpt")]

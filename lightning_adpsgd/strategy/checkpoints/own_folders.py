@@ -45,9 +45,9 @@ def _hold(folder: Path) -> BinaryIO | None:
         if error.errno in _TAKEN:
             raise ValueError(
                 f"another super-learner saves its checkpoints into {folder}, and each "
-                "would replace and remove those of the other: give each island a "
-                "folder of its own, by the `dirpath` of `ModelCheckpoint` or the "
-                "Trainer's `default_root_dir`"
+                "would replace and remove the other's: give each island its own "
+                "folder, with the `dirpath` of `ModelCheckpoint` or the Trainer's "
+                "`default_root_dir`"
             ) from error
         return None
     return file

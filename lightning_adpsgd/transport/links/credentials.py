@@ -87,8 +87,8 @@ class Credentials:
             return
         absent = "TLS certificates" if self.token else "token"
         raise BadCredentials(
-            f"there is no {absent}, and {host} is not a loopback "
-            "address, so that others could read and change the weights on their way. "
+            f"there is no {absent} and {host} is not a loopback "
+            "address, so others could read and change the weights on their way. "
             "Make both with `python -m lightning_adpsgd credentials --out FOLDER`, "
             f"copy the folder to all islands and name it in {FOLDER}; or set "
             f"{UNPROTECTED}=1 on a network that only trusted users reach"

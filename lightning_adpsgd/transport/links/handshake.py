@@ -93,7 +93,7 @@ class _Session(NamedTuple):
         except (ValueError, TypeError, RecursionError) as error:
             if reason := other_version(mine, facts):
                 raise Refused(reason) from error
-            raise Malformed(f"an info message that is invalid: {error}") from error
+            raise Malformed(f"an invalid info message: {error}") from error
 
 
 def greet_listener(
@@ -169,7 +169,7 @@ def _receive_hello(
     hello = receive_all(sock, _HELLO.size, deadline)
     mark, protocol, nonce = _HELLO.unpack(hello)
     if mark != _MARK:
-        raise Malformed(f"it begins with {mark!r}, which is no link of ours")
+        raise Malformed(f"it begins with {mark!r}, which is not our protocol")
     if answer:
         send_all(sock, _HELLO.pack(_MARK, PROTOCOL, answer), deadline)
     if protocol != PROTOCOL:

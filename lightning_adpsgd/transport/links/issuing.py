@@ -24,7 +24,7 @@ _KEY = "-nodes -newkey ec -pkeyopt ec_paramgen_curve:P-256"
 def issue(folder: Path, days: int) -> None:
     """Makes a token, an authority and one certificate, which all members share.
 
-    The key of the authority is discarded, so nobody can sign for this job again, and
+    The key of the authority is discarded, so no one can sign for this job again, and
     new credentials need a new folder. The folder is created whole or not at all, and
     only its owner can access it.
 

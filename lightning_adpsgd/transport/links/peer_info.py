@@ -61,7 +61,7 @@ class PeerInfo:
         if not all(0 <= number < _MOST for number in numbers):
             raise ValueError(f"peer info must have numbers from 0 to {_MOST}")
         if not all(type(value) is str for value in info.settings.values()):
-            raise ValueError("`settings` of peer info must hold strings")
+            raise ValueError("`settings` of peer info must be strings")
         return info
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class Wanted(NamedTuple):
 
     @classmethod
     def from_row(cls, row: object) -> "Wanted":
-        """Reads a JSON row; a malformed row expects nobody."""
+        """Reads a JSON row; a malformed row matches no listener."""
         if isinstance(row, list) and [type(one) for one in row] == [int, str, str]:
             return cls(*row)
         return cls(-1)

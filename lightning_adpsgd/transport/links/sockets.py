@@ -42,7 +42,7 @@ class Address(NamedTuple):
         bracketed = host != bare
         if not (colon and bare and port.isdecimal() and int(port) < 1 << 16):
             raise ValueError(
-                f"an address is `host:port` or `[host]:port`, got {text!r}"
+                f"an address must be `host:port` or `[host]:port`, got {text!r}"
             )
         if bracketed != (":" in bare):
             raise ValueError(f"write IPv6 addresses as `[host]:port`, got {text!r}")

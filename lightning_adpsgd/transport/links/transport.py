@@ -216,7 +216,7 @@ class LinkTransport(Transport):
 def _await_first_byte(sock: socket.socket, deadline: Deadline) -> None:
     sock.settimeout(deadline.left())
     if not sock.recv(1, socket.MSG_PEEK):
-        raise Probe("the other end has closed the connection without a byte")
+        raise Probe("the other end has closed the connection without sending a byte")
 
 
 class _Lanes:

@@ -1,8 +1,8 @@
-"""Conversation sides as speakers, with their frames as the mixtures see them.
+"""Conversation sides as speakers, with frames in the form of the mixtures' input.
 
-A side is the unit of adaptation: what is known of a speaker comes from all utterances
-of one side, and holds for all of them. Copies of a training side at another speed are a
-side of their own.
+A side is the unit of adaptation: a speaker's statistics come from all utterances of one
+side, and apply to all of them. Copies of a training side at another speed form a
+separate side.
 """
 
 from pathlib import Path

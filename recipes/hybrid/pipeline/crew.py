@@ -181,7 +181,7 @@ def shared(
         name: name of the work, of its own within the stage.
         items: all items, the same in every process.
         work: function that does a share, several results or none for an item.
-        to_all: whether all machines get the results, to go on from the same ones.
+        to_all: whether all machines get the results, to continue from the same ones.
 
     Raises:
         CrewError: A share does not come.

@@ -1,11 +1,11 @@
 """The machinery of resumable stages: skip what is finished, continue what is not.
 
-A stage is a function `stage(settings, output)`. It writes its files into `output` and
-reads those of other stages from `settings.directory(name)`. `output` is a temporary
-folder. When the function returns, it gets a `.done` stamp and its final name, so a
-finished stage is there whole or not at all. An interrupted stage finds its files in
-`output` at its next attempt, if nothing that it depends on has changed. It may go on
-from them, or write everything again.
+A stage is a function `stage(settings, output)`. It writes its files into `output`, a
+temporary folder, and reads those of other stages from `settings.directory(name)`. When
+the function returns, the folder gets a `.done` stamp and its final name, so a finished
+stage exists whole or not at all. An interrupted stage finds its files in `output` at
+its next attempt, if its dependencies have not changed. It may continue from them, or
+write everything again.
 
 The stamp holds a fingerprint: the settings that the stage depends on and the stamps of
 the stages that it reads. If they differ at a later call, the run stops and says which.
@@ -104,7 +104,7 @@ def run_stages(
 
 
 def _check_before(settings: Settings, stages: Iterable[Stage]) -> None:
-    """Refuse what would stop a late stage, unless that stage is finished.
+    """Refuses problems that would stop a late stage, unless that stage is finished.
 
     Raises:
         StageError: Packages or devices are missing.

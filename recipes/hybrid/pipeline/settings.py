@@ -1,4 +1,4 @@
-"""The settings of one experiment, and where its stages leave their output."""
+"""The settings of one experiment, and the folders of its stages' output."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,12 +140,12 @@ class Settings:
 
     @property
     def timed(self) -> RaceSettings | None:
-        """The race that `train` depends on; None: it trains a number of epochs."""
+        """The race that `train` depends on; None: training lasts a number of epochs."""
         return self.race if self.race.seconds else None
 
     @property
     def finds_streams_itself(self) -> bool:
-        """Whether a new call can be adapted to, or need not be."""
+        """Whether the exported recogniser can compute the streams of a new call."""
         taken = bool(self.kaldi.fmllr or self.kaldi.ivectors or self.uses_kaldi)
         return self.streams is None or not taken
 
@@ -158,12 +158,12 @@ class Settings:
         """The folder of a stage's finished output.
 
         Args:
-            name: name of the stage, or of what several stages can leave: "mixtures"
-                (numbered states and their Gaussian mixtures), "states" (numbered states
-                and labels), "streams" (what the network is told of speakers; the
-                features if nothing), "aligner" (the training run that realigns),
-                "search" (the graph that a training recognises with; the features if it
-                does not).
+            name: name of a stage, or of an output that one of several stages makes:
+                "mixtures" (numbered states and their Gaussian mixtures), "states"
+                (numbered states and labels), "streams" (the speaker features of the
+                network; without them, the features), "aligner" (the training run that
+                realigns), "search" (the graph for word error rates during training;
+                without them, the features).
         """
         stage = self.stage_of(name)
         folder = self.out / "exp" / stage
@@ -172,7 +172,7 @@ class Settings:
         return folder / self.run if stage in RUN_STAGES else folder
 
     def stage_of(self, name: str) -> str:
-        """The stage that leaves what `directory` calls by this name."""
+        """The stage that makes the output which `directory` calls `name`."""
         mixtures = "align" if self.states == "monophone" else "triphone"
         mixtures = "kaldi" if self.uses_kaldi else mixtures
         states = "adapted_align" if self.realign.adapted else mixtures
@@ -190,7 +190,7 @@ class Settings:
 
     @property
     def streams(self) -> Path | None:
-        """The folder that holds a folder of streams per split; None without streams."""
+        """The folder with the streams of each split; None without streams."""
         return None if self.adapt.streams == "none" else self.directory("streams")
 
     def splits(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""Recognition of dev and the test sets, with what is chosen on dev.
+"""Recognition of dev and the test sets, with options chosen on dev.
 
-It leaves for each test set the words (`swb.txt`), the same with times and confidences
+For each test set it writes the words (`swb.txt`), the words with times and confidences
 (`swb.ctm`, `swb.words.jsonl`), and `decode.json`. The acoustic scale is chosen on
-`dev`, never on the test sets: `dev` has speakers of the training discs that training
+`dev`, never on the test sets: `dev` has speakers from the training discs that training
 does not see.
 """
 
@@ -80,7 +80,8 @@ def recognise(
         scales: acoustic scales to try on dev.
         nbest: number of word sequences to rescore for each utterance; 0 for none.
         within: name of a folder in `output` for the words of a further network.
-        labels: what the labels are called with which its frames are compared.
+        labels: name of the labels with which its frames are compared
+            (`Settings.directory`).
     """
     decoder = make_decoder(settings)
     # Made before processes fork, which then share it.
@@ -148,7 +149,7 @@ def _export_lattices(task: Task, decoder: GraphDecoder, scale: float) -> None:
 
 
 def _least_fit(task: Task, scale: float) -> float | None:
-    """The fit below which words are taken for noise.
+    """The fit below which words are considered noise.
 
     It lies twice as far from 0 as the fit below which utterances of dev have at most
     1 % of the words that are right there: other calls fit worse than those of dev. None
@@ -167,7 +168,7 @@ def _least_fit(task: Task, scale: float) -> float | None:
 
 
 def num_right(said: Sequence[str], meant: Sequence[str]) -> int:
-    """Words that stand in both, by the alignment with the fewest changes."""
+    """The number of common words in the alignment with the fewest changes."""
     blocks = Levenshtein.opcodes(said, meant)
     return sum(one.src_end - one.src_start for one in blocks if one.tag == "equal")
 
@@ -176,7 +177,7 @@ def least_fit(fits: Sequence[tuple[float, int]]) -> float | None:
     """The largest fit below which lies at most 1 % of the right words.
 
     Args:
-        fits: Fit of each utterance, and its number of right words.
+        fits: Fit and number of correct words of each utterance.
     """
     total = sum(right for _, right in fits)
     lost = 0
@@ -218,7 +219,7 @@ def _hypotheses(
 ) -> list[_Search]:
     """The hypotheses for each utterance, in the order of `spoken`.
 
-    Nothing in a process that does not lead, if it is not `to_all`.
+    Empty in a process that does not lead, unless `to_all` is set.
     """
     loads = [load for _, load in spoken]
 
@@ -243,9 +244,9 @@ def _widening_sweep(task: Task, scales: Sequence[float]) -> dict[float, Errors]:
 
 
 def beyond_the_best(rates: Mapping[float, float]) -> float | None:
-    """The next scale to try if the best one has nothing on one of its sides.
+    """The next scale to try if the best one is at the end of the range.
 
-    None where its neighbour is as good: then more of the same is no better.
+    None if its neighbour is as good, because a wider range is then no better.
     """
     scales = sorted(rates)
     best = min(scales, key=lambda scale: rates[scale])
@@ -352,9 +353,9 @@ def _frame_accuracy(task: Task, states: Path) -> float:
 
 
 def _decode_split(task: Task, split: str, scale: float) -> Decoded:
-    """Writes words and times; returns what is told of them.
+    """Writes words and times; returns a summary of them.
 
-    A process that does not lead leaves its share, writes nothing and tells nothing.
+    A process that does not lead leaves its share and writes nothing.
     """
     spoken = spoken_inputs(task.settings, split)
     searches = _hypotheses(task, split, spoken, [scale])

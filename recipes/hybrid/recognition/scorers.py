@@ -1,4 +1,4 @@
-"""The log-likelihoods of an utterance, by a network or by Gaussian mixtures."""
+"""Scorers: the log-likelihoods of an utterance from a network or Gaussian mixtures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +17,14 @@ Scorer = Callable[[Inputs], np.ndarray]
 
 
 def mixtures(folder: Path) -> Scorer:
-    """The log-likelihoods of the mixtures that a stage left in `folder`."""
+    """A scorer with the mixtures that a stage left in `folder`."""
     scorer = GaussianMixtures.load(folder / "gmm.npz").scorer()
     front_end = FrontEnd.load(folder / "front_end.npz")
     return lambda inputs: scorer(front_end(inputs.log_mel.numpy()))
 
 
 def adapted_mixtures(path: Path) -> Scorer:
-    """The log-likelihoods of the mixtures behind fMLLR, from its frames."""
+    """A scorer with the mixtures over fMLLR frames."""
     scorer = GaussianMixtures.load(path).scorer()
     return lambda inputs: scorer(inputs.fmllr.float().numpy())
 
@@ -43,10 +43,10 @@ def read_network(path: Path) -> AcousticModel:
 
 
 class NetworkScorer:
-    """The log-likelihoods of a trained network, on the device where it lies.
+    """A scorer with a trained network, on the network's device.
 
     Args:
-        model: The network.
+        model: Trained network.
         device: "cpu" or "cuda". On a GPU its layers compute in bfloat16.
     """
 
@@ -56,7 +56,7 @@ class NetworkScorer:
 
     @property
     def needs_this_process(self) -> bool:
-        """Whether forked processes cannot compute: a GPU is of one process."""
+        """Whether forked processes cannot score, as a GPU belongs to one process."""
         return self._device.type != "cpu"
 
     def __call__(self, inputs: Inputs) -> np.ndarray:
@@ -68,7 +68,7 @@ class NetworkScorer:
 
 
 def network(path: Path) -> NetworkScorer:
-    """The log-likelihoods of a trained network, on a GPU where there is one.
+    """A scorer with a trained network, on a GPU if there is one.
 
     Raises:
         StageError: There is no network at `path`.

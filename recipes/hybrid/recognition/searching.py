@@ -1,4 +1,4 @@
-"""The searches of a stage, shared out among machines and the cores of each."""
+"""The searches of a stage, divided among machines and their cores."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class Task(NamedTuple):
-    """What all searches of a stage have in common.
+    """The common inputs of all searches of a stage.
 
     Attributes:
         settings: settings of the experiment.
@@ -38,11 +38,11 @@ class Task(NamedTuple):
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes and says what was found."""
+        """Whether this process writes and prints the results."""
         return self.settings.crew.leads
 
     def name_of(self, work: str) -> str:
-        """The name of a work, of its own within the stage."""
+        """The unique name of a unit of work within the stage."""
         return f"{self.within}-{work}" if self.within else work
 
     @property
@@ -58,16 +58,16 @@ def searched(
     search: Callable[[np.ndarray], Result],
     to_all: bool = False,
 ) -> Iterator[tuple[int, Result, float]]:
-    """What a search finds for each utterance, with its index and the seconds it took.
+    """Yields each utterance's index, its search result and the seconds that it took.
 
     Machines share the utterances, and the processes of each share its part.
 
     Args:
         task: scorer, and place of this process among the machines.
-        name: name of the work, of its own among those for these words.
+        name: unique name of the work.
         loads: readers of the utterances' inputs.
         search: function of log-likelihoods [time, num_states].
-        to_all: whether all machines get the results, or the leader alone.
+        to_all: whether all machines get the results, or only the leader.
     """
 
     def work(share: Iterator[int]) -> Iterator[tuple[int, Result, float]]:
@@ -82,10 +82,10 @@ def searched(
 def _found(
     task: Task, loads: Sequence[Load], search: Callable[[np.ndarray], Result]
 ) -> Iterator[tuple[int, tuple[Result, float]]]:
-    """What this machine finds, in the order in which results arrive.
+    """Yields this machine's results in the order in which they arrive.
 
-    A network on a GPU is of this process alone, which computes for some utterances
-    before they are searched.
+    Only this process can use a network on a GPU. It scores a block of utterances before
+    they are searched.
     """
     scorer, cores = task.scorer, task.settings.cores
 

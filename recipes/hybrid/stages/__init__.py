@@ -1,7 +1,11 @@
-"""The table of stages: in which order, for what, reading which, depending on what.
+"""The table of stages: their order, purposes, inputs and dependencies.
 
-Each stage is a function of its own name in a module of its own name. The module is
-imported when the stage runs: skipping stages or printing the help needs no torch.
+Each stage is the function `<name>` in the module `<name>`, which is imported when the
+stage runs: skipping stages or printing the help needs no torch.
+
+An element of `inputs` is a stage, or one of the names "mixtures", "states", "streams",
+"aligner" and "search". Each of these is the output of one of several stages, which the
+settings choose (`Settings.stage_of`).
 """
 
 import importlib
@@ -186,7 +190,7 @@ _OF_A_LAYOUT = ("check", "prepare", "lexicon")
 
 
 def _with_layout(module: str) -> tuple[Stage, ...]:
-    """The same stages, but for those that a module has for another layout."""
+    """The stages, with those that a module has for another layout replaced."""
     return tuple(
         stage._replace(run=_function(module, stage.name))
         if stage.name in _OF_A_LAYOUT

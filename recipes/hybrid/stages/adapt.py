@@ -22,7 +22,7 @@ Maker = Callable[[Settings, Path], dict[str, Any]]
 
 
 def adapt(settings: Settings, output: Path) -> None:
-    """Writes the streams of every split; interrupted, it goes on with the next split.
+    """Writes the streams of every split; interrupted, it continues with the next split.
 
     Machines share the conversation sides. Streams of Kaldi are of the leader alone.
 

@@ -25,7 +25,7 @@ from recipes.hybrid.pipeline.settings import Settings
 def align(settings: Settings, output: Path) -> None:
     """Trains monophone Gaussian mixtures from a flat start and labels every frame.
 
-    Interrupted after the training, it goes on with the labels.
+    Interrupted after the training, it continues with the labels.
 
     Raises:
         StageError: No utterance can be aligned.

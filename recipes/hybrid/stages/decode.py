@@ -1,6 +1,8 @@
 """Stage `decode`: the words of every test utterance, by the network of a training.
 
-Those of the epoch with the lowest held-out loss lie in `best/`, if it is not the last.
+If the epoch with the lowest held-out loss is not the last, its words are in `best/`.
+The way of an utterance: `recognition.recognise` takes its frames (`data.inputs`),
+scores them (`recognition.scorers`), and searches words (`asr.search.decoding`).
 """
 
 import json

@@ -1,9 +1,9 @@
 """Stage `features`: turn the sound of every utterance into stored log-mel frames.
 
-One conversation side is one piece of work: its channel is read once, and its utterances
-are cut out and normalised together. Its copies at another speed are a piece of their
-own. Several processes write into one array per split. A journal of finished sides lets
-an interrupted stage go on.
+One conversation side is one unit of work: its channel is read once, and its utterances
+are cut out and normalised together. Its copies at another speed are a separate unit.
+Several processes write into one array per split. A journal of finished sides lets an
+interrupted stage continue.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,7 +56,7 @@ class Side(NamedTuple):
 
 
 class SideTask(NamedTuple):
-    """One conversation side to compute, with where its frames go."""
+    """One conversation side to compute, with the places of its frames."""
 
     side: Side
     places: list[FramePlace]
@@ -185,7 +185,7 @@ def sides_of(spoken: Sequence[Utterance]) -> list[Side]:
 def _work(
     settings: Settings, split: str, writer: FrameWriter, share: Iterator[Side]
 ) -> Iterator[tuple[Side, str | None]]:
-    """Every side with what was wrong with it, or None; finished ones are noted."""
+    """Yields every side with its problem or None; records finished sides."""
     sides, crew = list(share), settings.crew
     of_share = f"-{crew.node}-of-{crew.num_nodes}" if crew.num_nodes > 1 else ""
     journal = writer.folder / f"{_JOURNAL}{of_share}"
@@ -222,7 +222,7 @@ def _write_side_alone(task: SideTask) -> str | None:
 
 
 def write_side(task: SideTask) -> str | None:
-    """Compute and store the frames of one side; what was wrong, or None."""
+    """Computes and stores the frames of one side; returns the problem, or None."""
     first = task.side.spoken[0]
     try:
         channel = read_channel(first.recording, first.channel)

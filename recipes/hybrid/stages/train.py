@@ -1,15 +1,15 @@
 """Stage `train`: one acoustic model, trained by several learners.
 
-On one machine the learners are forked from a fresh process with one thread each, so
-that nothing that earlier stages left behind in this process, threads least of all, is
-forked with them. On several, torchrun or srun have begun them. Runs that differ in the
-strategy alone start from the same weights and see the same number of samples. The
-output holds `model.ckpt` (the consensus model, enough to decode), `best.ckpt` (that of
-the validation with the lowest loss), `metrics.csv` and `summary.json`. An interrupted
-training goes on from its last checkpoint.
+On one machine the learners, with one thread each, are forked from a fresh process, so
+that they inherit no threads or other state from earlier stages. On several machines,
+torchrun or srun has started them. Runs that differ only in the strategy start from the
+same weights and see the same number of samples. The output has `model.ckpt` (the
+consensus model, which suffices for decoding), `best.ckpt` (from the validation with the
+lowest loss), `metrics.csv` and `summary.json`. An interrupted training continues from
+its last checkpoint.
 
-A training for a time (`race.seconds`) also leaves `held_out.json`. It begins anew when
-it was interrupted, because a pause would change which learner is where.
+A training for a fixed time (`race.seconds`) also writes `held_out.json`. It starts over
+when interrupted, because a pause would change the learners' relative positions.
 """
 
 import dataclasses
@@ -46,8 +46,8 @@ def train(settings: Settings, output: Path) -> None:
     """Trains the run `settings.run` and leaves its model and figures in `output`.
 
     Raises:
-        StageError: A learner failed (its message stands above), or there is no such
-            strategy.
+        StageError: A learner failed (its message was printed before), or the strategy
+            does not exist.
     """
     try:
         make_strategy(settings.train)

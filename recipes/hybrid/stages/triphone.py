@@ -113,7 +113,7 @@ class _Labelled(NamedTuple):
 def triphone(settings: Settings, output: Path) -> None:
     """Grows the tree, trains the mixtures of its leaves and labels every frame.
 
-    Interrupted, it goes on after the tree or after the training.
+    Interrupted, it continues after the tree or after the training.
 
     Raises:
         StageError: The settings allow no tree, `triphone.start` has no labels of these
@@ -145,7 +145,7 @@ def _say_round(settings: Settings, number: int) -> None:
 
 
 def _round(settings: Settings, output: Path, lexicon: Lexicon, start: Path) -> None:
-    """Grows a tree on the labels in `start`, and labels every frame anew."""
+    """Grows a tree on the labels in `start`, and labels every frame again."""
     if not settings.crew.leads:
         await_training(settings, output)
     try:

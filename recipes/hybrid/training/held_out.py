@@ -2,9 +2,8 @@
 
 `held_out.json` has the curve (steps of learner 0, seconds, samples of all learners,
 loss in nats per frame) and, for the weights at the end, frames and loss of each
-utterance. Intervals
-are a bootstrap: utterances are drawn anew with repetition. Speakers would be the better
-unit, but few of them are held out.
+utterance. Intervals are a bootstrap: utterances are redrawn with repetition. Speakers
+would be the better unit, but few of them are held out.
 """
 
 import json

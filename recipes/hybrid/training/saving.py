@@ -1,7 +1,7 @@
 """The checkpoints of a training: the last, the best, and one before the machine goes.
 
 All are those of the consensus model. `last.ckpt` is written after every validation and,
-with `checkpoint_minutes`, in between; a training goes on from it. `best.ckpt` has the
+with `checkpoint_minutes`, in between; a training continues from it. `best.ckpt` has the
 weights of the validation with the lowest loss.
 """
 
@@ -64,9 +64,9 @@ def make_savers(train: TrainSettings, folder: Path) -> list[Callback]:
 class SaveAndStop(Callback):
     """At SIGTERM, makes a checkpoint due at once, and ends the training after it.
 
-    Each learner that gets the signal goes on until all have saved together, at most 100
-    s. The signal that one learner alone gets is acted upon if that is learner 0; others
-    go on until it ends them.
+    Each learner that gets the signal continues until all have saved together, at most
+    100 s. The signal that one learner alone gets is acted upon if that is learner 0;
+    others continue until it ends them.
 
     Args:
         checkpoint: the callback that saves by time.

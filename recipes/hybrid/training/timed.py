@@ -90,8 +90,8 @@ class Pace(Callback):
 
     The last learner waits before its backward pass, so that others which need its
     gradient wait for just that. (DDP sends buffers in the forward pass; a wait there
-    would be in nobody's figures.) What is left of a step passes after the backward
-    pass. Communication goes on meanwhile.
+    would be in no one's figures.) The rest of a step passes after the backward pass.
+    Communication continues meanwhile.
 
     Args:
         step_s: Seconds that every step lasts at least.

@@ -1,4 +1,4 @@
-"""The word error rate of a few held-out utterances, while training goes on."""
+"""The word error rate of a few held-out utterances, while training continues."""
 
 from itertools import accumulate
 

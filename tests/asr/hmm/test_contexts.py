@@ -72,5 +72,5 @@ def test_three_processes_find_the_very_same_sums(topology, corpus):
 
 
 def test_no_frame_at_all_is_an_error(topology):
-    with pytest.raises(ValueError, match="no labelled frame"):
+    with pytest.raises(ValueError, match="no labelled frames"):
         context_statistics([[]], load, topology)

@@ -187,7 +187,7 @@ def test_a_missing_or_truncated_file_is_named(tmp_path):
         read_topology(path)
     text = _write(path).read_text()
     path.write_text(text[: len(text) // 2])
-    with pytest.raises(ValueError, match=r"tree\.json holds no decision tree"):
+    with pytest.raises(ValueError, match=r"tree\.json is not a decision tree"):
         read_topology(path)
     path.write_text("{}")
     with pytest.raises(ValueError, match="lacks 'phones'"):

@@ -104,7 +104,10 @@ def test_a_table_points_into_archives(tmp_path):
         ("u1 gunzip -c x.gz |", "copy-feats"),
         ("u1 feats.ark:3[0:5]", "copy-feats"),
         ("u1", "expected `utterance file"),
-        ("u1 nowhere.ark:3", "there is no file nowhere.ark; if the experiment was"),
+        (
+            "u1 nowhere.ark:3",
+            "the file nowhere.ark does not exist; if the experiment was",
+        ),
     ],
 )
 def test_a_line_of_a_table_that_cannot_be_used_is_named(tmp_path, line, message):
@@ -182,7 +185,9 @@ def test_a_matrix_that_cannot_be_is_no_reason_to_ask_for_memory(tmp_path, kind):
     sizes = (b"\x04" + number) * 2 if kind == "FM " else bytes(8) + number * 2
     data = b"u1 \0B" + kind.encode() + sizes + bytes(50)
     (tmp_path / "feats.ark").write_bytes(data)
-    with pytest.raises(KaldiError, match="134217728 rows and 134217728 columns cannot"):
+    with pytest.raises(
+        KaldiError, match="a matrix cannot have 134217728 rows and 134217728 columns"
+    ):
         read_all(tmp_path / "feats.ark")
 
 
@@ -190,7 +195,7 @@ def test_a_matrix_larger_than_its_file_takes_no_memory(tmp_path):
     tracemalloc.start()
     sizes = b"\x04" + (1 << 13).to_bytes(4, "little")
     (tmp_path / "feats.ark").write_bytes(b"u1 \0BFM " + 2 * sizes + bytes(50))
-    with pytest.raises(KaldiError, match="the archive ends 268435406 bytes too early"):
+    with pytest.raises(KaldiError, match="the archive ends 268435406 bytes too soon"):
         read_all(tmp_path / "feats.ark")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -44,7 +44,7 @@ def test_fake_statistics_change_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("utterance", "features", "problem"),
     [
-        ("u2", FEATURES, "no statistics of the speaker s2 of utterance u2"),
+        ("u2", FEATURES, "no statistics for the speaker s2 of utterance u2"),
         ("u1", FEATURES[:, :3], r"statistics of s1 must be \[2, 4\], got \[2, 5\]"),
     ],
 )

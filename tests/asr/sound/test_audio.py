@@ -80,14 +80,14 @@ def broken(folder: Path, how: str) -> Path:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("missing", "there is no such file"),
+        ("missing", "the file does not exist"),
         ("slow", "expected 8000 Hz or more, found 6000"),
         ("text", "no sound in a format that libsndfile reads"),
         ("empty", "the file is empty"),
         ("silent", "expected at least 0.025 s, found 0.000 s"),
         ("short", "expected at least 0.025 s, found 0.019 s"),
         ("truncated", "cut short: the header says 32044 bytes, there are 31044"),
-        ("swapped", "speech with the two bytes of each sample exchanged"),
+        ("swapped", "speech if the two bytes of each sample are swapped"),
         ("nan", r"sample 8000 \(1.00 s\) is non-finite"),
     ],
 )

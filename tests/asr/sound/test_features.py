@@ -112,7 +112,7 @@ def test_a_straight_line_has_its_slope_and_no_curvature():
 
 
 def test_too_few_frames_for_the_context_are_refused():
-    with pytest.raises(ValueError, match="must hold more than 8 frames"):
+    with pytest.raises(ValueError, match="must have more than 8 frames"):
         add_differences(torch.zeros(2, 8, 4))
 
 
@@ -147,5 +147,5 @@ def test_the_statistics_of_parts_are_those_of_the_whole():
 
 
 def test_no_frames_have_no_statistics():
-    with pytest.raises(ValueError, match="must hold a frame"):
+    with pytest.raises(ValueError, match="must have at least one frame"):
         Normalisation.of([torch.zeros(0, 4)])

@@ -70,8 +70,8 @@ def test_something_else_than_sphere_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (b"   1024\n", b"9999999999999\n", "its size must lie in 1 to 1048576 bytes"),
-        (b"   1024\n", b"  -1\n", "its size must lie in 1 to 1048576 bytes, got -1"),
+        (b"   1024\n", b"9999999999999\n", "its size must be from 1 to 1048576 bytes"),
+        (b"   1024\n", b"  -1\n", "its size must be from 1 to 1048576 bytes, got -1"),
         (
             b"sample_count -i 16000",
             b"sample_count -i 99999999999999",
@@ -113,7 +113,7 @@ def test_shorten_without_sph2pipe_says_what_to_do(
 ):
     _relabel(call, b"-s4 ulaw", b"-s26 ulaw,embedded-shorten-v2.00")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(SphereError, match="expected the program sph2pipe on PATH"):
+    with pytest.raises(SphereError, match="needs the program sph2pipe on PATH"):
         read_channel(call, 0)
 
 

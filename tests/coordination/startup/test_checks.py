@@ -478,7 +478,7 @@ def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
         error = caught(lambda: open_store("127.0.0.1", port, 0, 2, SHORT))
-    assert "could not hold the job's store" in error
+    assert "could not host the job's store" in error
     assert "MASTER_PORT a port that nothing else uses" in error
 
 

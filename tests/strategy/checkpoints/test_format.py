@@ -465,7 +465,7 @@ def test_a_path_of_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError, match="is a folder of shards"):
         plugin.load_checkpoint(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="pipe is no regular file"):
+    with pytest.raises(OSError, match="pipe is not a regular file"):
         check_file(str(tmp_path / "pipe"))
 
 

@@ -142,7 +142,9 @@ def test_a_pipe_is_passed_over_and_not_read_for_ever(tmp_path: Path) -> None:
     fit(tmp_path, 4)
     (tmp_path / "last.ckpt").unlink()
     os.mkfifo(tmp_path / "last.ckpt")
-    with pytest.warns(UserWarning, match=r"Passed over.*last\.ckpt is no regular file"):
+    with pytest.warns(
+        UserWarning, match=r"Passed over.*last\.ckpt is not a regular file"
+    ):
         assert fit(tmp_path, 6, "last", save_last=False) == 4
 
 

@@ -33,7 +33,7 @@ def test_peer_info_goes_through_json() -> None:
         ({"shard": 1 << 31}, "numbers from 0 to"),
         ({"super_learner_size": (1 << 31) + 1}, "numbers from 0 to"),
         ({"model": 4}, "`model` of peer info must be a str"),
-        ({"settings": {"gain": 1}}, "must hold strings"),
+        ({"settings": {"gain": 1}}, "must be strings"),
         ({"settings": []}, "`settings` of peer info must be a dict"),
         ({"other": 1}, "must have the fields"),
     ],

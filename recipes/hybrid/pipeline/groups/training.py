@@ -116,7 +116,7 @@ class TrainSettings:
             V100, compute bfloat16 slowly: set "16-mixed" or "32-true" there.
         checkpoint_minutes: minutes between checkpoints within an epoch; with 0 there
             are those after validations alone. With them a SIGTERM saves and ends the
-            training, and the same command goes on where it was.
+            training, and the same command continues where it was.
         wer_utterances: largest number of utterances of `dev` that are recognised after
             every validation, beside the training, two minutes of speech at most; 0 for
             none.
