@@ -52,7 +52,7 @@ def effective_share(cluster: VirtualCluster, workload: Workload) -> float:
     """
     probe = (workload.train[0][:_PROBED], workload.train[1][:_PROBED])
     own = []
-    for index in cluster.learners.members:
+    for index in range(len(cluster.learners.steps)):
         cluster.learners.hold(index)
         own.append(_gradient(cluster.module, workload, probe))
     cluster.learners.hold_consensus()

@@ -41,7 +41,8 @@ from lightning_adpsgd.coordination.startup.reachability import (
     neighbours,
     probe,
 )
-from lightning_adpsgd.transport import links, network_interfaces
+from lightning_adpsgd.transport import network_interfaces
+from lightning_adpsgd.transport.links import sockets
 from lightning_adpsgd.transport.links.peer_info import PROTOCOL
 from lightning_adpsgd.transport.links.sockets import Address
 from lightning_adpsgd.transport.network_interfaces import (
@@ -506,9 +507,9 @@ def test_a_store_that_comes_late_is_found() -> None:
 def test_the_store_listens_at_the_interface_that_was_named_alone() -> None:
     port = free_port()
     store = open_store("127.0.0.1", port, 0, 1, PATIENCE)
-    assert links.probe(Address("127.0.0.1", port)) is None
+    assert sockets.probe(Address("127.0.0.1", port)) is None
     for other in ("127.0.0.2", "::1"):
-        assert isinstance(links.probe(Address(other, port)), OSError)
+        assert isinstance(sockets.probe(Address(other, port)), OSError)
     # As torch does, which then connects once more.
     again = open_store("127.0.0.1", port, 0, 1, PATIENCE)
     again.set("word", "here")
