@@ -107,11 +107,9 @@ def _import() -> None:
     importlib.metadata.entry_points = importlib.metadata.entry_points().select
 
     import_module("lightning")
-    # Two seconds of each training that it keeps an account of; learners want the codec
-    # for the names of hosts.
-    for name in ("wandb", "encodings.idna"):
-        with suppress(ImportError):
-            import_module(name)
+    # Learners want this codec for the names of hosts. Of what else they import, wandb
+    # takes longest; but it makes a folder, which the first program to end would remove.
+    import_module("encodings.idna")
     _share()
 
 
