@@ -21,6 +21,7 @@ that never communicate, on the samples that all hosts together can take.
 import argparse
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from benchmarks.plain_loops import peers_missing
 from benchmarks.racing.columns import COLUMNS, NUM_HOSTS
 from benchmarks.racing.problems import STEP_S
 from benchmarks.racing.report import curves_of, means_of, rows_of, targets_of
-from benchmarks.racing.runs import Track
+from benchmarks.racing.runs import NOT_RUN, Track
 from benchmarks.racing.schedule import Race, Standing, run_all
 from benchmarks.results import Report
 
@@ -52,14 +53,23 @@ def report_of(race: Race, folder: Path, only_found: bool = False) -> Report:
     report.rows += rows_of(standings)
     report.targets += targets_of(means_of(standings))
     report.curves += curves_of(standings, race.seconds)
-    for standing in standings:
-        if standing.trouble:
-            cell = standing.cell
-            where = f"{cell.method}, {cell.problem}, {cell.column}"
-            report.skipped[where] = standing.trouble[-300:]
+    report.skipped |= skipped_of(standings)
     if reason := peers_missing():
         report.skipped["Decent-DP, torchft"] = reason
     return report
+
+
+def skipped_of(standings: Sequence[Standing]) -> dict[str, str]:
+    """Why cells have no row; those that were not run, one line a column."""
+    skipped: dict[str, str] = {}
+    not_run = defaultdict[str, list[str]](list)
+    for cell, _, _, trouble in standings:
+        where = f"{cell.problem}, {cell.column}"
+        if trouble.endswith(NOT_RUN):
+            not_run[where].append(cell.method)
+        elif trouble:
+            skipped[f"{cell.method}, {where}"] = trouble[-300:]
+    return skipped | {where: f"not run: {'; '.join(m)}" for where, m in not_run.items()}
 
 
 def found(race: Race, folder: Path) -> list[Standing]:

@@ -99,6 +99,10 @@ class Run:
         )
 
 
+NOT_RUN = "not been run"
+"""How the reason ends."""
+
+
 class NotRun(RuntimeError):
     """What was asked for has not been run."""
 
@@ -123,7 +127,7 @@ class Track:
         """
         path = self._folder / f"{run.name}.json"
         if not path.exists() and self._hosts is None:
-            raise NotRun(f"{run.name} has not been run")
+            raise NotRun(f"{run.name} has {NOT_RUN}")
         if not path.exists():
             found = self._perform(run)
             write_json(path, found)

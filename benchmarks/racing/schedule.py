@@ -17,7 +17,16 @@ from benchmarks.plain_loops import peers_missing
 from benchmarks.racing.columns import COLUMNS, FAST, KILL
 from benchmarks.racing.entrants import ENTRANTS, FLOOR
 from benchmarks.racing.problems import PROBLEMS
-from benchmarks.racing.runs import CALIBRATION_S, Cell, NotRun, Result, Role, Run, Track
+from benchmarks.racing.runs import (
+    CALIBRATION_S,
+    NOT_RUN,
+    Cell,
+    NotRun,
+    Result,
+    Role,
+    Run,
+    Track,
+)
 from benchmarks.racing.tuning import (
     Setting,
     best,
@@ -109,7 +118,9 @@ def run_all(race: Race, track: Track) -> Iterator[Standing]:
 
 def _standing(cell: Cell, setting: Setting, results: Sequence[Result]) -> Standing:
     if not results:
-        return Standing(cell, setting, (), "no seed has been run at the rate chosen")
+        return Standing(
+            cell, setting, (), f"at the chosen rate, all seeds have {NOT_RUN}"
+        )
     failed = [result["failed"] for result in results if "failed" in result]
     if failed:
         return Standing(cell, setting, (), failed[0])

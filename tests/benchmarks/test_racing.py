@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as runner
-from benchmarks import hosts, page, plots, results
+from benchmarks import hosts, page, plots, race, results
 from benchmarks.racing import columns, report, runs, schedule, tuning
 from benchmarks.racing.course import weights_of
 from benchmarks.racing.entrants import AT_THE_END, FLOOR, SHARDED
@@ -213,8 +213,10 @@ def test_what_a_race_has_left_so_far_is_reported_without_running(
     found = [*schedule.run_all(RACE, Track(None, tmp_path))]
     assert [s.results for s in found[:3]] == [s.results for s in ran]
     # In the other column nothing has been run.
-    assert all(not s.results and "no seed" in s.trouble for s in found[3:])
+    assert all(not s.results and s.trouble.endswith(runs.NOT_RUN) for s in found[3:])
     assert [s.trouble for s in found[:3]] == [""] * 3
+    where = f"perceptron, {columns.KILL}"
+    assert race.skipped_of(found) == {where: f"not run: adpsgd; ddp; {FLOOR}"}
 
 
 def test_rates_are_chosen_by_seeds_that_are_not_reported(tmp_path: Path) -> None:
