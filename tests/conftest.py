@@ -39,7 +39,6 @@ STARTERS = {
 SECONDS = Path(__file__).with_name("seconds.txt")
 PROCESSOR = "processor seconds"
 USED = pytest.StashKey[float]()
-WORKER = pytest.StashKey[str]()
 # Of a file that starts processes and is not in the list.
 SECONDS_OF_PROCESSES = 10.0
 
@@ -54,9 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """One server of warm programs for all workers of pytest-xdist, which inherit it."""
-    if server := warm.start(config.invocation_params.args):
+    if server := warm.start():
         config.add_cleanup(server.close)
-        config.stash[WORKER] = server.worker
     if config.getoption("dist", "no") != "no":
         return  # the controller
     sys.executable = getattr(config, "workerinput", {}).get("python", sys.executable)
@@ -69,16 +67,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(config: pytest.Config, specs: Iterable[Any]) -> None:
-    """Workers are warm programs, and so need not import torch, Lightning and tests.
-
-    Where there is a GPU, each imports the tests itself: they ask for it, and a process
-    that is forked afterwards could not use it.
-    """
-    has_gpu = Path("/dev/nvidiactl").exists()
-    python = warm.python() if has_gpu else config.stash.get(WORKER, warm.python())
+def pytest_xdist_setupnodes(specs: Iterable[Any]) -> None:
+    """Workers are warm programs, and so need not import torch and Lightning."""
     for spec in specs:
-        spec.python = shlex.quote(python)
+        spec.python = shlex.quote(warm.python())
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -152,7 +144,7 @@ def pytest_runtest_makereport(
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Writes the list anew after a run of all tests that was to record it."""
-    if not config.getoption("--record-seconds") or config.option.collectonly:
+    if not config.getoption("--record-seconds"):
         return
     seconds, processor = (
         defaultdict(float),

@@ -10,9 +10,6 @@ A program differs from one of `sys.executable` in this: its parent is the server
 process id is not that of the command, and libraries have read their environment
 variables when the server imported them. After its threads and exit handlers it ends at
 once, without the destruction of all modules; `-Xfinalize` asks for that too.
-
-`Server.worker` is such a command for workers of pytest-xdist. A nursery forks them, a
-child of the server that has also imported all modules of the tests, once for all.
 """
 
 import os
@@ -21,7 +18,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
@@ -52,54 +48,38 @@ class Server:
     """The server of one test session: it imports nothing before its first program.
 
     It ends at `close`, or with the process that has made it.
-
-    Args:
-        arguments: those of the pytest whose modules the nursery imports.
-
-    Attributes:
-        worker: command of workers.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="adpsgd-tests-"))
-        with self._listener("python") as programs, self._listener("worker") as workers:
-            listeners = programs.fileno(), workers.fileno()
-            command = str(self._folder / "python")
-            self.worker = str(self._folder / "worker")
-            words = *map(str, listeners), *arguments
+        command = self._folder / "python"
+        client = (_FOLDER / "client.py").read_text()
+        command.write_text(_HEAD.format(python=sys.executable) + client)
+        command.chmod(0o700)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(self._folder / "socket"))
+            listener.listen(64)
             self._process = subprocess.Popen(
-                [sys.executable, _FOLDER / "server.py", *words],
-                env={**os.environ, "OMP_NUM_THREADS": "1", _VARIABLE: command},
-                pass_fds=listeners,
+                [sys.executable, _FOLDER / "server.py", str(listener.fileno())],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                pass_fds=[listener.fileno()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 # An interrupt from the keyboard reaches programs by their commands.
                 start_new_session=True,
             )
-        os.environ[_VARIABLE] = command
-
-    def _listener(self, name: str) -> socket.socket:
-        """Where a command of this name, which it makes, asks for its process."""
-        command = self._folder / name
-        client = (_FOLDER / "client.py").read_text()
-        command.write_text(_HEAD.format(python=sys.executable) + client)
-        command.chmod(0o700)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(f"{command}.socket")
-        listener.listen(64)
-        return listener
+        os.environ[_VARIABLE] = str(command)
 
     def close(self) -> None:
         """Ends the server; programs that run go on."""
         del os.environ[_VARIABLE]
         self._process.kill()
         self._process.communicate()
-        # The nursery, which ends by itself, may do the same.
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder)
 
 
-def start(arguments: Sequence[str]) -> Server | None:
+def start() -> Server | None:
     """A server for all processes of this session; none if one is there or cannot be."""
     if _VARIABLE in os.environ or not hasattr(os, "pidfd_open"):
         return None
-    return Server(arguments)
+    return Server()

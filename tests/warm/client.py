@@ -36,7 +36,7 @@ def main() -> int:
 
 def _served(link: socket.socket) -> bytes:
     """The exit code that the server answers; nothing if it ends before that."""
-    link.connect(f"{os.path.abspath(__file__)}.socket")
+    link.connect(os.path.join(os.path.dirname(__file__), "socket"))
     _ask(link)
     for number in _PASSED_ON:
         signal.signal(number, lambda number, _: link.send(bytes([number])))

@@ -1,9 +1,6 @@
 """Forks a process for each request of `client`, after torch and Lightning are imported.
 
-    python server.py PROGRAMS WORKERS [ARGUMENT...]
-
-Requests come to two listeners. If the first request is a worker's, a nursery is forked
-for all workers, which imports what pytest collects for its arguments.
+    python server.py LISTENER
 
 Each request has two processes: a keeper that passes on signals and the exit code, and
 the program. The server has no thread, so that what it forks has no lock that nobody
@@ -30,9 +27,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 _MOST_FILES = 250
 _TAKES_VALUE = ("-W", "-X")
@@ -62,24 +58,12 @@ class Request(NamedTuple):
 # --- the server
 
 
-def serve(
-    programs: socket.socket, workers: socket.socket, arguments: list[str]
-) -> tuple[Request, list[int]]:
+def serve(listener: socket.socket) -> tuple[Request, list[int]]:
     """Returns in processes of programs, each with its request and files."""
     lifeline = sys.stdin.fileno()
-    select.select([programs, workers, lifeline], [], [])
+    select.select([listener, lifeline], [], [])
     if not _is_readable(lifeline):
         _import()
-    if _is_readable(workers) and os.fork() == 0:
-        programs.close()
-        _collect(arguments)
-        return _accept(workers)
-    workers.close()
-    return _accept(programs)
-
-
-def _accept(listener: socket.socket) -> tuple[Request, list[int]]:
-    lifeline = sys.stdin.fileno()
     while True:
         ready, _, _ = select.select([listener, lifeline], [], [])
         if lifeline in ready:
@@ -98,49 +82,19 @@ def _leave(listener: socket.socket) -> None:
     os._exit(0)
 
 
-def _is_readable(file: int | socket.socket) -> bool:
-    return bool(select.select([file], [], [], 0)[0])
+def _is_readable(fd: int) -> bool:
+    return bool(select.select([fd], [], [], 0)[0])
 
 
 def _import() -> None:
     # Every Trainer reads them from the metadata of all that is installed.
     importlib.metadata.entry_points = importlib.metadata.entry_points().select
 
-    import_module("lightning")
-    # Learners want this codec for the names of hosts. Of what else they import, wandb
-    # takes longest; but it makes a folder, which the first program to end would remove.
-    import_module("encodings.idna")
-    _share()
+    import lightning  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
-
-class _NoItems:
-    """Modules are imported for what they hold, and no test is made of it."""
-
-    @staticmethod
-    def pytest_pycollect_makeitem() -> list[Any]:
-        return []
-
-
-def _collect(arguments: list[str]) -> None:
-    """Imports modules of tests as pytest does, which rewrites their assertions.
-
-    What is wrong with one is told by the workers, which import it again.
-    """
-    import pytest
-
-    sys.path[0] = os.getcwd()
-    alone = "-n0", "--dist=no", "--collect-only", "-qq"
-    # It leaves a thread; `addopts` has an option of it.
-    without = "-p", "no:rerunfailures", "--override-ini=addopts="
-    pytest.main([*arguments, *alone, *without], plugins=[_NoItems()])
-    _share()
-
-
-def _share() -> None:
     num_threads = len(os.listdir("/proc/self/task"))
     assert num_threads == 1, f"an import has left {num_threads} threads"
     # Collections in programs leave alone what they share.
-    gc.unfreeze()
     gc.collect()
     gc.freeze()
 
@@ -322,5 +276,4 @@ def _enter(pid: int) -> None:
 
 
 if __name__ == "__main__":
-    listeners = [socket.socket(fileno=int(number)) for number in sys.argv[1:3]]
-    run(*serve(*listeners, arguments=sys.argv[3:]))
+    run(*serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -31,17 +31,6 @@ def test_what_lightning_imports_is_there_and_no_more() -> None:
     assert ast.literal_eval(done.stdout) == {"torch", "lightning"}
 
 
-def test_a_worker_has_its_tests_from_the_nursery(
-    request: pytest.FixtureRequest,
-) -> None:
-    """What rewrote the assertions of this module was another pytest's."""
-    # Not when this module is imported, which is in the nursery.
-    if "PYTEST_XDIST_WORKER" not in os.environ or Path("/dev/nvidiactl").exists():
-        pytest.skip("no worker of a nursery")
-    rewriter: Any = sys.modules[__name__].__loader__
-    assert rewriter.config is not request.config
-
-
 def test_the_interpreter_of_tests_is_none_of_them() -> None:
     program = "import sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True)
