@@ -32,6 +32,7 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
     Resumed,
     add_learners,
     cloned,
+    place_in_epoch,
     resumed_from,
 )
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
@@ -113,8 +114,7 @@ class HADPSGDStrategy(ModelParallelInside):
         if self._dials.tensor_parallel_size > 1:
             clip_on_all_meshes(self.precision_plugin, self._overrides)
         if self._dials.save_learners:
-            place = self._resumed.place
-            self._place = PlaceInEpoch(trainer, self.root_device, place)
+            self._place = place_in_epoch(trainer, self._resumed)
         if gossips:
             size, inside = max(self.partition.sizes), self._dials.inside
             refuse_unsupported(trainer, self, size, inside)
@@ -201,6 +201,8 @@ class HADPSGDStrategy(ModelParallelInside):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self._run is not None:
             self._run.begin_batch(batch)
+        if self._place is not None:
+            self._place.count(batch)
         super().on_train_batch_start(batch, batch_idx)
 
     @override

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+import lightning.pytorch as pl
 from lightning.pytorch.strategies import Strategy
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
@@ -16,6 +17,9 @@ from lightning_adpsgd.topology.partition import Partition
 EPOCH = f"{NAMESPACE}/epoch"
 """The key of what is left of a shared epoch."""
 
+_SAMPLES = f"{NAMESPACE}/samples"
+"""The key of the number of samples that all learners together have trained on."""
+
 # Learners may have made different numbers of steps.
 _OF_EACH_LEARNER = ("loops", "lr_schedulers")
 
@@ -26,11 +30,13 @@ class Resumed(NamedTuple):
     Attributes:
         learner: its own state; None: it starts from the consensus model.
         epoch: what is left of a shared epoch; None: the epoch was not shared.
+        num_samples: samples that all learners together have trained on.
         is_within_epoch: whether the job that saved had batches left in its epoch.
     """
 
     learner: Mapping[str, Any] | None = None
     epoch: Mapping[str, Any] | None = None
+    num_samples: int = 0
     is_within_epoch: bool = False
 
     @property
@@ -51,7 +57,8 @@ def resumed_from(
     if learner is not None:
         checkpoint["optimizer_states"] = learner["states"]
         checkpoint.update(learner["own"].get("lightning", {}))
-    return Resumed(learner, checkpoint.get(EPOCH), is_within_epoch)
+    epoch, num_samples = checkpoint.get(EPOCH), checkpoint.get(_SAMPLES, 0)
+    return Resumed(learner, epoch, num_samples, is_within_epoch)
 
 
 def _is_within_epoch(loops: Mapping[str, Any]) -> bool:
@@ -114,6 +121,15 @@ def cloned(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def place_in_epoch(trainer: pl.Trainer, resumed: Resumed) -> PlaceInEpoch:
+    """The place of a learner in its epoch, from where a checkpoint left it."""
+    # With other learners no count is any learner's own; their sum stays.
+    of_others = resumed.learner is None and trainer.is_global_zero
+    num_samples = resumed.num_samples if of_others else 0
+    device = trainer.strategy.root_device
+    return PlaceInEpoch(trainer, device, resumed.place, num_samples)
+
+
 def add_learners(
     checkpoint: dict[str, Any], place: PlaceInEpoch, strategy: Strategy, job: Job | None
 ) -> None:
@@ -129,3 +145,5 @@ def add_learners(
         all_learners = gather_weights_only(mine, strategy.root_device) or []
         learners = _by_super_learner(all_learners, Partition((len(all_learners),)))
     checkpoint[NAMESPACE] = learners
+    all_own = (one for group in learners for one in group["learners"])
+    checkpoint[_SAMPLES] = sum(one["place"]["num_samples"] for one in all_own)

@@ -10,6 +10,7 @@ if the training process reads it itself (`num_workers=0`).
 """
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from lightning_adpsgd.strategy.checkpoints.rng_state import (
     generator_states,
     set_generator_states,
 )
+from lightning_adpsgd.strategy.fast_forward import batch_size
 
 
 class PlacedBatches:
@@ -95,8 +97,10 @@ class PlaceInEpoch:
         trainer: pl.Trainer,
         device: torch.device,
         saved: Mapping[str, Any] | None = None,
+        num_samples: int = 0,
     ) -> None:
         self._trainer, self._device, self._saved = trainer, device, saved
+        self._num_samples: int = saved["num_samples"] if saved else num_samples
 
     def begin(self) -> None:
         """Starts training: the generators continue from their saved states."""
@@ -104,13 +108,20 @@ class PlaceInEpoch:
         if saved is not None:
             set_generator_states(saved["generators"], self._device)
 
+    def count(self, batch: Any) -> None:
+        """Training on a batch begins; a batch of unknown size counts nothing."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a size that is guessed
+            self._num_samples += batch_size(batch)
+
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """For a checkpoint; `num_samples` counts all runs of this learner."""
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         placed = self._placed()
         within = placed is not None and not progress.is_last_batch
         return {
             "generators": generator_states(self._device),
+            "num_samples": self._num_samples,
             "num_batches": progress.current.ready if within else 0,
             "begin": placed.state() if placed is not None else None,
         }

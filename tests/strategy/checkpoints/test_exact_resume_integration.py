@@ -150,6 +150,7 @@ def test_what_is_kept_is_plain_data(tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     run(2, path, resumed=False)
     checkpoint = torch.load(path, weights_only=True)
+    assert checkpoint["lightning_adpsgd/samples"] == 2 * SAVE_AT * 3
     kept = checkpoint["lightning_adpsgd"]
     assert len(kept) == 2
     for group in kept:

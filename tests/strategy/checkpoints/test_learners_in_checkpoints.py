@@ -1,11 +1,15 @@
 """What a learner takes up from a checkpoint, without a training."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from lightning_adpsgd.strategy.checkpoints.contents import (
+    Resumed,
     learner_of,
+    place_in_epoch,
     resumed_from,
 )
 from lightning_adpsgd.strategy.job import NAMESPACE
@@ -30,10 +34,11 @@ def saved(num_super_learners: int, size: int) -> list[Any]:
 
 @pytest.mark.parametrize("rank", range(4))
 def test_each_learner_takes_up_its_own_state(rank: int) -> None:
-    checkpoint = {NAMESPACE: saved(2, 2), "loops": {}}
+    checkpoint = {NAMESPACE: saved(2, 2), f"{NAMESPACE}/samples": 12, "loops": {}}
     resumed = resumed_from(checkpoint, rank, Partition((2, 2)))
     group, place = divmod(rank, 2)
     assert resumed.place == place
+    assert resumed.num_samples == 12
     assert checkpoint["optimizer_states"] == [f"optimizer of {group}"]
     assert checkpoint["loops"] == (group, place)
 
@@ -52,8 +57,26 @@ def test_in_a_job_of_another_shape_all_start_from_the_mean(
 def test_a_checkpoint_that_keeps_no_learners_is_taken_up_as_it_is() -> None:
     checkpoint: dict[str, Any] = {"optimizer_states": [1]}
     resumed = resumed_from(checkpoint, 0, Partition((1, 1)))
-    assert (resumed.learner, resumed.epoch) == (None, None)
+    assert (resumed.learner, resumed.epoch, resumed.num_samples) == (None, None, 0)
     assert checkpoint == {"optimizer_states": [1]}
+
+
+@pytest.mark.parametrize(
+    ("learner", "is_first", "expected"),
+    [
+        (None, True, 12),  # of all learners that were, in one place
+        (None, False, 0),
+        ({"own": {"place": {"num_samples": 5}}}, True, 5),
+        ({"own": {"place": {"num_samples": 5}}}, False, 5),
+    ],
+)
+def test_the_samples_of_a_job_of_another_shape_are_counted_once(
+    learner: dict[str, Any] | None, is_first: bool, expected: int
+) -> None:
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer: Any = SimpleNamespace(is_global_zero=is_first, strategy=strategy)
+    place = place_in_epoch(trainer, Resumed(learner, num_samples=12))
+    assert place._num_samples == expected
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,7 @@ def test_a_loader_gets_a_place_in_a_copy() -> None:
 
 def test_a_loader_goes_on_at_the_saved_place() -> None:
     saved = {
+        "num_samples": 40,
         "num_batches": 2,
         "begin": None,
         "generators": generator_states(CPU),
@@ -148,7 +149,7 @@ def test_a_loader_goes_on_at_the_saved_place() -> None:
 def test_the_generators_go_on_before_the_first_batch(begins_an_epoch: bool) -> None:
     states = generator_states(CPU)
     expected = torch.rand(1).item()
-    saved = {"num_batches": 0, "begin": None, "generators": states}
+    saved = {"num_samples": 0, "num_batches": 0, "begin": None, "generators": states}
     place: Any = PlaceInEpoch(None, CPU, saved)  # pyright: ignore[reportArgumentType]
     if begins_an_epoch:
         place.prepare(DataLoader(range(6)))  # pyright: ignore
@@ -157,6 +158,15 @@ def test_the_generators_go_on_before_the_first_batch(begins_an_epoch: bool) -> N
     assert torch.rand(1).item() == expected
     place.begin()  # they are set once
     assert torch.rand(1).item() != expected
+
+
+def test_samples_of_all_runs_are_counted() -> None:
+    saved = {"num_samples": 40}
+    starts = ({"saved": saved}, 43), ({"num_samples": 40}, 43), ({}, 3)
+    for start, expected in starts:
+        place: Any = PlaceInEpoch(None, CPU, **start)  # pyright: ignore
+        place.count(torch.zeros(3, 7))
+        assert place._num_samples == expected
 
 
 class Training:
@@ -184,8 +194,8 @@ def test_a_place_is_kept_within_an_epoch_of_one_loader(
     for loader in loaders:
         assert len(list(loader.batch_sampler)) == 6
     training: Any = Training(loaders, 4, is_last)
-    state = PlaceInEpoch(training, CPU).state()
-    assert state["num_batches"] == num_batches
+    state = PlaceInEpoch(training, CPU, num_samples=8).state()
+    assert (state["num_samples"], state["num_batches"]) == (8, num_batches)
     expected = loaders[0].batch_sampler.state() if num_placed == 1 else None
     assert state["begin"] is expected
 
