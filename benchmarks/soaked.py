@@ -120,7 +120,7 @@ class Module(L.LightningModule):
         strategy: Any = self.trainer.strategy
         island = strategy._run.job.island
         epoch = self.trainer.current_epoch
-        self._recorder.step(island.engine._replica, (epoch, batch.number), island)
+        self._recorder.step(island.engine.replica, (epoch, batch.number), island)
         members, loss = strategy.gossip_statistics().members, float(outputs["loss"])
         now = time.monotonic()
         self._diary.write(Entry(now, members, loss, step_journal.memory_of()))

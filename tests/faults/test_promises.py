@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "failures.md"
-HEADING = "## Promises, beside those of others"
+HEADING = "## Promises, compared with those of others"
 
 
 @cache

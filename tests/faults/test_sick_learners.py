@@ -197,7 +197,7 @@ def test_it_ends_when_no_peer_is_healthy() -> None:
             vector.fill_(NAN)
         return False
 
-    what = r"none of its peers \[\d\] has finite ones"
+    what = r"none of its peers \[\d\] has finite weights"
     with running(gossips), pytest.raises(WeightsDiverged, match=what):
         steps_until(vectors, gossips, all_fall_ill)
 

@@ -257,7 +257,7 @@ FAULTS = {
         AUDIO,
         [
             "unusable recording: 1",
-            "sw02002.sph: noise, but speech if the two bytes of each sample",
+            "sw02002.sph: noise, but speech with the two bytes of each sample",
             "make `sample_byte_format` 01 there if it is 10, else 10",
         ],
         SW,

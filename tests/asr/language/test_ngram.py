@@ -90,7 +90,7 @@ def test_silent_utterances_alone_still_give_a_model():
 
 
 def test_no_sentence_is_refused():
-    with pytest.raises(ValueError, match="must hold at least one"):
+    with pytest.raises(ValueError, match="must have at least one"):
         estimate([], order=2)
 
 

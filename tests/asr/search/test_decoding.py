@@ -118,7 +118,7 @@ def test_a_matrix_of_another_width_is_refused(decoder):
 def test_values_that_are_not_finite_are_refused(speaker, decoder):
     matrix = np.zeros((10, speaker.topology.num_states), np.float32)
     matrix[4, 4] = np.nan
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match="must be finite"):
         decoder.decode(matrix, 1.0)
 
 

@@ -173,7 +173,7 @@ def test_training_does_not_begin_anew_where_none_is_whole(tmp_path: Path) -> Non
         truncate(path)
     with (
         pytest.warns(UserWarning, match="Passed over"),
-        pytest.raises(DamagedCheckpoint, match=r"last\.ckpt.*step=2\.ckpt.*anew"),
+        pytest.raises(DamagedCheckpoint, match=r"last\.ckpt.*step=2\.ckpt.*start over"),
     ):
         fit(tmp_path, 4, "last")
 

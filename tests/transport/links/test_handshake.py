@@ -300,10 +300,10 @@ def test_an_info_message_that_was_changed_on_its_way_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "is invalid"),
-        (b"\xff\xfe", "is invalid"),
-        (b"[1]", "is invalid"),
-        (b"[" * 100_000, "is invalid"),
+        (b"", "an invalid info message"),
+        (b"\xff\xfe", "an invalid info message"),
+        (b"[1]", "an invalid info message"),
+        (b"[" * 100_000, "an invalid info message"),
         (b"{}", "must have the fields"),
         (b'{"facts": {}}', "must have the fields"),
     ],
