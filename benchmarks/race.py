@@ -30,6 +30,7 @@ import torch
 from benchmarks import hosts, page, results
 from benchmarks.plain_loops import peers_missing
 from benchmarks.racing.columns import COLUMNS, NUM_HOSTS
+from benchmarks.racing.entrants import FLOOR
 from benchmarks.racing.problems import STEP_S
 from benchmarks.racing.report import curves_of, means_of, rows_of, targets_of
 from benchmarks.racing.runs import NOT_RUN, Track
@@ -50,6 +51,7 @@ def report_of(race: Race, folder: Path, only_found: bool = False) -> Report:
     )
     torch.set_num_threads(1)
     standings = found(race, folder) if only_found else run(race, folder)
+    standings = without_lone_floors(standings)
     report.rows += rows_of(standings)
     report.targets += targets_of(means_of(standings))
     report.curves += curves_of(standings, race.seconds)
@@ -57,6 +59,20 @@ def report_of(race: Race, folder: Path, only_found: bool = False) -> Report:
     if reason := peers_missing():
         report.skipped["Decent-DP, torchft"] = reason
     return report
+
+
+def without_lone_floors(standings: Sequence[Standing]) -> list[Standing]:
+    """The floor of a column is often that of another; alone it compares nothing."""
+    raced = {
+        (s.cell.problem, s.cell.column)
+        for s in standings
+        if s.results and s.cell.method != FLOOR
+    }
+    return [
+        s
+        for s in standings
+        if not s.results or (s.cell.problem, s.cell.column) in raced
+    ]
 
 
 def skipped_of(standings: Sequence[Standing]) -> dict[str, str]:

@@ -216,6 +216,9 @@ def test_what_a_race_has_left_so_far_is_reported_without_running(
     assert all(not s.results and s.trouble.endswith(runs.NOT_RUN) for s in found[3:])
     assert [s.trouble for s in found[:3]] == [""] * 3
     where = f"perceptron, {columns.KILL}"
+    assert race.without_lone_floors(found) == found
+    lone = [s for s in found if not s.results or s.cell.method == FLOOR]
+    assert race.without_lone_floors(lone) == [s for s in lone if not s.results]
     assert race.skipped_of(found) == {where: f"not run: adpsgd; ddp; {FLOOR}"}
 
 
