@@ -1,7 +1,7 @@
 """The peers of one learner, and the two threads that talk to each.
 
-One thread (`Asker`) asks when the schedule says so. The other (`Answerer`) waits to be
-asked and answers at once, whatever the training thread is doing. Neither ever waits for
+One thread (`Asker`) asks when the schedule says so. The other waits to be asked and
+answers at once, whatever the training thread is doing. Neither ever waits for
 a third learner.
 """
 
