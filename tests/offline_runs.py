@@ -38,9 +38,9 @@ class OfflineRun(NamedTuple):
         return [row[name] for row in self.rows if name in row][-1]
 
 
-def read_offline_run(folder: Path) -> OfflineRun:
-    """The finished run in a folder `offline-run-*`."""
-    records = _finished(folder)
+def read_offline_run(folder: Path, timeout: float = 30) -> OfflineRun:
+    """The run in a folder `offline-run-*`, which is finished within `timeout` s."""
+    records = _finished(folder, timeout)
     run = next(record.run for record in records if record.HasField("run"))
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     for record in records:
@@ -59,11 +59,11 @@ def read_offline_run(folder: Path) -> OfflineRun:
     )
 
 
-def _finished(folder: Path) -> list[Any]:
+def _finished(folder: Path, timeout: float) -> list[Any]:
     """The messages of a run, when a process of wandb has written the last one."""
     # Its types are made when it is imported.
     Record: Any = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + timeout
     while True:
         contents = [path.read_bytes() for path in folder.glob("*.wandb")]
         records = [Record.FromString(r) for c in contents for r in _records(c)]

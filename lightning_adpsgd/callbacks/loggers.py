@@ -5,6 +5,7 @@ package nor a network.
 """
 
 import importlib.util
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -118,9 +119,23 @@ class WandbRun(Callback):
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
     ) -> None:
-        for logger in _wandb_loggers(trainer):
-            if (run := getattr(logger, "_experiment", None)) is not None:
-                run.finish()
+        runs = [getattr(one, "_experiment", None) for one in _wandb_loggers(trainer)]
+        begun = [run for run in runs if run is not None]
+        for run in begun:
+            run.finish()
+        if begun and multiprocessing.parent_process() is not None:
+            _wait_until_written()
+
+
+def _wait_until_written() -> None:
+    """Ends W&B's service, which writes the last part of a run after `finish` returned.
+
+    It dies with the process that began it, and the processes of `multiprocessing` end
+    without the `atexit` hook that would wait for it: a short run would be left empty.
+    """
+    import wandb
+
+    wandb.teardown()
 
 
 def _wandb_loggers(trainer: Trainer) -> list[Any]:

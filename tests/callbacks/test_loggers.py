@@ -1,6 +1,9 @@
 """The logger for Weights & Biases: offline by default, and never in the way."""
 
 import importlib.util
+import multiprocessing
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,30 +49,51 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> OfflineRun:
         patch.delenv("WANDB_API_KEY", raising=False)
         patch.delenv("WANDB_MODE", raising=False)
         patch.setenv("NETRC", str(folder / "none"))
-        logger = loggers.make_wandb_logger(
-            folder, "run", id="someid", group="corpus", tags=["a"], config={"x/y": 1}
-        )
-        assert logger is not None
-        trainer = pl.Trainer(
-            accelerator="cpu",
-            max_steps=2,
-            logger=logger,
-            log_every_n_steps=1,
-            callbacks=[loggers.WandbRun()],
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=folder,
-            limit_val_batches=0,
-        )
-        trainer.fit(_Logs())
+        _train(folder)
     [run] = folder.glob("wandb/offline-run-*")
     return read_offline_run(run)
+
+
+def _train(folder: Path) -> None:
+    logger = loggers.make_wandb_logger(
+        folder, "run", id="someid", group="corpus", tags=["a"], config={"x/y": 1}
+    )
+    assert logger is not None
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_steps=2,
+        logger=logger,
+        log_every_n_steps=1,
+        callbacks=[loggers.WandbRun()],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        limit_val_batches=0,
+    )
+    trainer.fit(_Logs())
 
 
 def test_who_is_not_logged_in_gets_an_offline_run_that_is_closed(written):
     assert (written.id, written.group, written.tags) == ("someid", "corpus", ["a"])
     assert written.last("curve/loss") == 0.5
+
+
+def _train_and_end(folder: Path) -> None:
+    _train(folder)
+    sys.exit("W&B still writes" if "WANDB_SERVICE" in os.environ else 0)
+
+
+def test_a_forked_learner_ends_when_its_run_is_written(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # of this process, which lasts
+    fork = multiprocessing.get_context("fork")
+    learner = fork.Process(target=_train_and_end, args=(tmp_path,))
+    learner.start()
+    learner.join()
+    assert learner.exitcode == 0
+    [run] = tmp_path.glob("wandb/offline-run-*")
+    assert read_offline_run(run, timeout=0).last("curve/loss") == 0.5
 
 
 def test_figures_have_samples_epochs_and_hours_as_axes(written):
