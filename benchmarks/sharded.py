@@ -165,7 +165,7 @@ def measure(quick: bool = False) -> Report:
             f"{1e3 * PACED_S:.0f} ms, of which the rest is slept.",
             "Memory: all tensors of a learner at the end of training, beside those "
             "of FSDP2 alone, in shards (half of the weights).",
-            "Without `cpu_share=1` a learner exchanges as often as 1 % of its time "
+            "Without `cpu_share=1` a learner exchanges as often as 5 % of its time "
             "allows.",
         ],
     )

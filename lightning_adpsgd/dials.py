@@ -23,7 +23,7 @@ InsideName = Literal["ddp", "model_parallel"]
 WireDtypeName = Literal["float32", "bfloat16", "float16", "int8"]
 WireDtype = torch.dtype | WireDtypeName
 """What travels; by its name where a type cannot be written, as in YAML."""
-_WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16, torch.int8)
+_WIRE_DTYPES = (None, "auto", torch.float32, torch.bfloat16, torch.float16, torch.int8)
 # What a type is called, and a value of it.
 _CALLED: dict[Any, tuple[str, Any]] = {
     int: ("a whole number", 1),
@@ -94,9 +94,9 @@ class Dials:
     order: Order | None = None
     mixing_gain: float = 1.0
     gossip_every: int = 1
-    wire_dtype: torch.dtype | None = None
+    wire_dtype: torch.dtype | Literal["auto"] | None = None
     exchange_frozen: bool = True
-    cpu_share: float = 0.01
+    cpu_share: float = 0.05
     work_sharing: bool | None = None
     after_evaluation: Literal["restore", "adopt"] = "restore"
     save_learners: bool = False
@@ -204,7 +204,9 @@ class Dials:
 
     def _check_combinations(self) -> None:
         for name, modes in _MODES_OF.items():
-            if getattr(self, name) is not None and self.communication not in modes:
+            # "auto" is what applies.
+            is_given = getattr(self, name) not in (None, "auto")
+            if is_given and self.communication not in modes:
                 names = " and ".join(f'`communication="{mode}"`' for mode in modes)
                 raise ValueError(
                     f"`{name}` applies to {names} alone, got "
@@ -271,9 +273,11 @@ def as_duration(timeout: timedelta | float | None) -> timedelta | None:
     return timedelta(seconds=timeout)
 
 
-def as_dtype(wire_dtype: WireDtype | None) -> torch.dtype | None:
-    """Converts a dtype or its name into a dtype."""
-    if not isinstance(wire_dtype, str):
+def as_dtype(
+    wire_dtype: WireDtype | Literal["auto"] | None,
+) -> torch.dtype | Literal["auto"] | None:
+    """Converts a dtype or its name into a dtype; "auto" and None stay."""
+    if not isinstance(wire_dtype, str) or wire_dtype == "auto":
         return wire_dtype
     _check_one_of("wire_dtype", wire_dtype, get_args(WireDtypeName))
     return getattr(torch, wire_dtype)

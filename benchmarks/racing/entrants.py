@@ -172,6 +172,7 @@ AT_THE_END, FLOOR = "one average at the end", "floor"
 ENTRANTS: Mapping[str, Entrant] = {
     "adpsgd": ours(),
     "adpsgd_random": ours(topology="random_ring"),
+    "adpsgd, float32": ours(wire_dtype=torch.float32),
     "adpsgd, random pairs": ours(topology="random_pairs"),
     "adpsgd_random, int8": ours(topology="random_ring", wire_dtype=torch.int8),
     "adpsgd_random, bf16": ours(topology="random_ring", wire_dtype=torch.bfloat16),

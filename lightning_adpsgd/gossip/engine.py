@@ -52,7 +52,7 @@ from lightning_adpsgd.gossip.pairing import Pairing
 from lightning_adpsgd.gossip.peers import Peers, Threads
 from lightning_adpsgd.gossip.protocol import Patience, Pulled, due_round
 from lightning_adpsgd.gossip.quarantine import Quarantine
-from lightning_adpsgd.gossip.wire import Buffers
+from lightning_adpsgd.gossip.wire import Buffers, WireChoice
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import (
@@ -84,7 +84,7 @@ class GossipOptions:
 
     order: Order = "step_then_average"
     every: int = 1
-    wire_dtype: torch.dtype | None = None
+    wire_dtype: WireChoice = None
     max_staleness: int | None = None
     timeout: timedelta = timedelta(minutes=5)
     cpu_share: float = 1.0
@@ -238,6 +238,7 @@ class Gossip(Communication, Exchanges):
     @override
     def after_update(self) -> None:
         self.replica.step += 1
+        self._traffic.stepped()
         position = self.members.position
         self.members.position = position._replace(steps=position.steps + 1)
         round = due_round(self.replica.step, self._options.every)

@@ -22,6 +22,7 @@ thread; only messages come to the host, into pinned memory.
 
 import itertools
 import math
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -43,10 +44,12 @@ from lightning_adpsgd.gossip.wire import (
     Damaged,
     Loan,
     Message,
+    WireChoice,
     as_message,
     checksum,
     codecs_of,
     read_seal,
+    wire_dtypes,
     write_seal,
 )
 from lightning_adpsgd.transport.base import (
@@ -59,8 +62,18 @@ from lightning_adpsgd.transport.base import (
 from lightning_adpsgd.weights.replica import Chunk, Part, Replica
 from lightning_adpsgd.weights.streams import to_device, to_host
 
-ASK, ALIVE, LEAVE, GRANT, PULL = 1, 2, 3, 4, 5
-"""What an end says on a lane: the asked one `GRANT`, the asker the others."""
+ASK, ALIVE, LEAVE, GRANT, PULL, ASK_NARROW = 1, 2, 3, 4, 5, 11
+"""What an end says on a lane: the asked one `GRANT`, the asker the others.
+
+`ASK_NARROW` asks for an exchange in the narrowest of the wire dtypes, `ASK` for one in
+the widest. The numbers between are the words of `pairing`.
+"""
+# Shorter messages take latency, which a narrow one does not save.
+_WORTH_BYTES = 1 << 18
+# An exchange that takes longer than this share of a step goes narrow.
+_LONG = 0.5
+# One in this many goes at full width, and shows whether the link has changed.
+_MEASURE_EVERY = 64
 
 
 class Channel(NamedTuple):
@@ -115,7 +128,7 @@ class Lanes:
     replica: Replica
     chunks: Sequence[Chunk]
     buffers: Buffers
-    wire_dtype: torch.dtype | None
+    wire_dtype: WireChoice
     gain: float
     timeout: timedelta
 
@@ -128,6 +141,24 @@ class Lanes:
         return Lane(self, peer, lane_of(peer, self.transport.index))
 
 
+class Width:
+    """Chooses how wide the exchanges of a lane are, where the wire dtype is "auto".
+
+    Attributes:
+        wide_seconds: duration of the last exchange at full width.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._is_worth_it, self._calls = num_bytes >= _WORTH_BYTES, 0
+        self.wide_seconds = 0.0
+
+    def is_narrow(self, step_seconds: float) -> bool:
+        """Whether the next exchange goes narrow."""
+        self._calls += 1
+        is_slow = self.wide_seconds > _LONG * step_seconds
+        return self._is_worth_it and is_slow and self._calls % _MEASURE_EVERY != 0
+
+
 class Lane:
     """One end of a lane; used by a single thread."""
 
@@ -135,7 +166,10 @@ class Lane:
         self.channel = Channel(shared.transport, peer, number, shared.timeout)
         self._replica, self._chunks = shared.replica, shared.chunks
         self._buffers, self._gain = shared.buffers, shared.gain
-        self._codecs = codecs_of(shared.replica, shared.wire_dtype)
+        self._codecs = [
+            codecs_of(shared.replica, dtype) for dtype in wire_dtypes(shared.wire_dtype)
+        ]
+        self._width = Width(sum(len(c) * c.dtype.itemsize for c in shared.chunks))
         self._disagreement = Disagreement()
         # A word, a number and what guards them.
         self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
@@ -155,15 +189,27 @@ class Lane:
         """The number that came with the last word."""
         return int(self._theirs[1])
 
-    def ask(self, num_under_way: int) -> Outcome:
-        """Asks for an exchange and makes it; `num_under_way` includes this one."""
-        return self._exchange(
-            [self._post_hearing(), self._post_word(ASK, num_under_way)]
+    def ask(self, num_under_way: int, step_seconds: float = math.inf) -> Outcome:
+        """Asks for an exchange and makes it.
+
+        Args:
+            num_under_way: number of exchanges under way, including this one.
+            step_seconds: duration of an optimizer step; where the wire dtype is "auto",
+                an exchange that would take long beside it goes narrow.
+        """
+        is_narrow = len(self._codecs) > 1 and self._width.is_narrow(step_seconds)
+        word, begin = ASK_NARROW if is_narrow else ASK, time.monotonic()
+        outcome = self._exchange(
+            [self._post_hearing(), self._post_word(word, num_under_way)], is_narrow
         )
+        if not is_narrow:
+            self._width.wide_seconds = time.monotonic() - begin
+        return outcome
 
     def answer(self, num_under_way: int) -> Outcome:
         """Makes the exchange that the peer has just asked for."""
-        return self._exchange([self._post_word(GRANT, num_under_way)])
+        is_narrow = int(self._theirs[0]) == ASK_NARROW
+        return self._exchange([self._post_word(GRANT, num_under_way)], is_narrow)
 
     def pull(self) -> Pulled:
         """Asks for the peer's weights in full precision.
@@ -199,10 +245,11 @@ class Lane:
         for tensor in (numbers, *values, sums):
             self.channel.wait([self.channel.post_send(tensor)])
 
-    def _exchange(self, greeting: list[Pending]) -> Outcome:
+    def _exchange(self, greeting: list[Pending], is_narrow: bool) -> Outcome:
+        codecs = self._codecs[-1 if is_narrow else 0]
         with self._buffers.lent() as loan:
             exchange = _Exchange(
-                self.channel, self._replica, loan, self._codecs, self._disagreement
+                self.channel, self._replica, loan, codecs, self._disagreement
             )
             posted = (exchange.post(n, c) for n, c in enumerate(self._chunks))
             for crossing in one_behind(posted):

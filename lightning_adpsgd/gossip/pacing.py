@@ -1,9 +1,10 @@
 """The pacing of exchanges, which limits their use of the cores."""
 
 import logging
+import math
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ _log = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 60.0
 # The rate of exchanges is reported after this time if there are fewer per step.
 _REPORT_AFTER_S, _RARE = 60.0, 0.2
+# Of so many step boundaries the duration of a step is taken.
+_STEPS = 6
 # Where Linux tells for how long threads have waited for a core.
 _PRESSURE = Path("/proc/pressure/cpu")
 
@@ -125,6 +128,7 @@ class Traffic:
         # By section: exchanges of different ones do not overlap in any weight.
         self._under_way, self._paused = defaultdict[int, UnderWay](UnderWay), False
         self.hurry = threading.Event()
+        self._steps = deque[float](maxlen=_STEPS)
         self._begin: float | None = None
 
     def pause(self) -> None:
@@ -145,14 +149,42 @@ class Traffic:
             self.hurry.set()
             self._state.notify_all()
 
-    def rest(self, unless: Callable[[], bool]) -> None:
-        """Rests to spare the cores, until `hurry` or `unless` ends the rest."""
+    def await_turn(
+        self, peer: int, unless: Callable[[], bool], section: int = 0
+    ) -> bool:
+        """Waits until a peer may be asked, or `hurry` or `unless` ends the wait.
+
+        It may be when it is its turn (`UnderWay`), and the cores are spared enough.
+
+        Returns:
+            False if the peer has asked meanwhile, which serves the same purpose.
+        """
         with self._state:
-            while pause_s := self.cores.pause_s():
-                if self._state.wait_for(
-                    lambda: self.hurry.is_set() or unless(), pause_s
-                ):
-                    return
+            under_way = self._under_way[section]
+            met_at = under_way.met_at(peer)
+            under_way.line_up(peer)
+            while pause_s := (
+                under_way.wait_s(peer, time.monotonic()) or self.cores.pause_s()
+            ):
+                is_over = self.hurry.is_set() or unless()
+                if is_over or under_way.met_at(peer) != met_at:
+                    break
+                self._state.wait(min(pause_s, _LONGEST_PAUSE_S))
+            under_way.step_out(peer)
+            self._state.notify_all()
+            return under_way.met_at(peer) == met_at
+
+    def stepped(self) -> None:
+        """Counts an optimizer step; for the training thread."""
+        self._steps.append(time.monotonic())
+
+    @property
+    def step_seconds(self) -> float:
+        """The mean duration of the last steps, infinite before the second."""
+        steps = list(self._steps)
+        if len(steps) < 2:
+            return math.inf
+        return (steps[-1] - steps[0]) / (len(steps) - 1)
 
     def is_idle(self) -> bool:
         """Whether no exchange is under way; the caller holds the engine's lock."""
@@ -173,7 +205,8 @@ class Traffic:
         """
         with self._state:
             may_begin, under_way = asked or not self._paused, self._under_way[section]
-            number = under_way.enter(peer, asked) if may_begin else 0
+            now = time.monotonic()
+            number = under_way.enter(peer, asked, now) if may_begin else 0
         if not number:
             return
         outcome = None
@@ -182,7 +215,7 @@ class Traffic:
                 outcome = exchange(number)
         finally:
             with self._state:
-                under_way.leave(peer)
+                under_way.leave(peer, time.monotonic())
                 if outcome is not None:
                     self._account.exchanged(peer, outcome, section)
                 self._state.notify_all()

@@ -15,7 +15,15 @@ from concurrent.futures import Future
 import torch
 
 from lightning_adpsgd.gossip.account import Account
-from lightning_adpsgd.gossip.exchange import ALIVE, ASK, LEAVE, PULL, Lane, Lanes
+from lightning_adpsgd.gossip.exchange import (
+    ALIVE,
+    ASK,
+    ASK_NARROW,
+    LEAVE,
+    PULL,
+    Lane,
+    Lanes,
+)
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import Traffic
 from lightning_adpsgd.gossip.pairing import WORDS, Pairing, Word
@@ -197,7 +205,11 @@ class Asker:
             self._lane.say(self._words.popleft())
         # Cleared only if seen, or a call at the end of the pause would be lost.
         if due := self._due.is_set():
-            self._traffic.rest(lambda: self.gone.is_set() or bool(self._pulls))
+            due = self._traffic.await_turn(
+                self._peer,
+                lambda: self.gone.is_set() or bool(self._pulls),
+                self._section,
+            )
             self._due.clear()
         if not self._asks():
             return
@@ -207,7 +219,11 @@ class Asker:
             self._ask()
 
     def _ask(self) -> None:
-        self._traffic.make(self._peer, self._lane.ask, section=self._section)
+        self._traffic.make(
+            self._peer,
+            lambda number: self._lane.ask(number, self._traffic.step_seconds),
+            section=self._section,
+        )
 
     def _pull_all(self) -> None:
         while self._pulls and self._asks():
@@ -315,7 +331,7 @@ class Peers:
             self._heard(peer, word)
             if word == PULL:
                 lane.give(self._members.position)
-            elif word == ASK:
+            elif word in (ASK, ASK_NARROW):
                 self._traffic.make(peer, lane.answer, asked=True, section=self._section)
         self._members.left(peer, lane.heard_number > 0, self._section)
 
@@ -326,7 +342,7 @@ class Peers:
             with self._state:
                 self.say(pairing.hear(peer, word))
                 self._state.notify_all()
-        elif word == ASK:
+        elif word in (ASK, ASK_NARROW):
             # The other end may know first that all learners of both have agreed. This
             # end's weights must rest before they are read.
             self._await_partner(peer, pairing)

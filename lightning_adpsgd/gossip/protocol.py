@@ -4,6 +4,7 @@ They are pure, without threads, networks or clocks, so that the engine (`gossip`
 the virtual cluster (`timeline`) share them.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from statistics import median
@@ -14,6 +15,7 @@ from torch import Tensor
 # A median of a few is not that of an epoch's end, which takes many times a step.
 _NUM_STEPS, _SHARE_OF_STEP = 5, 0.25
 _MOST = 1 << 53
+_MOMENT = 1e-9  # seconds, which clocks do not tell apart
 
 
 class Position(NamedTuple):
@@ -117,25 +119,65 @@ class Patience:
 
 
 class UnderWay:
-    """The exchanges that one learner has under way; the caller must hold a lock.
+    """The exchanges that one learner has under way, and the peers that it will ask.
 
     A learner does not ask a peer with which it is already exchanging, because the
     exchange under way serves the same purpose. A learner that is asked never refuses.
+
+    A learner asks one peer after the other, the one that it met longest ago first: two
+    exchanges that share a link would both average older weights. But a peer waits for
+    an exchange under way no longer than its own last exchange took. So no slow peer
+    holds up the others.
+
+    The caller must hold a lock; `now` is in seconds of any clock.
     """
 
     def __init__(self) -> None:
         self._with = Counter[int]()
+        self._waiting = set[int]()
+        # By peer: when the last exchange began, when it ended, and how long it took.
+        self._began, self._met, self._took = (dict[int, float]() for _ in range(3))
+        self._last_began = -math.inf
 
-    def enter(self, peer: int, asked: bool = False) -> int:
+    def enter(self, peer: int, asked: bool = False, now: float = 0.0) -> int:
         """Begins an exchange; returns the number under way, 0 if it may not begin."""
         if self._with[peer] and not asked:
             return 0
         self._with[peer] += 1
+        self._began[peer] = self._last_began = now
         return self._with.total()
 
-    def leave(self, peer: int) -> None:
+    def leave(self, peer: int, now: float = 0.0) -> None:
         """Ends an exchange with a peer."""
         self._with[peer] -= 1
+        self._met[peer], self._took[peer] = now, now - self._began[peer]
+
+    def met_at(self, peer: int) -> float:
+        """When the last exchange with a peer ended; minus infinity: never."""
+        return self._met.get(peer, -math.inf)
+
+    def line_up(self, peer: int) -> None:
+        """Adds a peer to those that wait to be asked."""
+        self._waiting.add(peer)
+
+    def step_out(self, peer: int) -> None:
+        """Takes a peer from those that wait."""
+        self._waiting.discard(peer)
+
+    @property
+    def waiting(self) -> list[int]:
+        """The peers that wait to be asked."""
+        return sorted(self._waiting)
+
+    def wait_s(self, peer: int, now: float) -> float:
+        """The seconds until a waiting peer may be asked; infinity: another is first."""
+        first = min(self._waiting, key=lambda one: (self.met_at(one), one))
+        if first != peer:
+            return math.inf
+        if not self.total():
+            return 0.0
+        left = self._last_began + self._took.get(peer, 0.0) - now
+        return left if left > _MOMENT else 0.0
 
     def total(self) -> int:
         """The number under way."""

@@ -31,7 +31,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import xxhash
@@ -207,6 +207,15 @@ class Lattice(Codec):
             return math.inf
         largest = _power(least.int() + _PRECISION_BITS, torch.float64)
         return math.sqrt(BLOCK) * torch.linalg.vector_norm(largest).item()
+
+
+WireChoice = torch.dtype | Literal["auto"] | None
+"""The option `wire_dtype`; None: the dtype of the weights."""
+
+
+def wire_dtypes(choice: WireChoice) -> tuple[torch.dtype | None, ...]:
+    """The wire dtypes that exchanges may use, the widest first."""
+    return (None, torch.int8) if choice == "auto" else (choice,)
 
 
 def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
@@ -393,9 +402,10 @@ class Buffers:
     `_lock` guards `_free`, which grows to the largest number of concurrent exchanges.
     """
 
-    def __init__(self, replica: Replica, wire_dtype: torch.dtype | None) -> None:
+    def __init__(self, replica: Replica, choice: WireChoice) -> None:
         self._device, self._num_chunks = replica.device, len(replica.chunks)
-        self._message_bytes = longest_message(replica, wire_dtype)
+        longest = (longest_message(replica, dtype) for dtype in wire_dtypes(choice))
+        self._message_bytes = max(longest)
         self._room_bytes = replica.part_elements * _WIDEST
         lengths = (len(chunk) * chunk.dtype.itemsize for chunk in replica.chunks)
         self._change_bytes = max(lengths, default=0)

@@ -139,7 +139,7 @@ def predict(
     topology: TopologyLike = "ring",
     communication: Mode = "async",
     gossip_every: int = 1,
-    cpu_share: float = 0.01,
+    cpu_share: float = 0.05,
     costs: Costs | None = None,
     seed: int = 0,
 ) -> Prediction:
@@ -377,12 +377,6 @@ def _observe(
     num, size = local.num_super_learners, local.super_learner_size
     crossing = local.link.seconds(workload.message_bytes / size)
     num_peers = len(local.topology.part(0, num, 0).takes) - 1
-    is_random = local.topology.period(num) == 0
-    if is_random and num_peers * crossing > step * scenario.gossip_every:
-        # Each asks another peer at each step, until all pairs are under way at once.
-        num_peers = scenario.num_super_learners - 1
-        if num_peers >= num:
-            return _Seen(step / crossing, 1.0, {round(num_peers * crossing / step): 1})
     begin = 10 * step + 2 * num_peers * crossing
     timeline = Asynchronous(local, workload.weight_bytes, workload.message_bytes)
     seen = itertools.takewhile(lambda event: event.seconds < 3 * begin, timeline)

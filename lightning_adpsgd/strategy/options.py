@@ -78,9 +78,9 @@ class HADPSGDOptions(_DDPStrategy):
         order: Order | None = None,
         mixing_gain: float = 1.0,
         gossip_every: int = 1,
-        wire_dtype: WireDtype | None = None,
+        wire_dtype: WireDtype | Literal["auto"] | None = "auto",
         exchange_frozen: bool = True,
-        cpu_share: float = 0.01,
+        cpu_share: float = 0.05,
         work_sharing: bool | None = None,
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
@@ -125,8 +125,10 @@ class HADPSGDOptions(_DDPStrategy):
             gossip_every: number of optimizer steps per round of averaging.
             wire_dtype: dtype in which "async" and "ready_pairs" send weights, or its
                 name: a floating-point type such as "bfloat16", or `torch.int8` for one
-                byte per weight on a lattice. None: the dtype of the weights. Averages
-                are always computed in float32 or better.
+                byte per weight on a lattice. None: the dtype of the weights. "auto":
+                that one, and one byte per weight with a peer where an exchange would
+                otherwise take longer than half an optimizer step. Averages are always
+                computed in float32 or better.
             exchange_frozen: whether weights that are frozen when training begins are
                 averaged too. False: they do not travel, and must stay frozen, as in
                 fine-tuning with adapters.

@@ -399,6 +399,11 @@ def dials_and_scenario(
             "`super_learner_size` must be one number in a virtual cluster, which has "
             f"no machines, got {super_learner_size!r}"
         )
+    if wire_dtype == "auto":
+        raise ValueError(
+            '`wire_dtype` must name what travels in a virtual cluster, got "auto", '
+            "which measures links"
+        )
     refuse_former(dials)
     mode, max_wait = as_mode(communication)
     checked = Dials(

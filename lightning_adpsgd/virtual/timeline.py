@@ -7,6 +7,7 @@ only counts the events.
 """
 
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -221,6 +222,7 @@ class _State:
         self.waiting = False  # for an exchange, because of `max_staleness`
         # Peers asked or about to be, until the exchange ends; those to ask once more.
         self.asking, self.due = set[int](), set[int]()
+        self.met_at = dict[int, float]()  # the peers that wait, when they were called
 
 
 class Asynchronous:
@@ -369,12 +371,40 @@ class Asynchronous:
 
     def _ask(self, index: int, peer: int) -> None:
         state = self._states[index]
-        mine = state.under_way.enter(peer)
-        if not mine:  # what is under way with that peer is as good
-            state.asking.discard(peer)
-            state.due.discard(peer)
+        if state.waiting:  # no exchange that is waited for rests
+            self._enter(index, peer)
             return
-        theirs = self._states[peer].under_way.enter(index, asked=True)
+        state.met_at[peer] = state.under_way.met_at(peer)
+        state.under_way.line_up(peer)
+        self._serve(index)
+
+    def _serve(self, index: int) -> None:
+        """Begins the exchanges whose turn it is."""
+        under_way, met_at = self._states[index].under_way, self._states[index].met_at
+        for peer in under_way.waiting:
+            wait_s = under_way.wait_s(peer, self._agenda.now)
+            if under_way.met_at(peer) != met_at[peer]:  # it has asked meanwhile
+                self._drop(index, peer)
+            elif not wait_s:
+                self._enter(index, peer)
+            elif wait_s < math.inf:
+                at = self._agenda.now + wait_s
+                self._agenda.enter(at, _ASKING, self._serve, index)
+
+    def _drop(self, index: int, peer: int) -> None:
+        state = self._states[index]
+        state.under_way.step_out(peer)
+        state.asking.discard(peer)
+        state.due.discard(peer)
+
+    def _enter(self, index: int, peer: int) -> None:
+        state, now = self._states[index], self._agenda.now
+        state.under_way.step_out(peer)
+        mine = state.under_way.enter(peer, now=now)
+        if not mine:  # what is under way with that peer is as good
+            self._drop(index, peer)
+            return
+        theirs = self._states[peer].under_way.enter(index, asked=True, now=now)
         weight = exchange_weight(self._scenario.mixing_gain, mine, theirs)
         exchange = Exchange(index, peer, weight)
         self._agenda.enter(self._agenda.now, _ASKING, self._begin, exchange)
@@ -392,11 +422,12 @@ class Asynchronous:
     def _end(self, exchange: Exchange) -> None:
         for end in exchange.ends:
             state = self._states[end]
-            state.under_way.leave(exchange.other(end))
+            state.under_way.leave(exchange.other(end), self._agenda.now)
             state.last_exchange_step = state.steps
         self._events.append(Ended(self._agenda.now, exchange))
         self._ask_again(exchange)
         for end in exchange.ends:
+            self._serve(end)
             if self._in_pairs:
                 self._leave(end)
             elif self._states[end].waiting:

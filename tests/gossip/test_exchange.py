@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.gossip.exchange import ALIVE, ASK, Buffers, Lane, Lanes
+from lightning_adpsgd.gossip.exchange import ALIVE, ASK, ASK_NARROW, Lane, Lanes
 from lightning_adpsgd.gossip.protocol import Outcome
+from lightning_adpsgd.gossip.wire import Buffers, WireChoice
 from lightning_adpsgd.transport.base import PeerLost, Pending, Transport
 from lightning_adpsgd.weights.replica import PART_ELEMENTS, Replica
 from tests.helpers import PATIENCE, together
@@ -35,7 +36,7 @@ def two_ends(
     first: Tensor,
     second: Tensor,
     chunk_elements: int = 3,
-    wire_dtype: torch.dtype | None = None,
+    wire_dtype: WireChoice = None,
     gain: float = 1.0,
     transports: Sequence[Transport] | None = None,
     timeout: timedelta = PATIENCE,
@@ -55,14 +56,21 @@ def two_ends(
     return ends
 
 
-def exchange(ends: list[End], under_way: tuple[int, int] = (1, 1)) -> list[Outcome]:
+def exchange(
+    ends: list[End],
+    under_way: tuple[int, int] = (1, 1),
+    step_seconds: float = math.inf,
+) -> list[Outcome]:
     """One exchange, and its merge at both ends."""
 
     def answer() -> Outcome:
-        assert ends[1].lane.hear() == ASK
+        assert ends[1].lane.hear() in (ASK, ASK_NARROW)
         return ends[1].lane.answer(under_way[1])
 
-    outcomes = together([lambda: ends[0].lane.ask(under_way[0]), answer])
+    def ask() -> Outcome:
+        return ends[0].lane.ask(under_way[0], step_seconds)
+
+    outcomes = together([ask, answer])
     for end in ends:
         end.replica.merge_all()
     return outcomes
@@ -128,7 +136,8 @@ def exchange_in_one_thread(ends: list[End]) -> None:
     part, other = (end.replica.chunks[0].parts[0] for end in ends)
     messages = []
     for end in ends:
-        (codec,) = end.lane._codecs.values()
+        [codecs] = end.lane._codecs
+        (codec,) = codecs.values()
         weights = torch.empty(5, dtype=end.replica.chunks[0].dtype)
         end.replica.chunks[0].parts[0].read(weights)
         message = torch.empty(codec.length(5), dtype=codec.dtype)
@@ -137,7 +146,8 @@ def exchange_in_one_thread(ends: list[End]) -> None:
     for end, each, mine, theirs in zip(
         ends, (part, other), messages, messages[::-1], strict=True
     ):
-        (codec,) = end.lane._codecs.values()
+        [codecs] = end.lane._codecs
+        (codec,) = codecs.values()
         change = torch.empty(5, dtype=each.dtype)
         assert math.isfinite(codec.change(mine.clone(), theirs.clone(), change, 0))
         each.add(change, 0.5)
@@ -249,7 +259,8 @@ def test_what_one_end_alone_finds_not_finite_is_left_out_at_both(
 ) -> None:
     """Sums that overflow in the order of one machine need not in that of another."""
     ends = two_ends(torch.zeros(4), torch.ones(4), chunk_elements=2)
-    (codec,) = ends[1].lane._codecs.values()
+    [codecs] = ends[1].lane._codecs
+    (codec,) = codecs.values()
     plain = codec.change
     monkeypatch.setattr(
         codec, "change", lambda *args: plain(*args) if args[-1] != 1 else math.nan
@@ -268,6 +279,42 @@ def test_words_carry_no_exchange() -> None:
     assert ends[0].weights.tolist() == [0.5, 0.5]
 
 
+BIG = 1 << 17
+
+
+def bytes_of(ends: list[End], step_seconds: float) -> list[int]:
+    outcomes = exchange(ends, step_seconds=step_seconds)
+    return [outcome.bytes_sent for outcome in outcomes]
+
+
+def test_where_an_exchange_takes_long_the_next_ones_send_a_byte_per_weight() -> None:
+    ends = two_ends(*torch.randn(2, BIG), chunk_elements=BIG, wire_dtype="auto")
+    assert bytes_of(ends, step_seconds=1e-9) == [4 * BIG] * 2  # none was measured
+    assert all(sent < 1.1 * BIG for sent in bytes_of(ends, step_seconds=1e-9))
+    assert bytes_of(ends, step_seconds=1e9) == [4 * BIG] * 2
+
+
+def test_one_in_many_shows_at_full_width_whether_the_link_has_changed() -> None:
+    ends = two_ends(*torch.randn(2, BIG), chunk_elements=BIG, wire_dtype="auto")
+    sent = [bytes_of(ends, step_seconds=1e-9)[0] for _ in range(130)]
+    assert [n for n, one in enumerate(sent) if one == 4 * BIG] == [0, 63, 127]
+
+
+def test_a_short_message_is_not_worth_fewer_bits() -> None:
+    ends = two_ends(*torch.randn(2, 1000), chunk_elements=BIG, wire_dtype="auto")
+    assert {bytes_of(ends, step_seconds=1e-9)[0] for _ in range(3)} == {4000}
+
+
+def test_exchanges_of_either_width_conserve_the_sum_and_come_together() -> None:
+    first, second = torch.randn(2, BIG, dtype=torch.float64)
+    mean = (first + second) / 2
+    ends = two_ends(first, second, chunk_elements=BIG, wire_dtype="auto")
+    for step_seconds in (1e-9, 1e-9, 1e9, 1e-9, 1e-9, 1e-9):
+        exchange(ends, step_seconds=step_seconds)
+        torch.testing.assert_close((first + second) / 2, mean, rtol=0, atol=1e-12)
+    torch.testing.assert_close(first, mean, rtol=0, atol=1e-6)
+
+
 def test_without_weights_an_exchange_is_a_greeting() -> None:
     ends = two_ends(torch.zeros(0), torch.zeros(0))
     for _ in range(2):
@@ -276,7 +323,7 @@ def test_without_weights_an_exchange_is_a_greeting() -> None:
 
 def test_buffers_are_lent_again_and_only_as_many_as_are_in_use() -> None:
     replica = Replica([torch.zeros(8)], 8, threading.Condition())
-    buffers = Buffers(replica, wire_dtype=None)
+    buffers = Buffers(replica, None)
     with buffers.lent() as first:
         with buffers.lent() as second:
             assert first.room.data_ptr() != second.room.data_ptr()

@@ -1,8 +1,11 @@
 """How often: the share of the training's time that exchanges take."""
 
 import logging
+import math
 import threading
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.weights.replica import Replica
-from tests.helpers import PATIENCE
+from tests.helpers import PATIENCE, until
 
 
 class Clock:
@@ -158,6 +161,60 @@ def test_the_system_says_for_how_long_threads_have_waited() -> None:
     assert 0 < first <= second
 
 
+# --- one after the other
+
+
+class Course(NamedTuple):
+    """The exchanges of one learner, and what they change."""
+
+    traffic: Traffic
+    replica: Replica
+
+
+def course(cpu_share: float) -> Course:
+    state = threading.Condition()
+    replica = Replica([torch.zeros(4)], 4, state)
+    members = Members.fixed(Schedule(find_topology("ring"), 2), 0)
+    quarantine = Quarantine(members, [], SuperLearnerGroup(), replica, PATIENCE)
+    account = Account(members, replica, quarantine, state)
+    return Course(Traffic(account, state, cpu_share), replica)
+
+
+@pytest.fixture
+def traffic() -> Traffic:
+    return course(cpu_share=1.0).traffic
+
+
+def test_a_peer_that_has_asked_meanwhile_is_not_asked(
+    traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, still = traffic._under_way[0], list[bool]()
+    monkeypatch.setattr(under_way, "wait_s", lambda peer, now: 60.0)
+    ask = threading.Thread(
+        target=lambda: still.append(traffic.await_turn(1, lambda: False))
+    )
+    ask.start()
+    until(lambda: under_way.waiting == [1], "its place in the line")
+    traffic.make(1, lambda number: Outcome(True, 4, 0), asked=True)
+    ask.join(PATIENCE.total_seconds())
+    assert still == [False]
+
+
+def test_a_learner_that_waits_for_an_exchange_takes_no_turns(traffic: Traffic) -> None:
+    traffic._under_way[0].enter(2, now=time.monotonic())
+    traffic._under_way[0]._took[1] = 3600.0
+    traffic.hurry_on()
+    assert traffic.await_turn(1, lambda: False)
+
+
+def test_a_step_lasts_as_the_last_ones_did(clock: Clock, traffic: Traffic) -> None:
+    assert traffic.step_seconds == math.inf
+    for seconds in (9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0):
+        clock.run(seconds)
+        traffic.stepped()
+    assert traffic.step_seconds == pytest.approx(6 / 5)
+
+
 # --- one line at the end of the first minute
 
 
@@ -167,7 +224,7 @@ def a_minute_of(
     for step in range(num_steps):
         replica.step += 1
         if step < num_exchanges:
-            traffic.rest(lambda: True)
+            traffic.await_turn(1, lambda: True)
             traffic.make(1, lambda number: Outcome(True, 4, replica.step))
         clock.run(70.0 / num_steps)
         traffic.report_rate()
@@ -184,12 +241,7 @@ def test_rare_exchanges_are_reported_once_with_the_rate_and_the_option(
     told: int,
 ) -> None:
     """Only if the option is the reason."""
-    state = threading.Condition()
-    replica = Replica([torch.zeros(4)], 4, state)
-    members = Members.fixed(Schedule(find_topology("ring"), 2), 0)
-    quarantine = Quarantine(members, [], SuperLearnerGroup(), replica, PATIENCE)
-    account = Account(members, replica, quarantine, state)
-    traffic = Traffic(account, state, 0.05)
+    traffic, replica = course(cpu_share=0.05)
     traffic.cores.merged(cost_s)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
