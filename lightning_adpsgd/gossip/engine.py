@@ -38,7 +38,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain, product
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 

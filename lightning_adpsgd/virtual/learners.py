@@ -231,11 +231,13 @@ class AsynchronousLearners(VirtualLearners):
             CommunicationSide(self.rows.vectors(index), order, size)
             for index in self._all
         ]
-        self._exchanges = Exchanges(self._sides, dials.wire_dtype)
+        wire_dtype = dials.wire_dtype
+        assert wire_dtype != "auto"  # refused: nothing is measured here
+        self._exchanges = Exchanges(self._sides, wire_dtype)
         self._timeline = Asynchronous(
             scenario,
             sum(vector.nbytes for vector in self.rows.vectors(0)),
-            message_bytes(self._sides[0], dials.wire_dtype),
+            message_bytes(self._sides[0], wire_dtype),
             dials.max_staleness,
             self._in_pairs,
             dials.max_wait,
