@@ -157,22 +157,22 @@ class Traffic:
         It may be when it is its turn (`UnderWay`), and the cores are spared enough.
 
         Returns:
-            False if the peer has asked meanwhile, which serves the same purpose.
+            False if the peer has asked meanwhile: that exchange is as good.
         """
         with self._state:
             under_way = self._under_way[section]
-            met_at = under_way.met_at(peer)
+            began_at = under_way.began_at(peer)
             under_way.line_up(peer)
             while pause_s := (
                 under_way.wait_s(peer, time.monotonic()) or self.cores.pause_s()
             ):
                 is_over = self.hurry.is_set() or unless()
-                if is_over or under_way.met_at(peer) != met_at:
+                if is_over or under_way.began_at(peer) != began_at:
                     break
                 self._state.wait(min(pause_s, _LONGEST_PAUSE_S))
             under_way.step_out(peer)
             self._state.notify_all()
-            return under_way.met_at(peer) == met_at
+            return under_way.began_at(peer) == began_at
 
     def stepped(self) -> None:
         """Counts an optimizer step; for the training thread."""

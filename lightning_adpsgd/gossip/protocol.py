@@ -121,13 +121,10 @@ class Patience:
 class UnderWay:
     """The exchanges that one learner has under way, and the peers that it will ask.
 
-    A learner does not ask a peer with which it is already exchanging, because the
-    exchange under way serves the same purpose. A learner that is asked never refuses.
-
     A learner asks one peer after the other, the one that it met longest ago first: two
     exchanges that share a link would both average older weights. But a peer waits for
-    an exchange under way no longer than its own last exchange took. So no slow peer
-    holds up the others.
+    an exchange with another no longer than its own last exchange took, so that no slow
+    peer holds up the others. A learner that is asked never refuses.
 
     The caller must hold a lock; `now` is in seconds of any clock.
     """
@@ -135,26 +132,28 @@ class UnderWay:
     def __init__(self) -> None:
         self._with = Counter[int]()
         self._waiting = set[int]()
-        # By peer: when the last exchange began, when it ended, and how long it took.
-        self._began, self._met, self._took = (dict[int, float]() for _ in range(3))
-        self._last_began = -math.inf
+        # By peer: when the last exchange began, and how long the last one took.
+        self._began, self._took = dict[int, float](), dict[int, float]()
 
     def enter(self, peer: int, asked: bool = False, now: float = 0.0) -> int:
-        """Begins an exchange; returns the number under way, 0 if it may not begin."""
+        """Begins an exchange; returns the number under way, 0 if it may not begin.
+
+        It may not if this learner asks a peer with which it is already exchanging.
+        """
         if self._with[peer] and not asked:
             return 0
         self._with[peer] += 1
-        self._began[peer] = self._last_began = now
+        self._began[peer] = now
         return self._with.total()
 
     def leave(self, peer: int, now: float = 0.0) -> None:
         """Ends an exchange with a peer."""
         self._with[peer] -= 1
-        self._met[peer], self._took[peer] = now, now - self._began[peer]
+        self._took[peer] = now - self._began[peer]
 
-    def met_at(self, peer: int) -> float:
-        """When the last exchange with a peer ended; minus infinity: never."""
-        return self._met.get(peer, -math.inf)
+    def began_at(self, peer: int) -> float:
+        """When the last exchange with a peer began; minus infinity: never."""
+        return self._began.get(peer, -math.inf)
 
     def line_up(self, peer: int) -> None:
         """Adds a peer to those that wait to be asked."""
@@ -170,13 +169,19 @@ class UnderWay:
         return sorted(self._waiting)
 
     def wait_s(self, peer: int, now: float) -> float:
-        """The seconds until a waiting peer may be asked; infinity: another is first."""
-        first = min(self._waiting, key=lambda one: (self.met_at(one), one))
-        if first != peer:
+        """The seconds until a waiting peer may be asked, if nothing ends before.
+
+        Infinity: another is first, an exchange with this one is under way, or none has
+        ended yet.
+        """
+        first = min(self._waiting, key=lambda one: (self.began_at(one), one))
+        if first != peer or self._with[peer]:
             return math.inf
         if not self.total():
             return 0.0
-        left = self._last_began + self._took.get(peer, 0.0) - now
+        own = self._took.get(peer, max(self._took.values(), default=math.inf))
+        latest = max(self.began_at(one) for one, number in self._with.items() if number)
+        left = latest + own - now
         return left if left > _MOMENT else 0.0
 
     def total(self) -> int:

@@ -222,7 +222,8 @@ class _State:
         self.waiting = False  # for an exchange, because of `max_staleness`
         # Peers asked or about to be, until the exchange ends; those to ask once more.
         self.asking, self.due = set[int](), set[int]()
-        self.met_at = dict[int, float]()  # the peers that wait, when they were called
+        # When the last exchange had begun with a peer, as it was called.
+        self.called = dict[int, float]()
 
 
 class Asynchronous:
@@ -374,16 +375,16 @@ class Asynchronous:
         if state.waiting:  # no exchange that is waited for rests
             self._enter(index, peer)
             return
-        state.met_at[peer] = state.under_way.met_at(peer)
+        state.called[peer] = state.under_way.began_at(peer)
         state.under_way.line_up(peer)
         self._serve(index)
 
     def _serve(self, index: int) -> None:
         """Begins the exchanges whose turn it is."""
-        under_way, met_at = self._states[index].under_way, self._states[index].met_at
+        under_way, called = self._states[index].under_way, self._states[index].called
         for peer in under_way.waiting:
             wait_s = under_way.wait_s(peer, self._agenda.now)
-            if under_way.met_at(peer) != met_at[peer]:  # it has asked meanwhile
+            if under_way.began_at(peer) != called[peer]:  # it has asked meanwhile
                 self._drop(index, peer)
             elif not wait_s:
                 self._enter(index, peer)

@@ -68,4 +68,22 @@ def test_an_exchange_that_takes_long_holds_up_another_as_long_as_that_takes() ->
     met(under_way, 1, 0.0, 3.0)
     under_way.enter(2, now=10.0)
     assert under_way.wait_s(1, 13.0) == 0.0
-    assert UnderWay().met_at(1) == -math.inf
+    assert UnderWay().began_at(1) == -math.inf
+
+
+def test_a_peer_that_is_being_met_is_asked_after_that() -> None:
+    under_way = lined_up(1)
+    met(under_way, 1, 0.0, 3.0)
+    under_way.enter(1, asked=True, now=10.0)
+    assert under_way.wait_s(1, 100.0) == math.inf
+    under_way.leave(1, 101.0)
+    assert under_way.wait_s(1, 101.0) == 0.0
+
+
+def test_who_was_never_met_waits_as_long_as_the_longest_exchange_took() -> None:
+    under_way = lined_up(2)
+    under_way.enter(1, now=10.0)
+    assert under_way.wait_s(2, 100.0) == math.inf
+    under_way.leave(1, 14.0)
+    under_way.enter(3, now=20.0)
+    assert under_way.wait_s(2, 21.0) == 3.0

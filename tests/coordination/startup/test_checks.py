@@ -108,7 +108,10 @@ def test_every_dial_must_agree() -> None:
         ({"gossip_every": 3}, "`gossip_every` differs: 1 in .* and 3 in"),
         ({"mixing_gain": 0.5}, r"`mixing_gain` differs: 1\.0 in .* and 0\.5 in"),
         ({"seed": 7}, "`seed` differs: 0 in .* and 7 in"),
-        ({"wire_dtype": torch.bfloat16}, r"`wire_dtype` .* None in .*torch\.bfloat16"),
+        (
+            {"wire_dtype": torch.bfloat16},
+            r"`wire_dtype` .* 'auto' in .*torch\.bfloat16",
+        ),
         ({"order": "average_then_step"}, "`order` differs: None in .*average_then"),
         ({"timeout": timedelta(1)}, "`timeout` differs: 0:05:00 in .* 1 day, 0:00:00"),
     ],
