@@ -33,6 +33,7 @@ Mode = Literal["sync", "delay_by_one", "async", "allreduce"]
 """The strategies' communications, and their control: gradients reduced by all (DDP)."""
 
 _LOCAL = 32  # super-learners of a neighbourhood, which stands for any number
+_CROSSINGS = 12  # after which a neighbourhood has settled
 _DRAWS = 2000  # steps of a super-learner alone, for their mean
 _SETTLED, _MEASURED = 20, 40  # rounds of all in lockstep; of few learners more
 _LEARNER_ROUNDS = 8000
@@ -377,7 +378,8 @@ def _observe(
     num, size = local.num_super_learners, local.super_learner_size
     crossing = local.link.seconds(workload.message_bytes / size)
     num_peers = len(local.topology.part(0, num, 0).takes) - 1
-    begin = 10 * step + 2 * num_peers * crossing
+    # At first many ask at once; then they take turns.
+    begin = 10 * step + max(2 * num_peers, _CROSSINGS) * crossing
     timeline = Asynchronous(local, workload.weight_bytes, workload.message_bytes)
     seen = itertools.takewhile(lambda event: event.seconds < 3 * begin, timeline)
     late = int(size > 1)  # what a super-learner has gathered is merged a step later
