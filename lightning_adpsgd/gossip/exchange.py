@@ -190,12 +190,9 @@ class Lane:
         return int(self._theirs[1])
 
     def ask(self, num_under_way: int, step_seconds: float = math.inf) -> Outcome:
-        """Asks for an exchange and makes it.
+        """Asks for an exchange and makes it; `num_under_way` includes this one.
 
-        Args:
-            num_under_way: number of exchanges under way, including this one.
-            step_seconds: duration of an optimizer step; where the wire dtype is "auto",
-                an exchange that would take long beside it goes narrow.
+        With "auto", one that would take long beside a step of `step_seconds` is narrow.
         """
         is_narrow = len(self._codecs) > 1 and self._width.is_narrow(step_seconds)
         word, begin = ASK_NARROW if is_narrow else ASK, time.monotonic()
