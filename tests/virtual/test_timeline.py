@@ -160,10 +160,29 @@ def test_two_that_meet_alone_weigh_a_half_and_overlapping_ones_a_third() -> None
     pair = until(asynchronous(scenario(2, link=slow)), 9.0)
     assert {event.exchange.weight for event in of(Begun, pair)} == {1 / 2}
     three = until(asynchronous(scenario(3, link=slow, mixing_gain=0.6)), 1.5)
-    # 0 asks 1 and 2, of which it has none and then one under way; 1 asks 2.
-    assert [event.exchange.weight for event in of(Begun, three)] == pytest.approx(
-        [0.6 / 2, 0.6 / 3, 0.6 / 3]
-    )
+    # 1 and 2 ask 0, which has none and then one under way.
+    found = [
+        (*event.exchange.ends, event.exchange.weight) for event in of(Begun, three)
+    ]
+    assert found == [(1, 0, 0.6 / 2), (2, 0, pytest.approx(0.6 / 3))]
+
+
+def test_who_asks_takes_one_peer_after_another_and_returns_to_none_at_once() -> None:
+    given = scenario(4, link=Link(bandwidth=WEIGHTS / 2.5))
+    busy, met, asked = Counter[int](), list[int](), 0
+    for event in until(asynchronous(given), 100.0):
+        if isinstance(event, Begun | Ended):
+            asker, peer = event.exchange.ends
+            if isinstance(event, Begun):
+                assert event.seconds < 10.0 or not busy[asker]
+                asked += 1
+                met += [peer] if asker == 0 else [asker] if peer == 0 else []
+            busy.update(
+                {end: 1 if isinstance(event, Begun) else -1 for end in (asker, peer)}
+            )
+    assert asked > 50
+    turns = [one != other for one, other in itertools.pairwise(met)]
+    assert sum(turns) > 0.8 * len(turns)
 
 
 def test_an_exchange_takes_its_bytes_and_two_latencies() -> None:
