@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 import torch
 from torch.distributed.constants import default_pg_timeout
 
+from lightning_adpsgd.gossip.wire import WireChoice
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import Topology
@@ -94,7 +95,7 @@ class Dials:
     order: Order | None = None
     mixing_gain: float = 1.0
     gossip_every: int = 1
-    wire_dtype: torch.dtype | Literal["auto"] | None = None
+    wire_dtype: WireChoice = None
     exchange_frozen: bool = True
     cpu_share: float = 0.05
     work_sharing: bool | None = None
@@ -273,9 +274,7 @@ def as_duration(timeout: timedelta | float | None) -> timedelta | None:
     return timedelta(seconds=timeout)
 
 
-def as_dtype(
-    wire_dtype: WireDtype | Literal["auto"] | None,
-) -> torch.dtype | Literal["auto"] | None:
+def as_dtype(wire_dtype: WireDtype | Literal["auto"] | None) -> WireChoice:
     """Converts a dtype or its name into a dtype; "auto" and None stay."""
     if not isinstance(wire_dtype, str) or wire_dtype == "auto":
         return wire_dtype

@@ -153,7 +153,7 @@ class Width:
         self.wide_seconds = 0.0
 
     def is_narrow(self, step_seconds: float) -> bool:
-        """Whether the next exchange goes narrow."""
+        """Whether the next exchange goes narrow; to be called once for each."""
         self._calls += 1
         is_slow = self.wide_seconds > _LONG * step_seconds
         return self._is_worth_it and is_slow and self._calls % _MEASURE_EVERY != 0

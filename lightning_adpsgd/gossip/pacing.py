@@ -1,4 +1,4 @@
-"""The pacing of exchanges, which limits their use of the cores."""
+"""The pacing of exchanges: whose turn it is, and how much of the cores they may use."""
 
 import logging
 import math

@@ -1,8 +1,8 @@
 """The peers of one learner, and the two threads that talk to each.
 
-One thread (`Asker`) asks when the schedule says so. The other waits to be asked and
-answers at once, whatever the training thread is doing. Neither ever waits for
-a third learner.
+One thread (`Asker`) asks when the schedule says so and it is the peer's turn. The other
+waits to be asked and answers at once, whatever the training thread is doing: it never
+waits for a third learner.
 """
 
 import functools

@@ -131,7 +131,7 @@ class UnderWay:
 
     def __init__(self) -> None:
         self._with = Counter[int]()
-        self._waiting = set[int]()
+        self._line = set[int]()
         # By peer: when the last exchange began, and how long the last one took.
         self._began, self._took = dict[int, float](), dict[int, float]()
 
@@ -157,16 +157,16 @@ class UnderWay:
 
     def line_up(self, peer: int) -> None:
         """Adds a peer to those that wait to be asked."""
-        self._waiting.add(peer)
+        self._line.add(peer)
 
     def step_out(self, peer: int) -> None:
         """Takes a peer from those that wait."""
-        self._waiting.discard(peer)
+        self._line.discard(peer)
 
     @property
-    def waiting(self) -> list[int]:
+    def in_line(self) -> list[int]:
         """The peers that wait to be asked."""
-        return sorted(self._waiting)
+        return sorted(self._line)
 
     def wait_s(self, peer: int, now: float) -> float:
         """The seconds until a waiting peer may be asked, if nothing ends before.
@@ -174,7 +174,7 @@ class UnderWay:
         Infinity: another is first, an exchange with this one is under way, or none has
         ended yet.
         """
-        first = min(self._waiting, key=lambda one: (self.began_at(one), one))
+        first = min(self._line, key=lambda one: (self.began_at(one), one))
         if first != peer or self._with[peer]:
             return math.inf
         if not self.total():

@@ -338,7 +338,8 @@ class Asynchronous:
         weight = exchange_weight(self._scenario.mixing_gain, 1, 1)
         exchange = Exchange(asker, asked, weight)
         for end in exchange.ends:
-            self._states[end].under_way.enter(exchange.other(end))
+            peer, now = exchange.other(end), self._agenda.now
+            self._states[end].under_way.enter(peer, now=now)
             self._end_wait(end, met=True)
         seconds = self._agenda.now + 2 * self._scenario.link.latency
         self._agenda.enter(seconds, _ASKING, self._begin, exchange)
@@ -382,7 +383,7 @@ class Asynchronous:
     def _serve(self, index: int) -> None:
         """Begins the exchanges whose turn it is."""
         under_way, called = self._states[index].under_way, self._states[index].called
-        for peer in under_way.waiting:
+        for peer in under_way.in_line:
             wait_s = under_way.wait_s(peer, self._agenda.now)
             if under_way.began_at(peer) != called[peer]:  # it has asked meanwhile
                 self._drop(index, peer)

@@ -194,7 +194,7 @@ def test_a_peer_that_has_asked_meanwhile_is_not_asked(
         target=lambda: still.append(traffic.await_turn(1, lambda: False))
     )
     ask.start()
-    until(lambda: under_way.waiting == [1], "its place in the line")
+    until(lambda: under_way.in_line == [1], "its place in the line")
     traffic.make(1, lambda number: Outcome(True, 4, 0), asked=True)
     ask.join(PATIENCE.total_seconds())
     assert still == [False]

@@ -220,12 +220,7 @@ def test_a_super_learner_shares_the_work_of_its_exchanges() -> None:
 
 @pytest.mark.parametrize(
     ("topology", "bandwidth"),
-    [
-        ("ring", 50.0),
-        ("ring", 1000.0),
-        ("random_ring", 1000.0),
-        ("random_pairs", 2e3),
-    ],
+    [("ring", 50.0), ("ring", 1000.0), ("random_ring", 1000.0), ("random_pairs", 2e3)],
 )
 def test_a_neighbourhood_exchanges_as_all_do(
     topology: str, bandwidth: float, monkeypatch: pytest.MonkeyPatch
