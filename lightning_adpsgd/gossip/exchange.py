@@ -63,10 +63,13 @@ from lightning_adpsgd.weights.replica import Chunk, Part, Replica
 from lightning_adpsgd.weights.streams import to_device, to_host
 
 ASK, ALIVE, LEAVE, GRANT, PULL, ASK_NARROW = 1, 2, 3, 4, 5, 11
-"""What an end says on a lane: the asked one `GRANT`, the asker the others.
+REQUEST, ADMIT, DECLINE = 12, 13, 14
+"""What an end says on a lane: the asked one `GRANT` and `ADMIT`, the asker the others.
 
 `ASK_NARROW` asks for an exchange in the narrowest of the wire dtypes, `ASK` for one in
-the widest. The numbers between are the words of `pairing`.
+the widest. A `REQUEST` comes before, unless there is no time for it: `ADMIT` answers it
+when the asked one is free, and `DECLINE` says that the asker is not any more. The
+numbers between are the words of `pairing`.
 """
 # Shorter messages take latency, which a narrow one does not save.
 _WORTH_BYTES = 1 << 18
@@ -188,6 +191,11 @@ class Lane:
     def heard_number(self) -> int:
         """The number that came with the last word."""
         return int(self._theirs[1])
+
+    def request(self) -> None:
+        """Requests an exchange, and waits until the peer is free for it."""
+        self.channel.wait([self._post_hearing(), self._post_word(REQUEST, 0)])
+        self.channel.open(self._theirs)
 
     def ask(self, num_under_way: int, step_seconds: float = math.inf) -> Outcome:
         """Asks for an exchange and makes it; `num_under_way` includes this one.

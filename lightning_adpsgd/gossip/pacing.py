@@ -122,14 +122,16 @@ class Traffic:
         account: Account,
         state: threading.Condition,
         cpu_share: float,
+        own: int = 0,
     ) -> None:
         self._account, self._state, self._share = account, state, cpu_share
         self.cores = CoreShare(cpu_share)
         # By section: exchanges of different ones do not overlap in any weight.
-        self._under_way, self._paused = defaultdict[int, UnderWay](UnderWay), False
+        self._under_way = defaultdict[int, UnderWay](lambda: UnderWay(own))
+        self._paused = False
         self.hurry = threading.Event()
         self._steps = deque[float](maxlen=_STEPS)
-        self._begin: float | None = None
+        self._reports_at: float | None = None
 
     def pause(self) -> None:
         """Stops asking for exchanges until `resume`; still answers."""
@@ -152,7 +154,7 @@ class Traffic:
     def await_turn(
         self, peer: int, unless: Callable[[], bool], section: int = 0
     ) -> bool:
-        """Waits until a peer may be asked, or `hurry` or `unless` ends the wait.
+        """Waits until a peer may be requested, or `hurry` or `unless` ends the wait.
 
         It may be when it is its turn (`UnderWay`), and the cores are spared enough.
 
@@ -161,18 +163,59 @@ class Traffic:
         """
         with self._state:
             under_way = self._under_way[section]
-            began_at = under_way.began_at(peer)
             under_way.line_up(peer)
             while pause_s := (
                 under_way.wait_s(peer, time.monotonic()) or self.cores.pause_s()
             ):
                 is_over = self.hurry.is_set() or unless()
-                if is_over or under_way.began_at(peer) != began_at:
+                if is_over or under_way.has_been_met(peer):
                     break
                 self._state.wait(min(pause_s, _LONGEST_PAUSE_S))
+            has_asked = under_way.has_been_met(peer)
             under_way.step_out(peer)
             self._state.notify_all()
-            return under_way.began_at(peer) == began_at
+            return not has_asked
+
+    @contextmanager
+    def requesting(self, peer: int, section: int = 0) -> Iterator[None]:
+        """Inside, a peer is asked to admit; then `make` decides whether to begin."""
+        with self._state:
+            self._under_way[section].request(peer, time.monotonic())
+        try:
+            yield
+        except BaseException:
+            with self._state:
+                self._under_way[section].answered_by(peer)
+                self._state.notify_all()
+            raise
+
+    def has_been_met(self, peer: int, section: int = 0) -> bool:
+        """Whether an exchange with a peer has begun since its last turn came."""
+        with self._state:
+            return self._under_way[section].has_been_met(peer)
+
+    def admit(self, peer: int, seconds: float, section: int = 0) -> None:
+        """Waits until a peer that requests an exchange is admitted (`UnderWay`).
+
+        It is admitted after so many seconds, or in a `hurry`, in any case.
+        """
+        with self._state:
+            under_way = self._under_way[section]
+            under_way.requested_by(peer)
+            latest = time.monotonic() + seconds
+            while not self.hurry.is_set():
+                now = time.monotonic()
+                wait_s = min(latest - now, under_way.admission_wait_s(peer, now))
+                if wait_s <= 0:
+                    break
+                self._state.wait(wait_s)
+            under_way.admit(peer, time.monotonic())
+
+    def declined_by(self, peer: int, section: int = 0) -> None:
+        """A peer that was admitted does not begin, or is lost."""
+        with self._state:
+            self._under_way[section].declined_by(peer)
+            self._state.notify_all()
 
     def stepped(self) -> None:
         """Counts an optimizer step; for the training thread."""
@@ -196,29 +239,44 @@ class Traffic:
         exchange: Callable[[int], Outcome],
         asked: bool = False,
         section: int = 0,
-    ) -> None:
+        admitted: bool = False,
+    ) -> bool:
         """Makes an exchange with a peer if it may begin, and records its outcome.
 
         Args:
             exchange: function that makes it, from the number of exchanges under way.
             asked: whether the peer has asked; if so it may always begin (`UnderWay`).
+            admitted: whether the peer has admitted this learner, which may have begun
+                another exchange meanwhile.
+
+        Returns:
+            Whether it was made.
         """
         with self._state:
-            may_begin, under_way = asked or not self._paused, self._under_way[section]
-            now = time.monotonic()
-            number = under_way.enter(peer, asked, now) if may_begin else 0
+            number = self._begin(peer, self._under_way[section], asked, admitted)
         if not number:
-            return
+            return False
         outcome = None
         try:
             with self.cores.exchange():
                 outcome = exchange(number)
         finally:
             with self._state:
-                under_way.leave(peer, time.monotonic())
+                self._under_way[section].leave(peer, time.monotonic())
                 if outcome is not None:
                     self._account.exchanged(peer, outcome, section)
                 self._state.notify_all()
+        return True
+
+    def _begin(
+        self, peer: int, under_way: UnderWay, asked: bool, admitted: bool
+    ) -> int:
+        now, may_begin = time.monotonic(), asked or not self._paused
+        if admitted:
+            may_begin &= under_way.may_begin(peer, now)
+            under_way.answered_by(peer)
+            self._state.notify_all()
+        return under_way.enter(peer, asked, now) if may_begin else 0
 
     def report_rate(self) -> None:
         """Warns once, after the first minute, if `cpu_share` makes exchanges rare.
@@ -226,11 +284,11 @@ class Traffic:
         Only the training thread of one learner calls it, at each step.
         """
         now = time.monotonic()
-        if self._begin is None:
-            self._begin = now + _REPORT_AFTER_S
-        if now < self._begin:
+        if self._reports_at is None:
+            self._reports_at = now + _REPORT_AFTER_S
+        if now < self._reports_at:
             return
-        self._begin = float("inf")
+        self._reports_at = math.inf
         rate = self._account.exchanges_per_step
         if self.cores.has_bound and rate < _RARE:
             _log.warning(

@@ -1,8 +1,8 @@
 """The peers of one learner, and the two threads that talk to each.
 
-One thread (`Asker`) asks when the schedule says so and it is the peer's turn. The other
-waits to be asked and answers at once, whatever the training thread is doing: it never
-waits for a third learner.
+One thread (`Asker`) requests an exchange when the schedule says so and it is the peer's
+turn. The other admits the peer as soon as this learner exchanges with nobody else, and
+answers at once when it asks, whatever the training thread is doing (`UnderWay`).
 """
 
 import functools
@@ -11,16 +11,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from datetime import timedelta
 
 import torch
 
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.exchange import (
+    ADMIT,
     ALIVE,
     ASK,
     ASK_NARROW,
+    DECLINE,
     LEAVE,
     PULL,
+    REQUEST,
     Lane,
     Lanes,
 )
@@ -32,6 +36,11 @@ from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.weights.streams import side_stream
 
 _LONGEST_SILENCE_S = 10.0
+
+
+def silence_s(timeout: timedelta) -> float:
+    """The longest time for which an end of a lane is silent, in seconds."""
+    return min(_LONGEST_SILENCE_S, timeout.total_seconds() / 4)
 
 
 class Threads:
@@ -142,12 +151,14 @@ class Asker:
         traffic: Traffic,
         threads: Threads,
         section: int,
+        requests: bool = True,
     ) -> None:
+        # In pairs both have agreed before.
+        self._requests = requests
         self._peer, self._lane, self._state = peer, lane, threads.state
         self._traffic, self._threads, self._section = traffic, threads, section
         # The peer would take a longer silence for a loss.
-        timeout_s = lane.channel.timeout.total_seconds()
-        self._silence_s = min(_LONGEST_SILENCE_S, timeout_s / 4)
+        self._silence_s = silence_s(lane.channel.timeout)
         self.called, self._due = threading.Event(), threading.Event()
         self.gone, self.ended = threading.Event(), threading.Event()
         self._pulls: deque[Future[Pulled]] = deque()
@@ -219,10 +230,22 @@ class Asker:
             self._ask()
 
     def _ask(self) -> None:
-        self._traffic.make(
+        if not self._requests or self._traffic.hurry.is_set():
+            self._make(admitted=False)
+            return
+        with self._traffic.requesting(self._peer, self._section):
+            self._lane.request()
+        if not self._make(admitted=True):
+            self._lane.say(DECLINE)
+            if not self._traffic.has_been_met(self._peer, self._section):
+                self.call()
+
+    def _make(self, admitted: bool) -> bool:
+        return self._traffic.make(
             self._peer,
             lambda number: self._lane.ask(number, self._traffic.step_seconds),
             section=self._section,
+            admitted=admitted,
         )
 
     def _pull_all(self) -> None:
@@ -263,7 +286,10 @@ class Peers:
             if peer in self._askers:
                 return
             lane = self._lanes.asking(peer)
-            asker = Asker(peer, lane, self._traffic, self._threads, self._section)
+            asker = Asker(
+                *(peer, lane, self._traffic, self._threads, self._section),
+                requests=self.pairing is None,
+            )
             self._askers[peer] = asker
             self._account.open(peer)
         self._threads.start(f"ask-{peer}", lambda: self._ask(peer, asker))
@@ -327,13 +353,24 @@ class Peers:
             asker.call()
 
     def _answer_all(self, peer: int, lane: Lane) -> None:
-        while (word := lane.hear()) != LEAVE:
-            self._heard(peer, word)
-            if word == PULL:
-                lane.give(self._members.position)
-            elif word in (ASK, ASK_NARROW):
-                self._traffic.make(peer, lane.answer, asked=True, section=self._section)
+        try:
+            while (word := lane.hear()) != LEAVE:
+                self._heard(peer, word)
+                self._answer_word(peer, lane, word)
+        finally:
+            self._traffic.declined_by(peer, self._section)
         self._members.left(peer, lane.heard_number > 0, self._section)
+
+    def _answer_word(self, peer: int, lane: Lane, word: int) -> None:
+        if word == PULL:
+            lane.give(self._members.position)
+        elif word == REQUEST:
+            self._traffic.admit(peer, silence_s(self._lanes.timeout), self._section)
+            lane.say(ADMIT)
+        elif word == DECLINE:
+            self._traffic.declined_by(peer, self._section)
+        elif word in (ASK, ASK_NARROW):
+            self._traffic.make(peer, lane.answer, asked=True, section=self._section)
 
     def _heard(self, peer: int, word: int) -> None:
         if (pairing := self.pairing) is None:

@@ -6,7 +6,7 @@ the virtual cluster (`timeline`) share them.
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -16,6 +16,8 @@ from torch import Tensor
 _NUM_STEPS, _SHARE_OF_STEP = 5, 0.25
 _MOST = 1 << 53
 _MOMENT = 1e-9  # seconds, which clocks do not tell apart
+# An exchange that takes a little longer than the last one is worth waiting for.
+_PATIENCE = 2
 
 
 class Position(NamedTuple):
@@ -119,21 +121,33 @@ class Patience:
 
 
 class UnderWay:
-    """The exchanges that one learner has under way, and the peers that it will ask.
+    """The exchanges that one learner has under way, and the peers in line for one.
 
-    A learner asks one peer after the other, the one that it met longest ago first: two
-    exchanges that share a link would both average older weights. But a peer waits for
-    an exchange with another no longer than its own last exchange took, so that no slow
-    peer holds up the others. A learner that is asked never refuses.
+    Two exchanges at once share a link, and both average older weights with less weight.
+    So a learner has them one after another. When it is free, it requests an exchange
+    with the peer that it met longest ago. A peer that is free admits the one of those
+    that it met longest ago, and stays free for it until that one begins, or declines
+    because it has itself admitted another meanwhile.
+
+    But no wait for others is longer than twice what the last exchange with that peer
+    took, so that no slow peer holds up the rest. And who asks at once is never refused.
 
     The caller must hold a lock; `now` is in seconds of any clock.
+
+    Args:
+        own: number of this learner.
     """
 
-    def __init__(self) -> None:
-        self._with = Counter[int]()
-        self._line = set[int]()
+    def __init__(self, own: int = 0) -> None:
+        self._own, self._with = own, Counter[int]()
         # By peer: when the last exchange began, and how long the last one took.
         self._began, self._took = dict[int, float](), dict[int, float]()
+        # Peers in line to be requested, and when each was last met as it lined up.
+        self._line, self._met_before = set[int](), dict[int, float]()
+        # Peers that have been requested, and have not answered; those that request.
+        self._requested, self._requesting = dict[int, float](), set[int]()
+        # Peers for which this learner stays free, and since when.
+        self._admitted = dict[int, float]()
 
     def enter(self, peer: int, asked: bool = False, now: float = 0.0) -> int:
         """Begins an exchange; returns the number under way, 0 if it may not begin.
@@ -142,6 +156,8 @@ class UnderWay:
         """
         if self._with[peer] and not asked:
             return 0
+        if asked:
+            self._admitted.pop(peer, None)
         self._with[peer] += 1
         self._began[peer] = now
         return self._with.total()
@@ -151,39 +167,123 @@ class UnderWay:
         self._with[peer] -= 1
         self._took[peer] = now - self._began[peer]
 
-    def began_at(self, peer: int) -> float:
-        """When the last exchange with a peer began; minus infinity: never."""
-        return self._began.get(peer, -math.inf)
+    def total(self) -> int:
+        """The number under way."""
+        return self._with.total()
+
+    # --- the line of those to request
 
     def line_up(self, peer: int) -> None:
-        """Adds a peer to those that wait to be asked."""
+        """Adds a peer to those that this learner will request."""
         self._line.add(peer)
+        self._met_before[peer] = self._began_at(peer)
 
     def step_out(self, peer: int) -> None:
-        """Takes a peer from those that wait."""
+        """Takes a peer from the line."""
         self._line.discard(peer)
 
     @property
     def in_line(self) -> list[int]:
-        """The peers that wait to be asked."""
+        """The peers in line."""
         return sorted(self._line)
 
+    def has_been_met(self, peer: int) -> bool:
+        """Whether an exchange with a peer has begun since it lined up."""
+        return self._began_at(peer) != self._met_before[peer]
+
     def wait_s(self, peer: int, now: float) -> float:
-        """The seconds until a waiting peer may be asked, if nothing ends before.
+        """The seconds until a peer in line may be requested, if nothing ends before.
 
-        Infinity: another is first, an exchange with this one is under way, or none has
-        ended yet.
+        Infinity: another is first, an exchange with this one is under way or about to
+        begin, or none has ended yet.
         """
-        first = min(self._line, key=lambda one: (self.began_at(one), one))
-        if first != peer or self._with[peer]:
+        begins_itself = self._with[peer] or peer in self._admitted
+        if begins_itself or self._met_first(self._line) != peer:
             return math.inf
-        if not self.total():
-            return 0.0
-        own = self._took.get(peer, max(self._took.values(), default=math.inf))
-        latest = max(self.began_at(one) for one, number in self._with.items() if number)
-        left = latest + own - now
-        return left if left > _MOMENT else 0.0
+        busy_since = [*self._taken_since(), *self._requested.values()]
+        return self._patience_s(peer, now, busy_since)
 
-    def total(self) -> int:
-        """The number under way."""
-        return self._with.total()
+    def request(self, peer: int, now: float) -> None:
+        """A peer is being requested."""
+        self._requested[peer] = now
+
+    def answered_by(self, peer: int) -> None:
+        """A peer that was requested has answered, or is lost."""
+        self._requested.pop(peer, None)
+
+    def may_begin(self, peer: int, now: float) -> bool:
+        """Whether to begin with a peer that has admitted this learner, or decline."""
+        # One that this learner has admitted in turn is about to begin.
+        begins_itself = peer in self._admitted or self._with[peer]
+        if begins_itself or self.has_been_met(peer):
+            return False
+        return not self._patience_s(peer, now, self._taken_since())
+
+    # --- those that request
+
+    def requested_by(self, peer: int) -> None:
+        """A peer requests an exchange."""
+        self._requesting.add(peer)
+
+    @property
+    def requests(self) -> list[int]:
+        """The peers that wait to be admitted."""
+        return sorted(self._requesting)
+
+    def admission_wait_s(self, peer: int, now: float) -> float:
+        """The seconds until a peer may be admitted, if nothing ends before.
+
+        Infinity: another is first, this learner's own request to that peer is, or no
+        exchange has ended yet.
+        """
+        if self._with[peer]:
+            return 0.0  # it is what was requested, and the peer declines
+        if peer in self._requested and self._own < peer:
+            return math.inf  # the two have requested each other
+        is_held = self._holds(peer)
+        rivals = [one for one in self._requesting if self._holds(one) == is_held]
+        if self._met_first(rivals) != peer:
+            return math.inf
+        busy_since = self._taken_since()
+        if is_held:
+            busy_since += self._requested.values()
+        return self._patience_s(peer, now, busy_since)
+
+    def admit(self, peer: int, now: float) -> None:
+        """Stays free for a peer, until that one begins or declines."""
+        self._requesting.discard(peer)
+        self._admitted[peer] = now
+
+    def declined_by(self, peer: int) -> None:
+        """A peer that was admitted does not begin, or is lost."""
+        self._requesting.discard(peer)
+        self._admitted.pop(peer, None)
+
+    # --- private
+
+    def _holds(self, peer: int) -> bool:
+        """Whether a peer that requests waits for what this learner has requested.
+
+        A circle of requests has a learner whose number is smaller than those of both
+        its neighbours. Only such a one lets others wait, so that none wait in a circle.
+        """
+        return any(self._own < min(peer, one) for one in self._requested)
+
+    def _began_at(self, peer: int) -> float:
+        return self._began.get(peer, -math.inf)
+
+    def _met_first(self, peers: Iterable[int]) -> int:
+        return min(peers, key=lambda one: (self._began_at(one), one))
+
+    def _taken_since(self) -> list[float]:
+        """Since when each exchange is under way or about to begin."""
+        begins = [self._began[one] for one, number in self._with.items() if number]
+        return [*begins, *self._admitted.values()]
+
+    def _patience_s(self, peer: int, now: float, busy_since: Sequence[float]) -> float:
+        """The seconds left to wait for what has begun at these times."""
+        if not busy_since:
+            return 0.0
+        longest = self._took.get(peer, max(self._took.values(), default=math.inf))
+        left = max(busy_since) + _PATIENCE * longest - now
+        return left if left > _MOMENT else 0.0

@@ -7,7 +7,6 @@ only counts the events.
 """
 
 import itertools
-import math
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from lightning_adpsgd.virtual.clock import (
     StepTimes,
     overlapped,
 )
+from lightning_adpsgd.virtual.requests import Requests
 
 # At the same time messages land first, then steps end, and then exchanges begin, which
 # find the weights of all that stepped at that time. Patience ends last.
@@ -215,27 +215,23 @@ Event = Stepped | Begun | Ended | Waited
 
 
 class _State:
-    def __init__(self, patience: Patience) -> None:
-        self.under_way, self.patience = UnderWay(), patience
+    def __init__(self, index: int, patience: Patience) -> None:
+        self.under_way, self.patience = UnderWay(index), patience
         self.began = self.arrived = 0.0  # at its computation, at its step boundary
         self.steps = self.last_exchange_step = 0
-        self.waiting = False  # for an exchange, because of `max_staleness`
-        # Peers asked or about to be, until the exchange ends; those to ask once more.
-        self.asking, self.due = set[int](), set[int]()
-        # When the last exchange had begun with a peer, as it was called.
-        self.called = dict[int, float]()
 
 
 class Asynchronous:
     """The asynchronous timeline, an endless iterator of events.
 
     A super-learner steps as fast as it computes. After a step it asks the peers that
-    its schedule names. An exchange takes two latencies (question and answer) plus the
-    transfer time of its bytes on the shared links. No step waits for it.
+    its schedule names. An exchange takes four latencies (request, admission, question
+    and answer) plus the transfer time of its bytes on the shared links. No step waits
+    for it.
 
     In pairs, a super-learner waits after its step for a peer that does the same, and
-    both continue when their exchange has ended. Agreeing on it takes two more
-    latencies.
+    both continue when their exchange has ended. Agreeing on it takes two latencies in
+    place of request and admission.
 
     `gossip.engine.GossipOptions` documents the last options; seconds are simulated.
 
@@ -264,7 +260,12 @@ class Asynchronous:
         self._in_pairs = in_pairs
         self._ready = set[int]()  # those that wait for a partner
         self._draw = random.Random(f"{scenario.seed} pairs")
-        self._states = [_State(Patience(max_wait)) for _ in range(self._size)]
+        self._states = [_State(i, Patience(max_wait)) for i in range(self._size)]
+        under_ways = [state.under_way for state in self._states]
+        latency = scenario.link.latency
+        self._requests = Requests(
+            self._agenda, _ASKING, latency, under_ways, self._enter
+        )
         self._events = deque[Event]()
         for index in range(self._size):
             self._compute(index, begin=0.0)
@@ -291,9 +292,10 @@ class Asynchronous:
 
     def _wait_or_go_on(self, index: int) -> None:
         state, peers = self._states[index], self._peers_if_stale(index)
-        state.waiting = bool(peers)
+        waiting = self._requests.hurried
+        (waiting.add if peers else waiting.discard)(index)
         for peer in peers:
-            self._call(index, peer)
+            self._requests.call(index, peer)
         if not peers:
             self._go_on(index, state)
 
@@ -313,7 +315,7 @@ class Asynchronous:
             return
         if round is not None:
             for peer in self._schedule.asks(index, round):
-                self._call(index, peer)
+                self._requests.call(index, peer)
         self._compute(index, self._agenda.now)
 
     # --- pairs at step boundaries
@@ -362,49 +364,11 @@ class Asynchronous:
 
     # --- exchanges
 
-    def _call(self, index: int, peer: int) -> None:
-        """Asks for an exchange; if one is being asked for already, after that one."""
-        state = self._states[index]
-        if peer in state.asking:
-            state.due.add(peer)
-            return
-        state.asking.add(peer)
-        self._agenda.enter(self._agenda.now, _ASKING, self._ask, index, peer)
-
-    def _ask(self, index: int, peer: int) -> None:
-        state = self._states[index]
-        if state.waiting:  # no exchange that is waited for rests
-            self._enter(index, peer)
-            return
-        state.called[peer] = state.under_way.began_at(peer)
-        state.under_way.line_up(peer)
-        self._serve(index)
-
-    def _serve(self, index: int) -> None:
-        """Begins the exchanges whose turn it is."""
-        under_way, called = self._states[index].under_way, self._states[index].called
-        for peer in under_way.in_line:
-            wait_s = under_way.wait_s(peer, self._agenda.now)
-            if under_way.began_at(peer) != called[peer]:  # it has asked meanwhile
-                self._drop(index, peer)
-            elif not wait_s:
-                self._enter(index, peer)
-            elif wait_s < math.inf:
-                at = self._agenda.now + wait_s
-                self._agenda.enter(at, _ASKING, self._serve, index)
-
-    def _drop(self, index: int, peer: int) -> None:
-        state = self._states[index]
-        state.under_way.step_out(peer)
-        state.asking.discard(peer)
-        state.due.discard(peer)
-
     def _enter(self, index: int, peer: int) -> None:
-        state, now = self._states[index], self._agenda.now
-        state.under_way.step_out(peer)
-        mine = state.under_way.enter(peer, now=now)
+        now = self._agenda.now
+        mine = self._states[index].under_way.enter(peer, now=now)
         if not mine:  # what is under way with that peer is as good
-            self._drop(index, peer)
+            self._requests.end(index, peer)
             return
         theirs = self._states[peer].under_way.enter(index, asked=True, now=now)
         weight = exchange_weight(self._scenario.mixing_gain, mine, theirs)
@@ -427,17 +391,10 @@ class Asynchronous:
             state.under_way.leave(exchange.other(end), self._agenda.now)
             state.last_exchange_step = state.steps
         self._events.append(Ended(self._agenda.now, exchange))
-        self._ask_again(exchange)
+        self._requests.end(exchange.asker, exchange.asked)
+        self._requests.serve(*exchange.ends)
         for end in exchange.ends:
-            self._serve(end)
             if self._in_pairs:
                 self._leave(end)
-            elif self._states[end].waiting:
+            elif end in self._requests.hurried:
                 self._wait_or_go_on(end)
-
-    def _ask_again(self, exchange: Exchange) -> None:
-        state, peer = self._states[exchange.asker], exchange.asked
-        state.asking.discard(peer)
-        if peer in state.due:
-            state.due.discard(peer)
-            self._call(exchange.asker, peer)

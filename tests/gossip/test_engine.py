@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_adpsgd import reference
+from lightning_adpsgd.gossip import exchange
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import CoreShare
+from lightning_adpsgd.gossip.protocol import exchange_weight
 from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import Order
@@ -119,6 +121,35 @@ def test_one_learner_of_all_reports_how_rare_exchanges_are(
             for vector, gossip in zip(vectors, gossips, strict=True):
                 step(vector, gossip)
     assert told == [4, 0, 0]
+
+
+def test_who_is_exchanging_admits_a_third_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that no two exchanges of one learner overlap, here in a triangle."""
+    numbers = list[tuple[int, int]]()
+
+    def noted(gain: float, num_mine: int, num_theirs: int) -> float:
+        numbers.append((num_mine, num_theirs))
+        return exchange_weight(gain, num_mine, num_theirs)
+
+    monkeypatch.setattr(exchange, "exchange_weight", noted)
+    vectors = [*random_rows(3)]
+    held = [HeldTransport(t) for t in ThreadTransport.connect(3)]
+    gossips = make_engines(vectors, held, "ring")
+    lines = [gossip._traffic._under_way[0] for gossip in gossips]
+    with running(gossips):
+        step(vectors[2], gossips[2])
+        until(lambda: sum(t.arrived.is_set() for t in held) == 2, "two that exchange")
+        (third,) = (n for n, t in enumerate(held) if not t.arrived.is_set())
+        for _ in range(3):  # in some rounds it is the others' turn to ask
+            step(vectors[third], gossips[third])
+        until(lambda: any(line.requests == [third] for line in lines), "the request")
+        assert [line.total() for line in lines] == [int(n != third) for n in range(3)]
+        for transport in held:
+            transport.gate.set()
+        until(lambda: has_made(gossips[third], 1), "its own exchange")
+    assert set(numbers) == {(1, 1)}
 
 
 def test_four_local_steps_during_an_exchange_are_all_kept() -> None:

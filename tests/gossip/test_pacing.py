@@ -21,6 +21,7 @@ from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.weights.replica import Replica
 from tests.helpers import PATIENCE, until
 
@@ -205,6 +206,47 @@ def test_a_learner_that_waits_for_an_exchange_takes_no_turns(traffic: Traffic) -
     traffic._under_way[0]._took[1] = 3600.0
     traffic.hurry_on()
     assert traffic.await_turn(1, lambda: False)
+
+
+def test_a_learner_that_does_not_get_free_admits_after_the_given_time(
+    traffic: Traffic,
+) -> None:
+    under_way = traffic._under_way[0]
+    under_way.enter(2, now=time.monotonic())
+    begin = time.monotonic()
+    traffic.admit(1, seconds=0.2)
+    assert time.monotonic() - begin >= 0.2
+    assert under_way.requests == []
+    traffic.hurry_on()
+    traffic.admit(3, seconds=3600.0)  # at once
+
+
+def test_a_request_that_fails_holds_up_nothing(traffic: Traffic) -> None:
+    under_way = traffic._under_way[0]
+    seen = list[bool]()
+
+    def request() -> None:
+        with traffic.requesting(1):
+            seen.append(bool(under_way._requested))
+            raise PeerLost(1, "a test", "it is gone")
+
+    with pytest.raises(PeerLost):
+        request()
+    assert (seen, under_way._requested) == ([True], {})
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_an_admitted_learner_begins_unless_exchanges_pause(
+    traffic: Traffic, paused: bool
+) -> None:
+    assert traffic.await_turn(1, lambda: False)
+    with traffic.requesting(1):
+        pass
+    if paused:
+        traffic.pause()
+    made = traffic.make(1, lambda number: Outcome(True, 4, 0), admitted=True)
+    assert made is not paused
+    assert not traffic._under_way[0]._requested
 
 
 def test_a_step_lasts_as_the_last_ones_did(clock: Clock, traffic: Traffic) -> None:

@@ -1,6 +1,7 @@
 """The two threads of a peer, without threads: whom they ask, and when they end."""
 
 import threading
+from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from lightning_adpsgd.gossip.account import Account
-from lightning_adpsgd.gossip.exchange import LEAVE
+from lightning_adpsgd.gossip.exchange import DECLINE, LEAVE, REQUEST
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.peers import Asker, Peers
 from lightning_adpsgd.gossip.protocol import Outcome
@@ -26,6 +27,9 @@ class PlayedLane:
         self.channel = SimpleNamespace(timeout=timedelta(seconds=4))
         self.heard: list[tuple[int, ...]] = []
         self.is_lost = False
+
+    def request(self) -> None:
+        self.say(REQUEST)
 
     def say(self, *words: int) -> None:
         if self.is_lost:
@@ -110,3 +114,25 @@ def test_the_peer_that_was_heard_of_last_is_the_first_by_age(played: Played) -> 
     assert played.account.peers_by_age() == [1, 3, 2]
     played.account.exchanged(9, outcome)  # it asks, and is not asked
     assert played.account.peers_by_age() == [1, 3, 2]
+
+
+@pytest.mark.parametrize("has_been_met", [False, True])
+def test_who_is_not_free_any_more_declines_and_requests_again_unless_they_have_met(
+    played: Played, has_been_met: bool
+) -> None:
+    played.traffic.hurry = threading.Event()
+    played.traffic.requesting = lambda peer, section: nullcontext()
+    played.traffic.make = lambda *arguments, **more: False
+    played.traffic.has_been_met = lambda peer, section: has_been_met
+    played.asker._ask()
+    assert played.lane.heard == [(REQUEST,), (DECLINE,)]
+    assert played.asker.called.is_set() is not has_been_met
+
+
+def test_an_exchange_that_is_waited_for_is_not_requested(played: Played) -> None:
+    played.traffic.hurry = threading.Event()
+    played.traffic.hurry.set()
+    made = list[bool]()
+    played.traffic.make = lambda *_, admitted, **more: made.append(admitted)
+    played.asker._ask()
+    assert (made, played.lane.heard) == ([False], [])

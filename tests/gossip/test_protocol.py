@@ -58,17 +58,17 @@ def test_exchanges_follow_one_another() -> None:
     under_way = lined_up(1)
     met(under_way, 1, 0.0, 3.0)
     under_way.enter(2, asked=True, now=10.0)
-    assert under_way.wait_s(1, 11.0) == 2.0
+    assert under_way.wait_s(1, 11.0) == 5.0
     under_way.leave(2, 11.5)
     assert under_way.wait_s(1, 11.5) == 0.0
 
 
-def test_an_exchange_that_takes_long_holds_up_another_as_long_as_that_takes() -> None:
+def test_an_exchange_holds_up_another_for_twice_the_time_that_one_takes() -> None:
     under_way = lined_up(1)
     met(under_way, 1, 0.0, 3.0)
     under_way.enter(2, now=10.0)
-    assert under_way.wait_s(1, 13.0) == 0.0
-    assert UnderWay().began_at(1) == -math.inf
+    assert under_way.wait_s(1, 15.0) == 1.0
+    assert under_way.wait_s(1, 16.0) == 0.0
 
 
 def test_a_peer_that_is_being_met_is_asked_after_that() -> None:
@@ -80,10 +80,127 @@ def test_a_peer_that_is_being_met_is_asked_after_that() -> None:
     assert under_way.wait_s(1, 101.0) == 0.0
 
 
-def test_who_was_never_met_waits_as_long_as_the_longest_exchange_took() -> None:
+def test_who_was_never_met_waits_for_twice_what_the_longest_exchange_took() -> None:
     under_way = lined_up(2)
     under_way.enter(1, now=10.0)
     assert under_way.wait_s(2, 100.0) == math.inf
     under_way.leave(1, 14.0)
     under_way.enter(3, now=20.0)
-    assert under_way.wait_s(2, 21.0) == 3.0
+    assert under_way.wait_s(2, 21.0) == 7.0
+
+
+# --- requests
+
+
+def requested(own: int, *peers: int) -> UnderWay:
+    """A learner of which peers request exchanges."""
+    under_way = UnderWay(own)
+    for peer in peers:
+        under_way.requested_by(peer)
+    return under_way
+
+
+def test_one_is_requested_at_a_time() -> None:
+    under_way = lined_up(1, 2)
+    met(under_way, 1, 0.0, 1.0)
+    met(under_way, 2, 2.0, 5.0)
+    under_way.step_out(1)
+    under_way.request(1, 10.0)
+    assert under_way.wait_s(2, 11.0) == 5.0
+    under_way.answered_by(1)
+    assert under_way.wait_s(2, 11.0) == 0.0
+
+
+def test_who_is_free_admits_the_one_met_longest_ago_and_stays_free_for_it() -> None:
+    under_way = requested(0, 1, 2)
+    met(under_way, 2, 0.0, 1.0)
+    met(under_way, 1, 2.0, 4.0)
+    assert [under_way.admission_wait_s(p, 5.0) for p in (1, 2)] == [math.inf, 0.0]
+    under_way.admit(2, 5.0)
+    assert under_way.requests == [1]
+    assert under_way.admission_wait_s(1, 5.5) == 3.5
+    under_way.declined_by(2)
+    assert under_way.admission_wait_s(1, 5.5) == 0.0
+
+
+def test_who_exchanges_admits_afterwards() -> None:
+    under_way = requested(0, 1)
+    met(under_way, 1, 0.0, 3.0)
+    under_way.admit(2, 4.0)
+    under_way.enter(2, asked=True, now=5.0)
+    assert under_way.admission_wait_s(1, 6.0) == 5.0
+    under_way.leave(2, 6.0)
+    assert under_way.admission_wait_s(1, 6.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "target", "wait_s"),
+    [
+        (0, 1, 2, 5.0),
+        (1, 0, 2, 0.0),
+        (1, 2, 0, 0.0),
+        (2, 0, 1, 0.0),
+        (0, 1, 1, math.inf),
+        (1, 0, 0, 0.0),
+    ],
+)
+def test_only_one_whose_number_is_smaller_than_both_lets_a_peer_wait_for_its_request(
+    own: int, peer: int, target: int, wait_s: float
+) -> None:
+    """So that no circle of requests waits for itself; nor do two of each other."""
+    under_way = requested(own, peer)
+    met(under_way, peer, 0.0, 3.0)
+    under_way.request(target, 10.0)
+    assert under_way.admission_wait_s(peer, 11.0) == wait_s
+    if peer != target:
+        assert under_way.admission_wait_s(peer, 16.0) == 0.0
+    under_way.answered_by(target)
+    assert under_way.admission_wait_s(peer, 11.0) == 0.0
+
+
+def test_what_has_begun_meanwhile_is_what_was_requested() -> None:
+    under_way = requested(0, 1)
+    under_way.enter(1, now=2.0)
+    assert under_way.admission_wait_s(1, 2.0) == 0.0
+
+
+def test_who_waits_for_a_request_does_not_hold_up_those_behind() -> None:
+    under_way = requested(1, 2, 0)
+    under_way.request(2, 1.0)
+    assert under_way.admission_wait_s(0, 1.0) == 0.0
+    assert under_way.admission_wait_s(2, 1.0) == math.inf
+
+
+def test_who_has_begun_another_declines_but_not_for_ever() -> None:
+    under_way = lined_up(1)
+    met(under_way, 2, 0.0, 3.0)
+    under_way.request(1, 4.0)
+    assert under_way.may_begin(1, 4.0)
+    under_way.admit(2, 4.0)
+    assert not under_way.may_begin(1, 4.0)
+    under_way.enter(2, asked=True, now=4.0)
+    assert not under_way.may_begin(1, 9.0)
+    assert under_way.may_begin(1, 10.0)
+
+
+def test_who_has_admitted_the_peer_in_turn_declines() -> None:
+    """Or the two would exchange twice at the same time."""
+    under_way = lined_up(1)
+    under_way.request(1, 1.0)
+    under_way.admit(1, 1.0)
+    assert under_way.wait_s(1, 100.0) == math.inf
+    assert not under_way.may_begin(1, 2.0)
+    under_way.declined_by(1)
+    assert under_way.may_begin(1, 2.0)
+
+
+def test_who_has_met_the_peer_meanwhile_declines() -> None:
+    under_way = lined_up(1)
+    assert not under_way.has_been_met(1)
+    under_way.step_out(1)
+    under_way.request(1, 1.0)
+    met(under_way, 1, 2.0, 3.0)
+    assert under_way.has_been_met(1)
+    assert not under_way.may_begin(1, 3.0)
+    under_way.line_up(1)
+    assert not under_way.has_been_met(1)

@@ -155,16 +155,29 @@ def test_at_equal_speeds_each_edge_of_a_round_is_exchanged_on_once(
     assert found == expected
 
 
+def weights(events: Iterable[Event]) -> list[tuple[int, int, float]]:
+    return [
+        (*event.exchange.ends, event.exchange.weight) for event in of(Begun, events)
+    ]
+
+
 def test_two_that_meet_alone_weigh_a_half_and_overlapping_ones_a_third() -> None:
     slow = Link(bandwidth=50.0)
     pair = until(asynchronous(scenario(2, link=slow)), 9.0)
-    assert {event.exchange.weight for event in of(Begun, pair)} == {1 / 2}
-    three = until(asynchronous(scenario(3, link=slow, mixing_gain=0.6)), 1.5)
-    # 1 and 2 ask 0, which has none and then one under way.
-    found = [
-        (*event.exchange.ends, event.exchange.weight) for event in of(Begun, three)
-    ]
-    assert found == [(1, 0, 0.6 / 2), (2, 0, pytest.approx(0.6 / 3))]
+    assert {weight for *_, weight in weights(pair)} == {1 / 2}
+    three = scenario(3, link=slow, mixing_gain=0.6)
+    # All wait for an exchange, and ask at once: 0 has one under way, 1 and 2 then two.
+    found = weights(until(asynchronous(three, max_staleness=0), 1.5))
+    assert found[:2] == [(0, 1, 0.6 / 2), (0, 2, pytest.approx(0.6 / 3))]
+
+
+def test_exchanges_of_a_learner_follow_one_another() -> None:
+    """Whoever asks, and however many ask the same one."""
+    for size in (3, 4, 5):
+        given = scenario(size, link=Link(bandwidth=WEIGHTS / 2.5, latency=0.01))
+        found = weights(until(asynchronous(given), 60.0))
+        assert len(found) > 20
+        assert {weight for *_, weight in found} == {1 / 2}
 
 
 def test_who_asks_takes_one_peer_after_another_and_returns_to_none_at_once() -> None:
@@ -185,11 +198,12 @@ def test_who_asks_takes_one_peer_after_another_and_returns_to_none_at_once() -> 
     assert sum(turns) > 0.8 * len(turns)
 
 
-def test_an_exchange_takes_its_bytes_and_two_latencies() -> None:
+def test_an_exchange_takes_its_bytes_and_four_latencies() -> None:
+    """A request, its admission, a question and its answer."""
     given = scenario(2, link=Link(bandwidth=1000.0, latency=0.05))
     events = until(asynchronous(given), 1.9)
     (begun,), (ended,) = of(Begun, events), of(Ended, events)
-    assert (begun.seconds, ended.seconds) == (1.0, pytest.approx(1.2))
+    assert (begun.seconds, ended.seconds) == pytest.approx((1.1, 1.3))
     assert begun.exchange is ended.exchange
 
 

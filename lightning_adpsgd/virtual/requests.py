@@ -1,0 +1,134 @@
+"""Whom super-learners request for an exchange, and admit, in simulated time.
+
+The engine's threads do the same (`gossip.peers`), by the same rules (`UnderWay`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from lightning_adpsgd.gossip.protocol import UnderWay
+from lightning_adpsgd.virtual.clock import Agenda
+
+
+class Requests:
+    """The requests of all super-learners.
+
+    Args:
+        rank: rank in the agenda.
+        latency: seconds until a word is heard.
+        under_ways: exchanges of each super-learner.
+        begin: begins an exchange of an asker and an asked one.
+
+    Attributes:
+        hurried: super-learners whose training waits, which ask without a request.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        rank: int,
+        latency: float,
+        under_ways: Sequence[UnderWay],
+        begin: Callable[[int, int], None],
+    ) -> None:
+        self._agenda, self._rank, self._latency = agenda, rank, latency
+        self._under_ways, self._begin = under_ways, begin
+        self.hurried = set[int]()
+        # Pairs that are asking or about to, until their exchange ends; those that are
+        # to ask once more; and when to look again who has waited long enough.
+        self._asking, self._due = set[tuple[int, int]](), set[tuple[int, int]]()
+        self._serves_at = dict[int, float]()
+
+    def call(self, index: int, peer: int) -> None:
+        """Asks for an exchange; if one is being asked for already, after that one."""
+        if (index, peer) not in self._asking:
+            self._asking.add((index, peer))
+            self._agenda.enter(self._agenda.now, self._rank, self._ask, index, peer)
+        elif peer not in self._under_ways[index].in_line:
+            self._due.add((index, peer))
+
+    def end(self, index: int, peer: int) -> None:
+        """What was asked for is done."""
+        self._asking.discard((index, peer))
+        if (index, peer) in self._due:
+            self._due.discard((index, peer))
+            self.call(index, peer)
+
+    def serve(self, *indices: int) -> None:
+        """Admits and requests those whose turn it is; who has waited comes first."""
+        admissions = [self._admissions(index) for index in indices]
+        for index, wait_s in zip(indices, admissions, strict=True):
+            self._serve_later(index, min(wait_s, self._requests(index)))
+
+    def _serve_later(self, index: int, wait_s: float) -> None:
+        now, at = self._agenda.now, self._agenda.now + wait_s
+        if now < at < math.inf and at != self._serves_at.get(index):
+            self._serves_at[index] = at
+            self._agenda.enter(at, self._rank, self.serve, index)
+
+    def _admissions(self, index: int) -> float:
+        requests = self._under_ways[index].requests
+        return min((self._wait_to_admit(index, p) for p in requests), default=math.inf)
+
+    def _requests(self, index: int) -> float:
+        line = self._under_ways[index].in_line
+        return min((self._wait_to_request(index, p) for p in line), default=math.inf)
+
+    def _ask(self, index: int, peer: int) -> None:
+        if index in self.hurried:
+            self._begin(index, peer)
+            return
+        self._under_ways[index].line_up(peer)
+        self.serve(index)
+
+    def _wait_to_request(self, index: int, peer: int) -> float:
+        """Requests an exchange, or returns the seconds until it may."""
+        under_way, now = self._under_ways[index], self._agenda.now
+        if under_way.has_been_met(peer):  # it has asked meanwhile
+            under_way.step_out(peer)
+            self.end(index, peer)
+        elif wait_s := under_way.wait_s(peer, now):
+            return wait_s
+        else:
+            under_way.step_out(peer)
+            under_way.request(peer, now)
+            self._say(self._requested, index, peer)
+        return math.inf
+
+    def _wait_to_admit(self, index: int, peer: int) -> float:
+        """Admits a peer, or returns the seconds until it may."""
+        under_way, now = self._under_ways[index], self._agenda.now
+        if wait_s := under_way.admission_wait_s(peer, now):
+            return wait_s
+        under_way.admit(peer, now)
+        self._say(self._admitted, peer, index)
+        return math.inf
+
+    def _say(self, hear: Callable[[int, int], None], asker: int, asked: int) -> None:
+        seconds = self._agenda.now + self._latency
+        self._agenda.enter(seconds, self._rank, hear, asker, asked)
+
+    def _requested(self, asker: int, asked: int) -> None:
+        self._under_ways[asked].requested_by(asker)
+        self.serve(asked)
+
+    def _admitted(self, asker: int, asked: int) -> None:
+        under_way = self._under_ways[asker]
+        may_begin = under_way.may_begin(asked, self._agenda.now)
+        under_way.answered_by(asked)
+        if may_begin:
+            self._begin(asker, asked)
+        else:
+            self._decline(asker, asked)
+        self.serve(asker)
+
+    def _decline(self, asker: int, asked: int) -> None:
+        self._say(self._declined, asker, asked)
+        if self._under_ways[asker].has_been_met(asked):
+            self.end(asker, asked)
+        else:
+            self._under_ways[asker].line_up(asked)
+
+    def _declined(self, asker: int, asked: int) -> None:
+        self._under_ways[asked].declined_by(asker)
+        self.serve(asked)
