@@ -141,8 +141,9 @@ class Gossip(Communication, Exchanges):
         self._quarantine = Quarantine(members, vectors, node, replica, timeout)
         self._account = Account(members, replica, self._quarantine, state)
         self._merging = merge_together(vectors, replica, node, timeout)
-        own = members.circle.own
-        self._traffic = Traffic(self._account, state, options.cpu_share, own)
+        self._traffic = Traffic(
+            self._account, state, options.cpu_share, lambda: members.circle.own
+        )
         self.threads = Threads(replica.device, state, on_error)
         circle = members.circle
         draw = random.Random(f"{circle.schedule.seed} {circle.own}")

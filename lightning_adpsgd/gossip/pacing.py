@@ -122,7 +122,7 @@ class Traffic:
         account: Account,
         state: threading.Condition,
         cpu_share: float,
-        own: int = 0,
+        own: Callable[[], int] = lambda: 0,
     ) -> None:
         self._account, self._state, self._share = account, state, cpu_share
         self.cores = CoreShare(cpu_share)

@@ -216,12 +216,14 @@ class Asker:
             self._lane.say(self._words.popleft())
         # Cleared only if seen, or a call at the end of the pause would be lost.
         if due := self._due.is_set():
+            self._due.clear()
             due = self._traffic.await_turn(
                 self._peer,
                 lambda: self.gone.is_set() or bool(self._pulls),
                 self._section,
             )
-            self._due.clear()
+            if due:  # what came in the meantime is the same
+                self._due.clear()
         if not self._asks():
             return
         if not called:

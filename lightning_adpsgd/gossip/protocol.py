@@ -6,7 +6,7 @@ the virtual cluster (`timeline`) share them.
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -135,10 +135,10 @@ class UnderWay:
     The caller must hold a lock; `now` is in seconds of any clock.
 
     Args:
-        own: number of this learner.
+        own: number of this learner, which for an island changes as others come and go.
     """
 
-    def __init__(self, own: int = 0) -> None:
+    def __init__(self, own: Callable[[], int] = lambda: 0) -> None:
         self._own, self._with = own, Counter[int]()
         # By peer: when the last exchange began, and how long the last one took.
         self._began, self._took = dict[int, float](), dict[int, float]()
@@ -238,11 +238,11 @@ class UnderWay:
         """
         if self._with[peer]:
             return 0.0  # it is what was requested, and the peer declines
-        if peer in self._requested and self._own < peer:
+        if peer in self._requested and self._own() < peer:
             return math.inf  # the two have requested each other
         is_held = self._holds(peer)
         rivals = [one for one in self._requesting if self._holds(one) == is_held]
-        if self._met_first(rivals) != peer:
+        if self._met_first([peer, *rivals]) != peer:
             return math.inf
         busy_since = self._taken_since()
         if is_held:
@@ -267,7 +267,7 @@ class UnderWay:
         A circle of requests has a learner whose number is smaller than those of both
         its neighbours. Only such a one lets others wait, so that none wait in a circle.
         """
-        return any(self._own < min(peer, one) for one in self._requested)
+        return any(self._own() < min(peer, one) for one in self._requested)
 
     def _began_at(self, peer: int) -> float:
         return self._began.get(peer, -math.inf)

@@ -44,7 +44,7 @@ class Requests:
         if (index, peer) not in self._asking:
             self._asking.add((index, peer))
             self._agenda.enter(self._agenda.now, self._rank, self._ask, index, peer)
-        elif peer not in self._under_ways[index].in_line:
+        elif self._is_late(self._under_ways[index], peer):
             self._due.add((index, peer))
 
     def end(self, index: int, peer: int) -> None:
@@ -59,6 +59,11 @@ class Requests:
         admissions = [self._admissions(index) for index in indices]
         for index, wait_s in zip(indices, admissions, strict=True):
             self._serve_later(index, min(wait_s, self._requests(index)))
+
+    @staticmethod
+    def _is_late(under_way: UnderWay, peer: int) -> bool:
+        """Whether what is asked for already has begun, or is about to."""
+        return peer not in under_way.in_line or under_way.has_been_met(peer)
 
     def _serve_later(self, index: int, wait_s: float) -> None:
         now, at = self._agenda.now, self._agenda.now + wait_s

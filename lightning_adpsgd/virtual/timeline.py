@@ -216,7 +216,7 @@ Event = Stepped | Begun | Ended | Waited
 
 class _State:
     def __init__(self, index: int, patience: Patience) -> None:
-        self.under_way, self.patience = UnderWay(index), patience
+        self.under_way, self.patience = UnderWay(lambda: index), patience
         self.began = self.arrived = 0.0  # at its computation, at its step boundary
         self.steps = self.last_exchange_step = 0
 

@@ -273,7 +273,7 @@ def test_a_learner_whose_data_are_all_ill_ends_with_its_name() -> None:
 
     def program(rank: int) -> Any:
         strategy = gossip("complete", max_staleness=1)
-        trainer_of(strategy, 2).fit(Broken("data"), loader(2000, rank, 2))
+        trainer_of(strategy, 2).fit(Broken("data"), loader(20000, rank, 2))
 
     errors = [outcome.error for outcome in learners(2, program)]
     assert errors[SICK]

@@ -94,7 +94,7 @@ def test_who_was_never_met_waits_for_twice_what_the_longest_exchange_took() -> N
 
 def requested(own: int, *peers: int) -> UnderWay:
     """A learner of which peers request exchanges."""
-    under_way = UnderWay(own)
+    under_way = UnderWay(lambda: own)
     for peer in peers:
         under_way.requested_by(peer)
     return under_way

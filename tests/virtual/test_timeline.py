@@ -171,13 +171,26 @@ def test_two_that_meet_alone_weigh_a_half_and_overlapping_ones_a_third() -> None
     assert found[:2] == [(0, 1, 0.6 / 2), (0, 2, pytest.approx(0.6 / 3))]
 
 
-def test_exchanges_of_a_learner_follow_one_another() -> None:
-    """Whoever asks, and however many ask the same one."""
-    for size in (3, 4, 5):
-        given = scenario(size, link=Link(bandwidth=WEIGHTS / 2.5, latency=0.01))
-        found = weights(until(asynchronous(given), 60.0))
-        assert len(found) > 20
-        assert {weight for *_, weight in found} == {1 / 2}
+@pytest.mark.parametrize("topology", ["ring", "complete", "random_ring"])
+@pytest.mark.parametrize("size", [3, 4, 5, 8])
+def test_exchanges_of_a_learner_follow_one_another_and_no_peer_is_forgotten(
+    topology: str, size: int
+) -> None:
+    """Whoever asks, however many ask the same one, and however steps are spread."""
+    given = scenario(
+        size,
+        topology,
+        link=Link(bandwidth=WEIGHTS / 2.5, latency=0.01),
+        compute=Compute(1.0, spread=0.3),
+    )
+    found = weights(until(asynchronous(given), 300.0))
+    assert {weight for *_, weight in found} == {1 / 2}
+    edges = Counter(frozenset(ends) for *ends, _ in found)
+    num_edges = size if topology == "ring" else size * (size - 1) // 2
+    assert len(edges) == num_edges
+    assert min(edges.values()) > max(edges.values()) / 4
+    # Of the exchanges that links and even numbers of learners allow.
+    assert len(found) > 0.8 * (size // 2) * 300 / 2.5
 
 
 def test_who_asks_takes_one_peer_after_another_and_returns_to_none_at_once() -> None:
