@@ -131,7 +131,6 @@ class UnderWay:
 
     But no wait for others is longer than twice what the last exchange with that peer
     took, so that no slow peer holds up the rest. And who asks at once is never refused.
-
     The caller must hold a lock; `now` is in seconds of any clock.
 
     Args:
@@ -144,7 +143,7 @@ class UnderWay:
         self._began, self._took = dict[int, float](), dict[int, float]()
         # Peers in line to be requested, and when each was last met as it lined up.
         self._line, self._met_before = set[int](), dict[int, float]()
-        # Peers that have been requested, and have not answered; those that request.
+        # Peers requested that have not answered; those that request.
         self._requested, self._requesting = dict[int, float](), set[int]()
         # Peers for which this learner stays free, and since when.
         self._admitted = dict[int, float]()

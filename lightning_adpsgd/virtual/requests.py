@@ -1,7 +1,4 @@
-"""Whom super-learners request for an exchange, and admit, in simulated time.
-
-The engine's threads do the same (`gossip.peers`), by the same rules (`UnderWay`).
-"""
+"""Requests of the simulated cluster, by the rules of the engine's (`UnderWay`)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -34,8 +31,8 @@ class Requests:
         self._agenda, self._rank, self._latency = agenda, rank, latency
         self._under_ways, self._begin = under_ways, begin
         self.hurried = set[int]()
-        # Pairs that are asking or about to, until their exchange ends; those that are
-        # to ask once more; and when to look again who has waited long enough.
+        # Pairs that ask, until their exchange ends; those that are to ask once more;
+        # when to look again who has waited long enough.
         self._asking, self._due = set[tuple[int, int]](), set[tuple[int, int]]()
         self._serves_at = dict[int, float]()
 
