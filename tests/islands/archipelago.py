@@ -129,8 +129,13 @@ class Trained:
     @property
     def is_idle(self) -> bool:
         engine = self.island.engine
-        return engine._traffic.is_idle() and not any(
-            asker.called.is_set() for asker in engine.peers._askers.values()
+        lines = [*engine._traffic._under_way.values()]
+        return not (
+            any(one.called.is_set() for one in engine.peers._askers.values())
+            or any(
+                o.in_line or o.requests or o._requested or o._admitted for o in lines
+            )
+            or any(line.total() for line in lines)
         )
 
     def cut_off(self) -> None:
