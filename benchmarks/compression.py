@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks import workload
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
-from lightning_adpsgd.gossip.wire import make_codec
+from lightning_adpsgd.gossip.wire import INT4, make_codec
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.weights.flat import FlatParameters
 
@@ -23,6 +23,7 @@ WIRES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "int8": torch.int8,
+    "int4": INT4,
 }
 LEARNERS, STEPS, SEEDS = 4, 300, 5
 WIDTHS = (256, 300, 300, 10)

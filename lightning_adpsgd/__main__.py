@@ -184,7 +184,7 @@ def _add_predict(commands: _Commands) -> None:
     add.add_argument("--slow", type=float, default=1.0, help="last learner's factor")
     add.add_argument("--gbit", type=float, help="link, not the calibration's")
     add.add_argument("--inner-gbit", type=float, help="link inside a super-learner")
-    add.add_argument("--wire-dtype", choices=("bfloat16", "float16", "int8"))
+    add.add_argument("--wire-dtype", choices=("bfloat16", "float16", "int8", "int4"))
     add.add_argument("--learners-per-machine", type=int, default=1)
     add.add_argument("--cpu-share", type=float, default=0.05, help="exchanges' share")
     add.add_argument("--samples", type=float, help="samples in all: adds hours")

@@ -21,10 +21,10 @@ DEFAULT_TIMEOUT = timedelta(minutes=5)
 
 CommunicationName = Literal["sync", "delay_by_one", "async", "ready_pairs"]
 InsideName = Literal["ddp", "model_parallel"]
-WireDtypeName = Literal["float32", "bfloat16", "float16", "int8"]
+WireDtypeName = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 WireDtype = torch.dtype | WireDtypeName
 """What travels; by its name where a type cannot be written, as in YAML."""
-_WIRE_DTYPES = (None, "auto", torch.float32, torch.bfloat16, torch.float16, torch.int8)
+_WIRE_DTYPES = (None, "auto", *(getattr(torch, n) for n in get_args(WireDtypeName)))
 # What a type is called, and a value of it.
 _CALLED: dict[Any, tuple[str, Any]] = {
     int: ("a whole number", 1),

@@ -110,7 +110,7 @@ def test_two_learners_of_two_hosts_on_the_cpu() -> None:
 
 
 @NEEDS_GPU
-@pytest.mark.parametrize("wire_dtype", [None, "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("wire_dtype", [None, "bfloat16", "float16", "int8", "int4"])
 def test_gossip_on_a_gpu_ends_in_the_mean(wire_dtype: str | None) -> None:
     ended = fit("cuda", wire_dtype=wire_dtype)
     assert_consensus(ended)

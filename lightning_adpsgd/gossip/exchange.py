@@ -48,6 +48,7 @@ from lightning_adpsgd.gossip.wire import (
     as_message,
     checksum,
     codecs_of,
+    payload_bytes,
     read_seal,
     wire_dtypes,
     write_seal,
@@ -62,18 +63,19 @@ from lightning_adpsgd.transport.base import (
 from lightning_adpsgd.weights.replica import Chunk, Part, Replica
 from lightning_adpsgd.weights.streams import to_device, to_host
 
-ASK, ALIVE, LEAVE, GRANT, PULL, ASK_NARROW = 1, 2, 3, 4, 5, 11
+ASK, ALIVE, LEAVE, GRANT, PULL = 1, 2, 3, 4, 5
 REQUEST, ADMIT, DECLINE = 12, 13, 14
+ASKS = (ASK, 11, 15)
 """What an end says on a lane: the asked one `GRANT` and `ADMIT`, the asker the others.
 
-`ASK_NARROW` asks for an exchange in the narrowest of the wire dtypes, `ASK` for one in
-the widest. A `REQUEST` comes before, unless there is no time for it: `ADMIT` answers it
-when the asked one is free, and `DECLINE` says that the asker is not any more. The
-numbers between are the words of `pairing`.
+`ASKS` ask for an exchange in one of the wire dtypes, the widest first. A `REQUEST`
+comes before, unless there is no time for it: `ADMIT` answers it when the asked one is
+free, and `DECLINE` says that the asker is not any more. The numbers between are the
+words of `pairing`.
 """
 # Shorter messages take latency, which a narrow one does not save.
 _WORTH_BYTES = 1 << 18
-# An exchange that takes longer than this share of a step goes narrow.
+# An exchange that would take longer than this share of a step goes narrower.
 _LONG = 0.5
 # One in this many goes at full width, and shows whether the link has changed.
 _MEASURE_EVERY = 64
@@ -147,19 +149,27 @@ class Lanes:
 class Width:
     """Chooses how wide the exchanges of a lane are, where the wire dtype is "auto".
 
+    Args:
+        sizes: bytes of an exchange in each of the wire dtypes, the widest first.
+
     Attributes:
         wide_seconds: duration of the last exchange at full width.
     """
 
-    def __init__(self, num_bytes: int) -> None:
-        self._is_worth_it, self._calls = num_bytes >= _WORTH_BYTES, 0
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes, self._calls = sizes, 0
         self.wide_seconds = 0.0
 
-    def is_narrow(self, step_seconds: float) -> bool:
-        """Whether the next exchange goes narrow; to be called once for each."""
+    def choose(self, step_seconds: float) -> int:
+        """The number of the next exchange's wire dtype; to be called once for each."""
         self._calls += 1
-        is_slow = self.wide_seconds > _LONG * step_seconds
-        return self._is_worth_it and is_slow and self._calls % _MEASURE_EVERY != 0
+        if self._sizes[0] < _WORTH_BYTES or self._calls % _MEASURE_EVERY == 0:
+            return 0
+        bearable = _LONG * step_seconds * self._sizes[0]
+        short = (self.wide_seconds * size <= bearable for size in self._sizes)
+        return next(
+            (n for n, is_short in enumerate(short) if is_short), len(self._sizes) - 1
+        )
 
 
 class Lane:
@@ -172,7 +182,7 @@ class Lane:
         self._codecs = [
             codecs_of(shared.replica, dtype) for dtype in wire_dtypes(shared.wire_dtype)
         ]
-        self._width = Width(sum(len(c) * c.dtype.itemsize for c in shared.chunks))
+        self._width = Width([payload_bytes(c, shared.chunks) for c in self._codecs])
         self._disagreement = Disagreement()
         # A word, a number and what guards them.
         self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
@@ -202,19 +212,18 @@ class Lane:
 
         With "auto", one that would take long beside a step of `step_seconds` is narrow.
         """
-        is_narrow = len(self._codecs) > 1 and self._width.is_narrow(step_seconds)
-        word, begin = ASK_NARROW if is_narrow else ASK, time.monotonic()
+        width, begin = self._width.choose(step_seconds), time.monotonic()
         outcome = self._exchange(
-            [self._post_hearing(), self._post_word(word, num_under_way)], is_narrow
+            [self._post_hearing(), self._post_word(ASKS[width], num_under_way)], width
         )
-        if not is_narrow:
+        if width == 0:
             self._width.wide_seconds = time.monotonic() - begin
         return outcome
 
     def answer(self, num_under_way: int) -> Outcome:
         """Makes the exchange that the peer has just asked for."""
-        is_narrow = int(self._theirs[0]) == ASK_NARROW
-        return self._exchange([self._post_word(GRANT, num_under_way)], is_narrow)
+        width = ASKS.index(int(self._theirs[0]))
+        return self._exchange([self._post_word(GRANT, num_under_way)], width)
 
     def pull(self) -> Pulled:
         """Asks for the peer's weights in full precision.
@@ -250,8 +259,8 @@ class Lane:
         for tensor in (numbers, *values, sums):
             self.channel.wait([self.channel.post_send(tensor)])
 
-    def _exchange(self, greeting: list[Pending], is_narrow: bool) -> Outcome:
-        codecs = self._codecs[-1 if is_narrow else 0]
+    def _exchange(self, greeting: list[Pending], width: int) -> Outcome:
+        codecs = self._codecs[width]
         with self._buffers.lent() as loan:
             exchange = _Exchange(
                 self.channel, self._replica, loan, codecs, self._disagreement

@@ -19,8 +19,7 @@ from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.exchange import (
     ADMIT,
     ALIVE,
-    ASK,
-    ASK_NARROW,
+    ASKS,
     DECLINE,
     LEAVE,
     PULL,
@@ -371,7 +370,7 @@ class Peers:
             lane.say(ADMIT)
         elif word == DECLINE:
             self._traffic.declined_by(peer, self._section)
-        elif word in (ASK, ASK_NARROW):
+        elif word in ASKS:
             self._traffic.make(peer, lane.answer, asked=True, section=self._section)
 
     def _heard(self, peer: int, word: int) -> None:
@@ -381,7 +380,7 @@ class Peers:
             with self._state:
                 self.say(pairing.hear(peer, word))
                 self._state.notify_all()
-        elif word in (ASK, ASK_NARROW):
+        elif word in ASKS:
             # The other end may know first that all learners of both have agreed. This
             # end's weights must rest before they are read.
             self._await_partner(peer, pairing)

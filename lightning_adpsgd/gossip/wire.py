@@ -6,11 +6,11 @@ the changes of the two ends are opposite to the last bit, however coarse the mes
 are: a codec can slow down mixing, but cannot move the mean. The rounding error stays in
 the weights that were rounded.
 
-`Cast` sends each number in a floating-point type. `Lattice` sends one byte per number:
-its place on a lattice, modulo 256 (Moniqua, arXiv 2002.11787; the lattice of SwarmSGD,
-1910.12308). The receiver's own weights determine which number with that residue is
-meant. So the byte resolves the *disagreement* of the two, not the weight, and needs no
-copy of the peer's weights.
+`Cast` sends each number in a floating-point type. `Lattice` sends 8 or 4 bits per
+number: its place on a lattice, modulo 256 or 16 (Moniqua, arXiv 2002.11787; the lattice
+of SwarmSGD, 1910.12308). The receiver's own weights determine which number with that
+residue is meant. So the bits resolve the *disagreement* of the two, not the weight, and
+need no copy of the peer's weights.
 
 A message about a chunk has its encoded parts, followed by a seal::
 
@@ -29,7 +29,7 @@ import struct
 import threading
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
@@ -41,8 +41,8 @@ from typing_extensions import override
 from lightning_adpsgd.weights.replica import Chunk, Part, Replica
 from lightning_adpsgd.weights.streams import Mirrored, mirrored
 
-BLOCK = 1024
-"""Elements of a lattice that share a scale."""
+INT4: torch.dtype = vars(torch)["int4"]
+"""`torch.int4`; type checkers do not know it."""
 
 FINE, DAMAGED, NOT_FINITE, FAR = 0, 1, 2, 3
 """What an end makes of a part that came: only the first is taken."""
@@ -52,15 +52,8 @@ _WIDEST = 8  # bytes of the widest number
 # One chunk is read while another crosses; the changes of two await their verdicts.
 _IN_FLIGHT = 2
 
-# A scale is 2^exponent. This much finer than the largest weight, a float32 ends.
+# This much finer than the largest weight, a float32 ends.
 _PRECISION_BITS = 22
-# At first the lattice spans an eighth of the largest weight to either side.
-_FIRST_BITS = 10
-# The largest disagreement seen takes at most 1/2.5 of the span in the next exchange.
-_HEADROOM = 2.5 / 127
-# A block that did not fit tries a span 8 times wider; one that fits becomes at most 8
-# times narrower at once, or a lucky agreement would cost the next exchange.
-_STEP = 3
 _OUT_OF_RANGE = torch.iinfo(torch.int16).min
 
 
@@ -135,62 +128,67 @@ class Cast(Codec):
 
 
 class Lattice(Codec):
-    """Sends one byte per number: the lattice point ``round(w / 2^e)`` modulo 256.
+    """Sends a few bits per number: the lattice point ``round(w / s)`` modulo 2^bits.
 
-    A message about n weights in ``b = ceil(n / 1024)`` blocks is, as bytes: b sums of
-    lattice points (int32), by which a disagreement of more than 127 points is noticed;
-    b exponents in use and b least exponents (int16); 1024 b residues. A block whose
-    disagreement is too large, or whose exponents differ, is left as it is by both ends,
-    who also agree on a wider span for the next exchange, and on a narrower one where
-    the block fits well.
+    A message about n weights in b blocks is, as bytes: b checks of lattice points
+    (int32), by which a disagreement beyond the span is noticed; b exponents e of the
+    scale ``s = 2^(e / 4)`` and b least exponents of powers of two (int16); the residues
+    of b blocks. A block whose disagreement is too large, or whose exponents differ, is
+    left as it is by both ends, who also agree on a wider span for the next exchange,
+    and on a narrower one where the block fits well.
+
+    Args:
+        bits: bits per number, 8 or 4.
     """
 
     dtype = torch.uint8
     remembers = True
 
-    def __init__(self) -> None:
+    def __init__(self, bits: int) -> None:
+        self._form = _FORMS[bits]
         self._exponents: dict[int, Tensor] = {}
+        self._check_words = _check_words(self._form.block)
 
     @override
     def length(self, num_elements: int) -> int:
-        return -(-num_elements // BLOCK) * (BLOCK + 8)
+        return -(-num_elements // self._form.block) * self._form.block_bytes
 
     @override
     def encode(self, weights: Tensor, message: Tensor, place: int) -> None:
-        blocks = _in_blocks(weights)
+        blocks = self._form.in_blocks(weights)
         largest = torch.maximum(blocks.amax(1), -blocks.amin(1))
-        sums, exponents, least, residues = _fields(message)
+        checks, exponents, least, residues = self._form.fields(message)
         used = self._exponents.get(place)
         if used is None:
-            used = self._exponents[place] = _first_exponents(largest)
-        points = blocks.mul_(_power(-used, blocks.dtype)).round_()
+            used = self._exponents[place] = self._form.first_exponents(largest)
+        shrink = _scale(-used, blocks.dtype)
+        points = blocks.mul_(shrink).round_()
         # Beyond int32, or non-finite, a block has no points; NaN compares false.
-        in_range = largest * _power(-used, blocks.dtype).squeeze(1) < 2.0**30
+        in_range = largest * shrink.squeeze(1) < 2.0**30
         if not in_range.all():
             points[~in_range] = 0.0
         points = points.to(torch.int32)
         exponents.copy_(torch.where(in_range, used, _OUT_OF_RANGE))
         least.copy_(_exponent_of(largest) - _PRECISION_BITS)
-        sums.copy_(points.sum(1, dtype=torch.int32))
-        residues.copy_(points)  # the conversion to bytes wraps around
+        checks.copy_(self._checks(points))
+        self._form.pack(points, residues)
 
     @override
     def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> float:
-        my_sums, my_exponents, my_least, my_residues = _fields(mine)
-        sums, exponents, least, residues = _fields(theirs)
-        # The bytes wrap around, and so the nearest of all possible differences is left.
-        points = residues.sub_(my_residues).view(torch.int8)
-        # The largest absolute value of each block, [b], up to 128.
+        my_checks, my_exponents, my_least, my_residues = self._form.fields(mine)
+        checks, exponents, least, residues = self._form.fields(theirs)
+        points = self._form.differences(residues, my_residues)
+        # The largest absolute value of each block, [b].
         reach = torch.maximum(points.amax(1).int(), -points.amin(1).int())
         agreed = (exponents == my_exponents) & (exponents != _OUT_OF_RANGE)
         fits = (
-            (points.sum(1, dtype=torch.int32) == sums - my_sums)
-            & (reach < 128)
+            (self._checks(points) == checks - my_checks)
+            & (reach <= self._form.span)
             & agreed
         )
-        scale = _power(exponents, into.dtype) * fits[:, None]
+        scale = _scale(exponents.int(), into.dtype) * fits[:, None]
         into.copy_(points.to(into.dtype).mul_(scale).flatten()[: len(into)])
-        self._exponents[place] = _next_exponents(
+        self._exponents[place] = self._form.next_exponents(
             torch.maximum(exponents, my_exponents).int(),
             torch.maximum(least, my_least).int(),
             reach,
@@ -202,11 +200,103 @@ class Lattice(Codec):
 
     @override
     def norm(self, message: Tensor) -> float:
-        least = _fields(message)[2]
+        least = self._form.fields(message)[2]
         if _is_lost(least, least):
             return math.inf
-        largest = _power(least.int() + _PRECISION_BITS, torch.float64)
-        return math.sqrt(BLOCK) * torch.linalg.vector_norm(largest).item()
+        largest = torch.exp2(least.double() + _PRECISION_BITS)
+        return math.sqrt(self._form.block) * torch.linalg.vector_norm(largest).item()
+
+    def _checks(self, points: Tensor) -> Tensor:
+        """A sum with a word for each place: two that wrap around do not cancel."""
+        words = self._check_words = self._check_words.to(points.device)
+        return (points * words).sum(1, dtype=torch.int32)
+
+
+class _Form(NamedTuple):
+    """What a lattice's messages look like, and how it finds its scales.
+
+    Attributes:
+        bits: bits per number.
+        block: elements that share a scale.
+        headroom: span of the next exchange, of the largest disagreement that was seen.
+        wider: quarter octaves by which a block that did not fit widens its span.
+    """
+
+    bits: int
+    block: int
+    headroom: float
+    wider: int
+
+    @property
+    def span(self) -> int:
+        """The largest disagreement that is told apart, in lattice points."""
+        return (1 << (self.bits - 1)) - 1
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block * self.bits // 8 + 8
+
+    def in_blocks(self, weights: Tensor) -> Tensor:
+        missing = -len(weights) % self.block
+        if missing:
+            weights = torch.nn.functional.pad(weights, (0, missing))
+        return weights.view(-1, self.block)
+
+    def fields(self, message: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Checks, exponents, least exponents, [b] each, and residues, [b, bytes]."""
+        b = len(message) // self.block_bytes
+        checks, exponents, least, residues = message.split(
+            [4 * b, 2 * b, 2 * b, (self.block_bytes - 8) * b]
+        )
+        return (
+            checks.view(torch.int32),
+            exponents.view(torch.int16),
+            least.view(torch.int16),
+            residues.view(b, -1),
+        )
+
+    def pack(self, points: Tensor, residues: Tensor) -> None:
+        """Writes points, int32 [b, block], modulo 2^bits; conversion to bytes wraps."""
+        if self.bits == 4:
+            low, high = points.chunk(2, 1)
+            points = (high << 4) | (low & 15)
+        residues.copy_(points)
+
+    def differences(self, residues: Tensor, mine: Tensor) -> Tensor:
+        """The differences nearest to zero with these residues, int8 [b, block]."""
+        if self.bits == 8:
+            return (residues - mine).view(torch.int8)
+        low = ((residues - mine) << 4).view(torch.int8)
+        high = ((residues & 240) - (mine & 240)).view(torch.int8)
+        return torch.cat((low, high), 1) >> 4
+
+    def first_exponents(self, largest: Tensor) -> Tensor:
+        # A block of zeros, as biases begin, takes after the largest weight of the part.
+        largest = torch.nan_to_num(largest, 0.0, 0.0)
+        of_weight = _exponent_of(largest.clamp(min=float(largest.max()) / 64))
+        # At first it spans an eighth of the largest weight to either side.
+        return 4 * (of_weight - 3 - (self.bits - 1))
+
+    def next_exponents(
+        self,
+        exponents: Tensor,
+        least: Tensor,
+        reach: Tensor,
+        fits: Tensor,
+        agreed: Tensor,
+    ) -> Tensor:
+        occupied = reach.clamp(min=0.5) * (self.headroom / self.span)
+        narrower = torch.log2(occupied).mul(4).ceil().int()
+        # A lucky agreement would cost the next exchange.
+        is_loose = 4 * reach < self.span
+        narrower = torch.maximum(narrower, torch.where(is_loose, -12, -1))
+        wider = torch.where(agreed, self.wider, 0)
+        # A least exponent of non-finite weights is no bound.
+        bound = torch.where(least < 1024, 4 * least, -4096)
+        return torch.maximum(exponents + torch.where(fits, narrower, wider), bound)
+
+
+_FORMS = {8: _Form(8, 1024, 3.0, 12), 4: _Form(4, 256, 1.5, 4)}
 
 
 WireChoice = torch.dtype | Literal["auto"] | None
@@ -215,35 +305,25 @@ WireChoice = torch.dtype | Literal["auto"] | None
 
 def wire_dtypes(choice: WireChoice) -> tuple[torch.dtype | None, ...]:
     """The wire dtypes that exchanges may use, the widest first."""
-    return (None, torch.int8) if choice == "auto" else (choice,)
+    return (None, torch.int8, INT4) if choice == "auto" else (choice,)
 
 
 def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
     """The codec for weights of a dtype; `wire_dtype` None: the dtype of the weights."""
-    if wire_dtype == torch.int8:
-        return Lattice()
+    if wire_dtype in _BITS:
+        return Lattice(_BITS[wire_dtype])
     return Cast(wire_dtype or dtype)
 
 
-def _in_blocks(weights: Tensor) -> Tensor:
-    missing = -len(weights) % BLOCK
-    if missing:
-        weights = torch.nn.functional.pad(weights, (0, missing))
-    return weights.view(-1, BLOCK)
+_BITS = {torch.int8: 8, INT4: 4}
 
 
-def _fields(message: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sums, exponents, least exponents, [b] each, and residues, [b, 1024]."""
-    num_blocks = len(message) // (BLOCK + 8)
-    sums, exponents, least, residues = message.split(
-        [4 * num_blocks, 2 * num_blocks, 2 * num_blocks, BLOCK * num_blocks]
+def _check_words(number: int) -> Tensor:
+    """Words that all members agree on, int32 [number]."""
+    words = (
+        xxhash.xxh32_intdigest(struct.pack("<q", n)) - 2**31 for n in range(number)
     )
-    return (
-        sums.view(torch.int32),
-        exponents.view(torch.int16),
-        least.view(torch.int16),
-        residues.view(-1, BLOCK),
-    )
+    return torch.tensor(list(words), dtype=torch.int32)
 
 
 def _exponent_of(values: Tensor) -> Tensor:
@@ -258,24 +338,12 @@ def _is_lost(least: Tensor, my_least: Tensor) -> bool:
     return bool((torch.maximum(least, my_least) >= largest).any())
 
 
-def _first_exponents(largest: Tensor) -> Tensor:
-    # A block of zeros, as biases begin, takes after the largest weight of the part.
-    largest = torch.nan_to_num(largest, 0.0, 0.0)
-    return _exponent_of(largest.clamp(min=float(largest.max()) / 64)) - _FIRST_BITS
-
-
-def _power(exponents: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.exp2(exponents.to(dtype))[:, None]
-
-
-def _next_exponents(
-    exponents: Tensor, least: Tensor, reach: Tensor, fits: Tensor, agreed: Tensor
-) -> Tensor:
-    narrower = torch.log2(reach.clamp(min=1) * _HEADROOM).ceil().int().clamp(min=-_STEP)
-    wider = torch.where(agreed, _STEP, 0)
-    # A least exponent of non-finite weights is no bound.
-    bound = torch.where(least < 1024, least, -1024)
-    return torch.maximum(exponents + torch.where(fits, narrower, wider), bound)
+def _scale(exponents: Tensor, dtype: torch.dtype) -> Tensor:
+    """``2^(e / 4)``, [b, 1]: on every processor the same to the last bit."""
+    octaves = torch.exp2((exponents >> 2).to(dtype))
+    for bit, factor in ((1, 2**0.25), (2, 2**0.5)):
+        octaves = octaves * torch.where((exponents & bit) != 0, factor, 1.0).to(dtype)
+    return octaves[:, None]
 
 
 class Damaged(RuntimeError):
@@ -306,7 +374,7 @@ def as_message(
     codec: Codec, chunk: Chunk, num_verdicts: int, buffer: Mirrored
 ) -> Message:
     """Lays out the message of a chunk in a sufficiently long buffer."""
-    payload_bytes = _payload_bytes(codec, chunk)
+    payload_bytes = _chunk_bytes(codec, chunk)
     begin = _padded(payload_bytes)
     end = begin + _WORD * _seal_words(chunk, num_verdicts)
     host = here = buffer.host[:payload_bytes].view(codec.dtype)
@@ -328,7 +396,7 @@ def longest_message(replica: Replica, wire_dtype: torch.dtype | None) -> int:
     codecs = codecs_of(replica, wire_dtype)
     most_verdicts = max((len(c.parts) for c in replica.chunks), default=0)
     lengths = [
-        _padded(_payload_bytes(codecs[chunk.dtype], chunk))
+        _padded(_chunk_bytes(codecs[chunk.dtype], chunk))
         + _WORD * _seal_words(chunk, most_verdicts)
         for chunk in replica.chunks
     ]
@@ -341,6 +409,11 @@ def codecs_of(
     """A codec for each dtype in which averages are taken."""
     dtypes = {chunk.dtype for chunk in replica.chunks}
     return {dtype: make_codec(wire_dtype, dtype) for dtype in dtypes}
+
+
+def payload_bytes(codecs: Mapping[torch.dtype, Codec], chunks: Iterable[Chunk]) -> int:
+    """The bytes that an exchange of these chunks sends, without its seals."""
+    return sum(_chunk_bytes(codecs[chunk.dtype], chunk) for chunk in chunks)
 
 
 def checksum(payload: Tensor) -> int:
@@ -374,7 +447,7 @@ def _seal_words(chunk: Chunk, num_verdicts: int) -> int:
     return len(chunk.parts) + num_verdicts + 1
 
 
-def _payload_bytes(codec: Codec, chunk: Chunk) -> int:
+def _chunk_bytes(codec: Codec, chunk: Chunk) -> int:
     return codec.dtype.itemsize * sum(codec.length(len(p)) for p in chunk.parts)
 
 

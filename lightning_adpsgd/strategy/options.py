@@ -124,11 +124,11 @@ class HADPSGDOptions(_DDPStrategy):
                 applied: T_gamma = (1 - gamma) I + gamma T.
             gossip_every: number of optimizer steps per round of averaging.
             wire_dtype: dtype in which "async" and "ready_pairs" send weights, or its
-                name: a floating-point type such as "bfloat16", or `torch.int8` for one
-                byte per weight on a lattice. None: the dtype of the weights. "auto":
-                that one, and one byte per weight with a peer where an exchange would
-                otherwise take longer than half an optimizer step. Averages are always
-                computed in float32 or better.
+                name: a floating-point type such as "bfloat16", or `torch.int8` or
+                "int4" for that many bits per weight on a lattice. None: the dtype
+                of the weights. "auto": that one, and 8 or 4 bits per weight with a peer
+                where an exchange would otherwise take longer than half an optimizer
+                step. Averages are always computed in float32 or better.
             exchange_frozen: whether weights that are frozen when training begins are
                 averaged too. False: they do not travel, and must stay frozen, as in
                 fine-tuning with adapters.

@@ -18,6 +18,7 @@ from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pairing import READY
 from lightning_adpsgd.gossip.protocol import Patience
+from lightning_adpsgd.gossip.wire import INT4
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.matrices import complete
 from lightning_adpsgd.topology.named import find_topology
@@ -187,7 +188,7 @@ def test_boundaries_between_rounds_are_passed() -> None:
         assert gossips[0].statistics().skipped == 2
 
 
-@pytest.mark.parametrize("wire_dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("wire_dtype", [torch.bfloat16, torch.int8, INT4])
 def test_what_travels_in_fewer_bits_conserves_the_sum(wire_dtype: torch.dtype) -> None:
     rows = random_rows(4, length=50)
     vectors, gossips = pairs_of(

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.gossip.exchange import ALIVE, ASK, ASK_NARROW, Lane, Lanes
+from lightning_adpsgd.gossip.exchange import ALIVE, ASKS, Lane, Lanes, Width
 from lightning_adpsgd.gossip.protocol import Outcome
-from lightning_adpsgd.gossip.wire import Buffers, WireChoice
+from lightning_adpsgd.gossip.wire import INT4, Buffers, WireChoice
 from lightning_adpsgd.transport.base import PeerLost, Pending, Transport
 from lightning_adpsgd.weights.replica import PART_ELEMENTS, Replica
 from tests.helpers import PATIENCE, together
@@ -64,7 +64,7 @@ def exchange(
     """One exchange, and its merge at both ends."""
 
     def answer() -> Outcome:
-        assert ends[1].lane.hear() in (ASK, ASK_NARROW)
+        assert ends[1].lane.hear() in ASKS
         return ends[1].lane.answer(under_way[1])
 
     def ask() -> Outcome:
@@ -107,6 +107,7 @@ def test_overlapping_exchanges_weigh_less_at_both_ends(
         (torch.bfloat16, torch.float32, 10_000),
         (torch.float16, torch.float32, 10_000),
         (torch.int8, torch.float32, 1000),
+        (INT4, torch.float32, 1000),
         (None, torch.bfloat16, 500),
         (torch.int8, torch.bfloat16, 500),
         (torch.bfloat16, torch.float64, 500),
@@ -221,11 +222,11 @@ def flipped_ends(
         )
 
 
-@pytest.mark.parametrize("wire_dtype", [None, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("wire_dtype", [None, torch.bfloat16, torch.int8, INT4])
 @settings(max_examples=30, deadline=None)
 @given(
     number=st.integers(1, 3),
-    place=st.floats(0, 0.97, exclude_max=True),
+    place=st.floats(0, 0.95, exclude_max=True),
     bit=st.integers(0, 7),
 )
 def test_a_part_that_arrives_damaged_is_left_out_at_both_ends(
@@ -287,11 +288,19 @@ def bytes_of(ends: list[End], step_seconds: float) -> list[int]:
     return [outcome.bytes_sent for outcome in outcomes]
 
 
-def test_where_an_exchange_takes_long_the_next_ones_send_a_byte_per_weight() -> None:
+def test_where_an_exchange_takes_long_the_next_ones_send_half_a_byte_per_weight() -> (
+    None
+):
     ends = two_ends(*torch.randn(2, BIG), chunk_elements=BIG, wire_dtype="auto")
     assert bytes_of(ends, step_seconds=1e-9) == [4 * BIG] * 2  # none was measured
-    assert all(sent < 1.1 * BIG for sent in bytes_of(ends, step_seconds=1e-9))
+    assert all(sent < 0.6 * BIG for sent in bytes_of(ends, step_seconds=1e-9))
     assert bytes_of(ends, step_seconds=1e9) == [4 * BIG] * 2
+
+
+def test_an_exchange_is_as_wide_as_half_a_step_allows() -> None:
+    width = Width([4 * BIG, BIG, BIG // 2])
+    width.wide_seconds = 1.0
+    assert [width.choose(s) for s in (2.0, 1.9, 0.5, 0.4, 0.1)] == [0, 1, 1, 2, 2]
 
 
 def test_one_in_many_shows_at_full_width_whether_the_link_has_changed() -> None:

@@ -163,6 +163,7 @@ DIALS: list[dict[str, Any]] = [
     {"order": "average_then_step"},
     {"wire_dtype": torch.bfloat16},
     {"wire_dtype": torch.int8},
+    {"wire_dtype": "int4"},
     {"max_staleness": 1},
     {"gossip_every": 3, "mixing_gain": 0.5},
     {"after_evaluation": "adopt"},

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 import lightning_adpsgd
+from lightning_adpsgd.gossip.wire import INT4
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
 from lightning_adpsgd.virtual.report import Report
@@ -398,7 +399,9 @@ def loss_with(wire_dtype: torch.dtype | None) -> float:
     return virtual.fit(batches_of, 2000, evaluate=held_out()).points[-1].held_out_loss
 
 
-@pytest.mark.parametrize("wire_dtype", [torch.bfloat16, torch.float16, torch.int8])
+@pytest.mark.parametrize(
+    "wire_dtype", [torch.bfloat16, torch.float16, torch.int8, INT4]
+)
 def test_coarse_messages_cost_little_loss(wire_dtype: torch.dtype) -> None:
     assert loss_with(wire_dtype) < 1.3 * loss_with(None) + 0.05
 

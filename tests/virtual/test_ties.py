@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from lightning_adpsgd import reference
+from lightning_adpsgd.gossip.wire import INT4
 from lightning_adpsgd.mixing.synchronous import Order, synchronous
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.topology import Topology
@@ -390,6 +391,7 @@ def mean_after(virtual: VirtualCluster, num_samples: int) -> Tensor:
         {"wire_dtype": torch.bfloat16},
         {"wire_dtype": torch.float16},
         {"wire_dtype": torch.int8},
+        {"wire_dtype": INT4},
         {"mixing_gain": 0.5, "gossip_every": 3, "order": "average_then_step"},
         {"topology": "random_pairs"},
         {"topology": "exponential", "max_staleness": 2},
@@ -397,8 +399,9 @@ def mean_after(virtual: VirtualCluster, num_samples: int) -> Tensor:
     ids=str,
 )
 def test_the_mean_is_changed_by_gradients_alone(size: int, dials: Any) -> None:
-    # A message takes about a step; on a lattice even three weights are 1032 bytes.
-    bandwidth = 1000.0 if dials.get("wire_dtype") == torch.int8 else 20.0
+    # A message takes about a step; on a lattice three weights are 1032 or 136 bytes.
+    bandwidths = {torch.int8: 1000.0, INT4: 130.0}
+    bandwidth = bandwidths.get(dials.get("wire_dtype"), 20.0)
     virtual = VirtualCluster(
         Linear(),
         4,
