@@ -165,11 +165,8 @@ class Width:
         self._calls += 1
         if self._sizes[0] < _WORTH_BYTES or self._calls % _MEASURE_EVERY == 0:
             return 0
-        bearable = _LONG * step_seconds * self._sizes[0]
-        short = (self.wide_seconds * size <= bearable for size in self._sizes)
-        return next(
-            (n for n, is_short in enumerate(short) if is_short), len(self._sizes) - 1
-        )
+        longest = _LONG * step_seconds * self._sizes[0]
+        return sum(self.wide_seconds * size > longest for size in self._sizes[:-1])
 
 
 class Lane:

@@ -31,6 +31,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -318,6 +319,7 @@ def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
 _BITS = {torch.int8: 8, INT4: 4}
 
 
+@cache
 def _check_words(number: int) -> Tensor:
     """Words that all members agree on, int32 [number]."""
     words = (
