@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks import workload
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
-from lightning_adpsgd.gossip.wire import INT4, make_codec
+from lightning_adpsgd.gossip.codecs import INT4, make_codec
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.weights.flat import FlatParameters
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 import torch
 from torch.distributed.constants import default_pg_timeout
 
-from lightning_adpsgd.gossip.wire import WireChoice
+from lightning_adpsgd.gossip.codecs import WireChoice
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import Topology

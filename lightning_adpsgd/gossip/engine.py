@@ -44,6 +44,7 @@ from typing_extensions import override
 from lightning_adpsgd.coordination.store import LearnerFailed
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.boundary import Boundary
+from lightning_adpsgd.gossip.codecs import WireChoice
 from lightning_adpsgd.gossip.exchange import Lanes
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import Traffic
@@ -51,7 +52,7 @@ from lightning_adpsgd.gossip.pairing import Pairing
 from lightning_adpsgd.gossip.peers import Peers, Threads
 from lightning_adpsgd.gossip.protocol import Patience, Pulled, due_round
 from lightning_adpsgd.gossip.quarantine import Quarantine
-from lightning_adpsgd.gossip.wire import Buffers, WireChoice
+from lightning_adpsgd.gossip.wire import Buffers
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import (

@@ -32,6 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_adpsgd.gossip.codecs import Codec, WireChoice, wire_dtypes
 from lightning_adpsgd.gossip.protocol import Outcome, Position, Pulled, exchange_weight
 from lightning_adpsgd.gossip.quarantine import Disagreement
 from lightning_adpsgd.gossip.wire import (
@@ -40,17 +41,14 @@ from lightning_adpsgd.gossip.wire import (
     FINE,
     NOT_FINITE,
     Buffers,
-    Codec,
     Damaged,
     Loan,
     Message,
-    WireChoice,
     as_message,
     checksum,
     codecs_of,
     payload_bytes,
     read_seal,
-    wire_dtypes,
     write_seal,
 )
 from lightning_adpsgd.transport.base import (

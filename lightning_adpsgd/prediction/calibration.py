@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_adpsgd.files import write_json
-from lightning_adpsgd.gossip.wire import make_codec
+from lightning_adpsgd.gossip.codecs import make_codec
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.prediction.model import Costs

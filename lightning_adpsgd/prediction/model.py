@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from lightning_adpsgd.gossip.wire import make_codec
+from lightning_adpsgd.gossip.codecs import make_codec
 from lightning_adpsgd.topology.named import TOPOLOGIES, TopologyLike, find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link, StepTimes, check_positive
 from lightning_adpsgd.virtual.timeline import (

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.gossip.wire import Codec, make_codec
+from lightning_adpsgd.gossip.codecs import Codec, make_codec
 from lightning_adpsgd.mixing.statistics import Tally
 from lightning_adpsgd.mixing.super_learner import ShardGather, SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import Order

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lightning_adpsgd.gossip import quarantine
+from lightning_adpsgd.gossip.codecs import INT4
 from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.gossip.quarantine import (
     NUM_FIRST,
@@ -22,7 +23,6 @@ from lightning_adpsgd.gossip.quarantine import (
     Quarantine,
     WeightsDiverged,
 )
-from lightning_adpsgd.gossip.wire import INT4
 from tests.gossip.test_exchange import exchange, two_ends
 from tests.helpers import engines, random_rows, running, until
 from tests.learners import (

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_adpsgd import reference
+from lightning_adpsgd.gossip.codecs import INT4
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pairing import READY
 from lightning_adpsgd.gossip.protocol import Patience
-from lightning_adpsgd.gossip.wire import INT4
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.matrices import complete
 from lightning_adpsgd.topology.named import find_topology

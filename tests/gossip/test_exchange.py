@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_adpsgd.gossip.codecs import INT4, WireChoice
 from lightning_adpsgd.gossip.exchange import ALIVE, ASKS, Lane, Lanes, Width
 from lightning_adpsgd.gossip.protocol import Outcome
-from lightning_adpsgd.gossip.wire import INT4, Buffers, WireChoice
+from lightning_adpsgd.gossip.wire import Buffers
 from lightning_adpsgd.transport.base import PeerLost, Pending, Transport
 from lightning_adpsgd.weights.replica import PART_ELEMENTS, Replica
 from tests.helpers import PATIENCE, together

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_adpsgd.gossip.codecs import make_codec
 from lightning_adpsgd.gossip.quarantine import NUM_FIRST, Disagreement
-from lightning_adpsgd.gossip.wire import make_codec
 
 Step = Callable[[Tensor, int], Tensor]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_adpsgd import HADPSGDStrategy, VirtualCluster, dials
-from lightning_adpsgd.gossip import wire
+from lightning_adpsgd.gossip.codecs import Codec
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
@@ -49,9 +49,9 @@ def test_the_topology_can_be_given_a_name(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_wire_format_can_be_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = names_of("A wire format")["FixedPoint"]
     monkeypatch.setattr(dials, "_WIRE_DTYPES", (*dials._WIRE_DTYPES, torch.int16))
-    made: list[wire.Codec] = []
+    made: list[Codec] = []
 
-    def make_codec(chosen: torch.dtype | None, dtype: torch.dtype) -> wire.Codec:
+    def make_codec(chosen: torch.dtype | None, dtype: torch.dtype) -> Codec:
         assert chosen == torch.int16
         made.append(codec())
         return made[-1]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 import lightning_adpsgd
-from lightning_adpsgd.gossip.wire import INT4
+from lightning_adpsgd.gossip.codecs import INT4
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
 from lightning_adpsgd.virtual.report import Report

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from lightning_adpsgd import reference
-from lightning_adpsgd.gossip.wire import INT4
+from lightning_adpsgd.gossip.codecs import INT4
 from lightning_adpsgd.mixing.synchronous import Order, synchronous
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.topology import Topology

@@ -1,0 +1,315 @@
+"""Codecs: how the weights of an exchange travel.
+
+Two super-learners send each other a message about the same part of their weights. Each
+computes the change ``theirs - mine`` only from the two messages, exactly as sent. So
+the changes of the two ends are opposite to the last bit, however coarse the messages
+are: a codec can slow down mixing, but cannot move the mean. The rounding error stays in
+the weights that were rounded.
+
+`Cast` sends each number in a floating-point type. `Lattice` sends 8 or 4 bits per
+number: its place on a lattice, modulo 256 or 16 (Moniqua, arXiv 2002.11787; the lattice
+of SwarmSGD, 1910.12308). The receiver's own weights determine which number with that
+residue is meant. So the bits resolve the *disagreement* of the two, not the weight, and
+need no copy of the peer's weights.
+"""
+
+import math
+import struct
+from abc import ABC, abstractmethod
+from functools import cache
+from typing import Literal, NamedTuple
+
+import torch
+import xxhash
+from torch import Tensor
+from typing_extensions import override
+
+INT4: torch.dtype = vars(torch)["int4"]
+"""`torch.int4`; type checkers do not know it."""
+
+# This much finer than the largest weight, a float32 ends.
+_PRECISION_BITS = 22
+_OUT_OF_RANGE = torch.iinfo(torch.int16).min
+
+
+class Codec(ABC):
+    """Encodes parts of a weight vector as messages, and compares two messages.
+
+    One lane of one edge has one codec at each end. Its state depends only on the
+    messages that crossed, so both ends have the same state.
+
+    Attributes:
+        dtype: dtype of the elements of a message.
+        remembers: whether a message depends on earlier ones.
+    """
+
+    dtype: torch.dtype
+    remembers = False
+
+    @abstractmethod
+    def length(self, num_elements: int) -> int:
+        """The number of message elements for this many weights."""
+
+    @abstractmethod
+    def encode(self, weights: Tensor, message: Tensor, place: int) -> None:
+        """Encodes weights, [n], into a message, [length(n)]; may overwrite the weights.
+
+        `place` is the number of the part in the vector, the same at both ends.
+        """
+
+    @abstractmethod
+    def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> float:
+        """Computes the change ``theirs - mine``, [n]; may overwrite their message.
+
+        Returns:
+            The sum of its squares. It is infinite or NaN, and `into` is invalid, unless
+            the weights at both ends were finite.
+        """
+
+    @abstractmethod
+    def norm(self, message: Tensor) -> float:
+        """The norm of the weights behind a message, or an upper bound of it.
+
+        It is infinite or NaN exactly if the weights were; valid after `change`.
+        """
+
+
+class Cast(Codec):
+    """Sends each number in a floating-point type; stateless."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    @override
+    def length(self, num_elements: int) -> int:
+        return num_elements
+
+    @override
+    def encode(self, weights: Tensor, message: Tensor, place: int) -> None:
+        message.copy_(weights)
+
+    @override
+    def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> float:
+        if theirs.dtype == into.dtype:
+            torch.sub(theirs, mine, out=into)
+        else:
+            into.copy_(theirs).sub_(mine)
+        return torch.dot(into, into).item()
+
+    @override
+    def norm(self, message: Tensor) -> float:
+        # Not in half precision, whose squares overflow, nor in one that did.
+        return torch.linalg.vector_norm(message, dtype=torch.float64).item()
+
+
+class Lattice(Codec):
+    """Sends a few bits per number: the lattice point ``round(w / s)`` modulo 2^bits.
+
+    A message about n weights in b blocks is, as bytes: b checks of lattice points
+    (int32), by which a disagreement beyond the span is noticed; b exponents e of the
+    scale ``s = 2^(e / 4)`` and b least exponents of powers of two (int16); the residues
+    of b blocks. A block whose disagreement is too large, or whose exponents differ, is
+    left as it is by both ends, who also agree on a wider span for the next exchange,
+    and on a narrower one where the block fits well.
+
+    Args:
+        bits: bits per number, 8 or 4.
+    """
+
+    dtype = torch.uint8
+    remembers = True
+
+    def __init__(self, bits: int) -> None:
+        self._form = _FORMS[bits]
+        self._exponents: dict[int, Tensor] = {}
+        self._check_words = _check_words(self._form.block)
+
+    @override
+    def length(self, num_elements: int) -> int:
+        return -(-num_elements // self._form.block) * self._form.block_bytes
+
+    @override
+    def encode(self, weights: Tensor, message: Tensor, place: int) -> None:
+        blocks = self._form.in_blocks(weights)
+        largest = torch.maximum(blocks.amax(1), -blocks.amin(1))
+        checks, exponents, least, residues = self._form.fields(message)
+        used = self._exponents.get(place)
+        if used is None:
+            used = self._exponents[place] = self._form.first_exponents(largest)
+        shrink = _scale(-used, blocks.dtype)
+        points = blocks.mul_(shrink).round_()
+        # Beyond int32, or non-finite, a block has no points; NaN compares false.
+        in_range = largest * shrink.squeeze(1) < 2.0**30
+        if not in_range.all():
+            points[~in_range] = 0.0
+        points = points.to(torch.int32)
+        exponents.copy_(torch.where(in_range, used, _OUT_OF_RANGE))
+        least.copy_(_exponent_of(largest) - _PRECISION_BITS)
+        checks.copy_(self._checks(points))
+        self._form.pack(points, residues)
+
+    @override
+    def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> float:
+        my_checks, my_exponents, my_least, my_residues = self._form.fields(mine)
+        checks, exponents, least, residues = self._form.fields(theirs)
+        points = self._form.differences(residues, my_residues)
+        # The largest absolute value of each block, [b].
+        reach = torch.maximum(points.amax(1).int(), -points.amin(1).int())
+        agreed = (exponents == my_exponents) & (exponents != _OUT_OF_RANGE)
+        fits = agreed & (reach <= self._form.span)
+        fits &= self._checks(points) == checks - my_checks
+        scale = _scale(exponents.int(), into.dtype) * fits[:, None]
+        into.copy_(points.to(into.dtype).mul_(scale).flatten()[: len(into)])
+        self._exponents[place] = self._form.next_exponents(
+            torch.maximum(exponents, my_exponents).int(),
+            torch.maximum(least, my_least).int(),
+            reach,
+            fits,
+            agreed,
+        )
+        return math.inf if _is_lost(least, my_least) else torch.dot(into, into).item()
+
+    @override
+    def norm(self, message: Tensor) -> float:
+        least = self._form.fields(message)[2]
+        if _is_lost(least, least):
+            return math.inf
+        largest = torch.exp2(least.double() + _PRECISION_BITS)
+        return math.sqrt(self._form.block) * torch.linalg.vector_norm(largest).item()
+
+    def _checks(self, points: Tensor) -> Tensor:
+        """A sum with a word for each place: two that wrap around do not cancel."""
+        words = self._check_words = self._check_words.to(points.device)
+        return (points * words).sum(1, dtype=torch.int32)
+
+
+class _Form(NamedTuple):
+    """What a lattice's messages look like, and how it finds its scales.
+
+    Attributes:
+        bits: bits per number.
+        block: elements that share a scale.
+        headroom: span of the next exchange, of the largest disagreement that was seen.
+        wider: quarter octaves by which a block that did not fit widens its span.
+    """
+
+    bits: int
+    block: int
+    headroom: float
+    wider: int
+
+    @property
+    def span(self) -> int:
+        """The largest disagreement that is told apart, in lattice points."""
+        return (1 << (self.bits - 1)) - 1
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block * self.bits // 8 + 8
+
+    def in_blocks(self, weights: Tensor) -> Tensor:
+        missing = -len(weights) % self.block
+        if missing:
+            weights = torch.nn.functional.pad(weights, (0, missing))
+        return weights.view(-1, self.block)
+
+    def fields(self, message: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Checks, exponents, least exponents, [b] each, and residues, [b, bytes]."""
+        b = len(message) // self.block_bytes
+        checks, exponents, least, residues = message.split(
+            [4 * b, 2 * b, 2 * b, (self.block_bytes - 8) * b]
+        )
+        return (
+            checks.view(torch.int32),
+            exponents.view(torch.int16),
+            least.view(torch.int16),
+            residues.view(b, -1),
+        )
+
+    def pack(self, points: Tensor, residues: Tensor) -> None:
+        """Writes points, int32 [b, block], modulo 2^bits; conversion to bytes wraps."""
+        if self.bits == 4:
+            low, high = points.chunk(2, 1)
+            points = (high << 4) | (low & 15)
+        residues.copy_(points)
+
+    def differences(self, residues: Tensor, mine: Tensor) -> Tensor:
+        """The differences nearest to zero with these residues, int8 [b, block]."""
+        if self.bits == 8:
+            return (residues - mine).view(torch.int8)
+        low = ((residues - mine) << 4).view(torch.int8)
+        high = ((residues & 240) - (mine & 240)).view(torch.int8)
+        return torch.cat((low, high), 1) >> 4
+
+    def first_exponents(self, largest: Tensor) -> Tensor:
+        # A block of zeros, as biases begin, takes after the largest weight of the part.
+        largest = torch.nan_to_num(largest, 0.0, 0.0)
+        of_weight = _exponent_of(largest.clamp(min=float(largest.max()) / 64))
+        # At first it spans an eighth of the largest weight to either side.
+        return 4 * (of_weight - 3 - (self.bits - 1))
+
+    def next_exponents(
+        self,
+        exponents: Tensor,
+        least: Tensor,
+        reach: Tensor,
+        fits: Tensor,
+        agreed: Tensor,
+    ) -> Tensor:
+        occupied = reach.clamp(min=0.5) * (self.headroom / self.span)
+        narrower = torch.log2(occupied).mul(4).ceil().int()
+        # A lucky agreement would cost the next exchange.
+        is_loose = 4 * reach < self.span
+        narrower = torch.maximum(narrower, torch.where(is_loose, -12, -1))
+        wider = torch.where(agreed, self.wider, 0)
+        # A least exponent of non-finite weights is no bound.
+        bound = torch.where(least < 1024, 4 * least, -4096)
+        return torch.maximum(exponents + torch.where(fits, narrower, wider), bound)
+
+
+_FORMS = {8: _Form(8, 1024, 3.0, 12), 4: _Form(4, 256, 1.5, 4)}
+
+
+WireChoice = torch.dtype | Literal["auto"] | None
+"""The option `wire_dtype`; None: the dtype of the weights."""
+
+
+def wire_dtypes(choice: WireChoice) -> tuple[torch.dtype | None, ...]:
+    """The wire dtypes that exchanges may use, the widest first."""
+    return (None, torch.int8, INT4) if choice == "auto" else (choice,)
+
+
+def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
+    """The codec for weights of a dtype; `wire_dtype` None: the dtype of the weights."""
+    sent_as = wire_dtype or dtype
+    bits = {torch.int8: 8, INT4: 4}.get(sent_as)
+    return Lattice(bits) if bits else Cast(sent_as)
+
+
+@cache
+def _check_words(number: int) -> Tensor:
+    """Words that all members agree on, int32 [number]."""
+    words = (
+        xxhash.xxh32_intdigest(struct.pack("<q", n)) - 2**31 for n in range(number)
+    )
+    return torch.tensor(list(words), dtype=torch.int32)
+
+
+def _exponent_of(values: Tensor) -> Tensor:
+    """The smallest e with ``value < 2^e``; for a non-finite value, the largest e."""
+    tiny = torch.finfo(torch.float32).tiny
+    exponents = torch.frexp(values.float().clamp(min=tiny)).exponent
+    return torch.where(torch.isfinite(values), exponents, torch.iinfo(torch.int16).max)
+
+
+def _is_lost(least: Tensor, my_least: Tensor) -> bool:
+    largest = torch.iinfo(torch.int16).max - _PRECISION_BITS
+    return bool((torch.maximum(least, my_least) >= largest).any())
+
+
+def _scale(exponents: Tensor, dtype: torch.dtype) -> Tensor:
+    """``2^(e / 4)``, [b, 1]: on every processor the same to the last bit."""
+    octaves = torch.exp2((exponents >> 2).to(dtype))
+    for bit, factor in ((1, 2**0.25), (2, 2**0.5)):
+        octaves = octaves * torch.where((exponents & bit) != 0, factor, 1.0).to(dtype)
+    return octaves[:, None]
