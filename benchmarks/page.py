@@ -15,9 +15,9 @@ _HEAD = """# Results of the benchmarks
 
 Written by `make bench` from the files beside it; what each benchmark measures, and how,
 is in [benchmarks/README.md](../README.md). Values are a median with quartiles in
-brackets. A bound that was missed is listed as missed. In the plots, blue circles are
-this package, black squares controls, orange diamonds other methods, crosses what was
-predicted; a line runs from one quartile to the other.
+brackets, unless a note says otherwise. A bound that was missed is listed as missed. In
+the plots, blue circles are this package, black squares controls, orange diamonds other
+methods, crosses what was predicted; a line runs from one quartile to the other.
 """
 
 
