@@ -30,6 +30,10 @@ INT4: torch.dtype = vars(torch)["int4"]
 # This much finer than the largest weight, a float32 ends.
 _PRECISION_BITS = 22
 _OUT_OF_RANGE = torch.iinfo(torch.int16).min
+# 2^(1/4), 2^(1/2) and 2^(3/4) to the last bit, whatever a system's `pow` says.
+_QUARTER_OCTAVES = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
+# Exponents of scales that are told apart: beyond, a float32 is 0 or infinite.
+_MOST_QUARTERS = 1024
 
 
 class Codec(ABC):
@@ -140,10 +144,11 @@ class Lattice(Codec):
         points = blocks.mul_(shrink).round_()
         # Beyond int32, or non-finite, a block has no points; NaN compares false.
         in_range = largest * shrink.squeeze(1) < 2.0**30
+        exponents.copy_(used)
         if not in_range.all():
             points[~in_range] = 0.0
+            exponents[~in_range] = _OUT_OF_RANGE
         points = points.to(torch.int32)
-        exponents.copy_(torch.where(in_range, used, _OUT_OF_RANGE))
         least.copy_(_exponent_of(largest) - _PRECISION_BITS)
         checks.copy_(self._checks(points))
         self._form.pack(points, residues)
@@ -216,8 +221,8 @@ class _Form(NamedTuple):
     def fields(self, message: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Checks, exponents, least exponents, [b] each, and residues, [b, bytes]."""
         b = len(message) // self.block_bytes
-        checks, exponents, least, residues = message.split(
-            [4 * b, 2 * b, 2 * b, (self.block_bytes - 8) * b]
+        checks, exponents, least, residues = torch.split_with_sizes(
+            message, [4 * b, 2 * b, 2 * b, (self.block_bytes - 8) * b]
         )
         return (
             checks.view(torch.int32),
@@ -227,11 +232,12 @@ class _Form(NamedTuple):
         )
 
     def pack(self, points: Tensor, residues: Tensor) -> None:
-        """Writes points, int32 [b, block], modulo 2^bits; conversion to bytes wraps."""
-        if self.bits == 4:
-            low, high = points.chunk(2, 1)
-            points = (high << 4) | (low & 15)
-        residues.copy_(points)
+        """Writes points, int32 [b, block], modulo 2^bits; arithmetic of bytes wraps."""
+        if self.bits == 8:
+            residues.copy_(points)
+            return
+        low, high = points.to(torch.uint8).chunk(2, 1)
+        torch.add(low & 15, high, alpha=16, out=residues)
 
     def differences(self, residues: Tensor, mine: Tensor) -> Tensor:
         """The differences nearest to zero with these residues, int8 [b, block]."""
@@ -256,15 +262,19 @@ class _Form(NamedTuple):
         fits: Tensor,
         agreed: Tensor,
     ) -> Tensor:
-        occupied = reach.clamp(min=0.5) * (self.headroom / self.span)
-        narrower = torch.log2(occupied).mul(4).ceil().int()
-        # A lucky agreement would cost the next exchange.
-        is_loose = 4 * reach < self.span
-        narrower = torch.maximum(narrower, torch.where(is_loose, -12, -1))
+        narrower = _narrower(self, reach.device).index_select(0, reach)
         wider = torch.where(agreed, self.wider, 0)
         # A least exponent of non-finite weights is no bound.
-        bound = torch.where(least < 1024, 4 * least, -4096)
+        is_bound = least < _NON_FINITE - _PRECISION_BITS
+        bound = torch.where(is_bound, 4 * least, -_MOST_QUARTERS)
         return torch.maximum(exponents + torch.where(fits, narrower, wider), bound)
+
+    def narrower(self, reach: int) -> int:
+        """Quarter octaves by which a block narrows its span after a largest change."""
+        occupied = max(reach, 0.5) * self.headroom / self.span
+        # A lucky agreement would cost the next exchange.
+        most = -12 if 4 * reach < self.span else -1
+        return max(math.ceil(4 * math.log2(occupied)), most)
 
 
 _FORMS = {8: _Form(8, 1024, 3.0, 12), 4: _Form(4, 256, 1.5, 4)}
@@ -296,20 +306,39 @@ def _check_words(number: int) -> Tensor:
 
 
 def _exponent_of(values: Tensor) -> Tensor:
-    """The smallest e with ``value < 2^e``; for a non-finite value, the largest e."""
-    tiny = torch.finfo(torch.float32).tiny
-    exponents = torch.frexp(values.float().clamp(min=tiny)).exponent
-    return torch.where(torch.isfinite(values), exponents, torch.iinfo(torch.int16).max)
+    """The smallest e with ``value < 2^e``, of values from 0 on, int32; if it is finite.
+
+    That of infinity or NaN is larger than any other.
+    """
+    # As it stands in a float32: in bits 23 to 30, with an offset.
+    return ((values.float().view(torch.int32) >> 23) & 255) - 126
+
+
+_NON_FINITE = 255 - 126
+"""What `_exponent_of` says of infinity and NaN."""
 
 
 def _is_lost(least: Tensor, my_least: Tensor) -> bool:
-    largest = torch.iinfo(torch.int16).max - _PRECISION_BITS
-    return bool((torch.maximum(least, my_least) >= largest).any())
+    largest = torch.maximum(least, my_least) + _PRECISION_BITS
+    return bool((largest >= _NON_FINITE).any())
 
 
 def _scale(exponents: Tensor, dtype: torch.dtype) -> Tensor:
     """``2^(e / 4)``, [b, 1]: on every processor the same to the last bit."""
-    octaves = torch.exp2((exponents >> 2).to(dtype))
-    for bit, factor in ((1, 2**0.25), (2, 2**0.5)):
-        octaves = octaves * torch.where((exponents & bit) != 0, factor, 1.0).to(dtype)
-    return octaves[:, None]
+    places = exponents.clamp(-_MOST_QUARTERS, _MOST_QUARTERS) + _MOST_QUARTERS
+    return _scales(dtype, exponents.device).index_select(0, places)[:, None]
+
+
+@cache
+def _scales(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """All that `_scale` knows, by the place of their exponents."""
+    octaves = (divmod(e, 4) for e in range(-_MOST_QUARTERS, _MOST_QUARTERS + 1))
+    scales = [math.ldexp(_QUARTER_OCTAVES[rest], octave) for octave, rest in octaves]
+    return torch.tensor(scales, dtype=torch.float64, device=device).to(dtype)
+
+
+@cache
+def _narrower(form: _Form, device: torch.device) -> Tensor:
+    """`_Form.narrower` of each reach, int32."""
+    deltas = [form.narrower(reach) for reach in range(129)]
+    return torch.tensor(deltas, dtype=torch.int32, device=device)

@@ -19,7 +19,9 @@ between two peers. The other files are::
     members      the super-learners that take part
     peers        the two threads of each peer
     exchange     words and exchanges over a lane
-    wire         codecs and messages
+    forms        what an exchange is sent as, and in how many messages
+    codecs       what a weight is sent as
+    wire         messages
     pairing      how two ends agree to meet at their step boundaries
     boundary     the wait for a partner, and the exchange with it
     pacing       which exchange may begin, and when

@@ -32,7 +32,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.gossip.codecs import Codec, WireChoice, wire_dtypes
+from lightning_adpsgd.gossip.codecs import Codec, WireChoice
+from lightning_adpsgd.gossip.forms import FormChoice, forms_of
 from lightning_adpsgd.gossip.protocol import Outcome, Position, Pulled, exchange_weight
 from lightning_adpsgd.gossip.quarantine import Disagreement
 from lightning_adpsgd.gossip.wire import (
@@ -46,7 +47,6 @@ from lightning_adpsgd.gossip.wire import (
     Message,
     as_message,
     checksum,
-    codecs_of,
     payload_bytes,
     read_seal,
     write_seal,
@@ -63,20 +63,13 @@ from lightning_adpsgd.weights.streams import to_device, to_host
 
 ASK, ALIVE, LEAVE, GRANT, PULL = 1, 2, 3, 4, 5
 REQUEST, ADMIT, DECLINE = 12, 13, 14
-ASKS = (ASK, 11, 15)
+ASKS = (ASK, 11, 15, 16)
 """What an end says on a lane: the asked one `GRANT` and `ADMIT`, the asker the others.
 
-`ASKS` ask for an exchange in one of the wire dtypes, the widest first. A `REQUEST`
-comes before, unless there is no time for it: `ADMIT` answers it when the asked one is
-free, and `DECLINE` says that the asker is not any more. The numbers between are the
-words of `pairing`.
+`ASKS` ask for an exchange in one of the lane's forms. A `REQUEST` comes before, unless
+there is no time for it: `ADMIT` answers it when the asked one is free, and `DECLINE`
+says that the asker is not any more. The numbers between are the words of `pairing`.
 """
-# Shorter messages take latency, which a narrow one does not save.
-_WORTH_BYTES = 1 << 18
-# An exchange that would take longer than this share of a step goes narrower.
-_LONG = 0.5
-# One in this many goes at full width, and shows whether the link has changed.
-_MEASURE_EVERY = 64
 
 
 class Channel(NamedTuple):
@@ -144,29 +137,6 @@ class Lanes:
         return Lane(self, peer, lane_of(peer, self.transport.index))
 
 
-class Width:
-    """Chooses how wide the exchanges of a lane are, where the wire dtype is "auto".
-
-    Args:
-        sizes: bytes of an exchange in each of the wire dtypes, the widest first.
-
-    Attributes:
-        wide_seconds: duration of the last exchange at full width.
-    """
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes, self._calls = sizes, 0
-        self.wide_seconds = 0.0
-
-    def choose(self, step_seconds: float) -> int:
-        """The number of the next exchange's wire dtype; to be called once for each."""
-        self._calls += 1
-        if self._sizes[0] < _WORTH_BYTES or self._calls % _MEASURE_EVERY == 0:
-            return 0
-        longest = _LONG * step_seconds * self._sizes[0]
-        return sum(self.wide_seconds * size > longest for size in self._sizes[:-1])
-
-
 class Lane:
     """One end of a lane; used by a single thread."""
 
@@ -174,10 +144,8 @@ class Lane:
         self.channel = Channel(shared.transport, peer, number, shared.timeout)
         self._replica, self._chunks = shared.replica, shared.chunks
         self._buffers, self._gain = shared.buffers, shared.gain
-        self._codecs = [
-            codecs_of(shared.replica, dtype) for dtype in wire_dtypes(shared.wire_dtype)
-        ]
-        self._width = Width([payload_bytes(c, shared.chunks) for c in self._codecs])
+        self._forms = forms_of(shared.replica, shared.chunks, shared.wire_dtype)
+        self._choice = FormChoice([payload_bytes(*form) for form in self._forms])
         self._disagreement = Disagreement()
         # A word, a number and what guards them.
         self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
@@ -205,20 +173,19 @@ class Lane:
     def ask(self, num_under_way: int, step_seconds: float = math.inf) -> Outcome:
         """Asks for an exchange and makes it; `num_under_way` includes this one.
 
-        With "auto", one that would take long beside a step of `step_seconds` is narrow.
+        One that would take long beside a step of `step_seconds` has another form.
         """
-        width, begin = self._width.choose(step_seconds), time.monotonic()
+        form, begin = self._choice.choose(step_seconds), time.monotonic()
         outcome = self._exchange(
-            [self._post_hearing(), self._post_word(ASKS[width], num_under_way)], width
+            [self._post_hearing(), self._post_word(ASKS[form], num_under_way)], form
         )
-        if width == 0:
-            self._width.wide_seconds = time.monotonic() - begin
+        self._choice.took(form, time.monotonic() - begin)
         return outcome
 
     def answer(self, num_under_way: int) -> Outcome:
         """Makes the exchange that the peer has just asked for."""
-        width = ASKS.index(int(self._theirs[0]))
-        return self._exchange([self._post_word(GRANT, num_under_way)], width)
+        form = ASKS.index(int(self._theirs[0]))
+        return self._exchange([self._post_word(GRANT, num_under_way)], form)
 
     def pull(self) -> Pulled:
         """Asks for the peer's weights in full precision.
@@ -254,13 +221,13 @@ class Lane:
         for tensor in (numbers, *values, sums):
             self.channel.wait([self.channel.post_send(tensor)])
 
-    def _exchange(self, greeting: list[Pending], width: int) -> Outcome:
-        codecs = self._codecs[width]
+    def _exchange(self, greeting: list[Pending], form: int) -> Outcome:
+        codecs, chunks = self._forms[form]
         with self._buffers.lent() as loan:
             exchange = _Exchange(
                 self.channel, self._replica, loan, codecs, self._disagreement
             )
-            posted = (exchange.post(n, c) for n, c in enumerate(self._chunks))
+            posted = (exchange.post(n, c) for n, c in enumerate(chunks))
             for crossing in one_behind(posted):
                 weight = self._end_greeting(greeting)
                 exchange.land(crossing, weight)
@@ -392,8 +359,8 @@ class _Exchange:
         parts = [part for part, _ in crossing.going.by_part]
         changes = self._loan.changes[crossing.number % len(self._loan.changes)]
         lengths = [len(part) for part in parts]
-        values = changes.view(parts[0].dtype)[: sum(lengths)].split(lengths)
-        return list(zip(parts, values, strict=True))
+        values = changes.view(parts[0].dtype)[: sum(lengths)]
+        return list(zip(parts, torch.split_with_sizes(values, lengths), strict=True))
 
     def _judge(
         self,

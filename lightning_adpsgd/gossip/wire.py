@@ -67,16 +67,18 @@ def as_message(
     payload_bytes = _chunk_bytes(codec, chunk)
     begin = _padded(payload_bytes)
     end = begin + _WORD * _seal_words(chunk, num_verdicts)
+    lengths = [codec.length(len(part)) for part in chunk.parts]
     host = here = buffer.host[:payload_bytes].view(codec.dtype)
+    on_host = on_here = torch.split_with_sizes(host, lengths)
     if buffer.here is not buffer.host:
         here = buffer.here[:payload_bytes].view(codec.dtype)
-    lengths = [codec.length(len(part)) for part in chunk.parts]
+        on_here = torch.split_with_sizes(here, lengths)
     return Message(
         buffer.host[:end],
         host,
         here,
-        list(zip(chunk.parts, here.split(lengths), strict=True)),
-        host.split(lengths),
+        list(zip(chunk.parts, on_here, strict=True)),
+        on_host,
         buffer.host[begin:end].view(torch.int64),
     )
 
@@ -166,7 +168,8 @@ class Buffers:
     """
 
     def __init__(self, replica: Replica, choice: WireChoice) -> None:
-        self._device, self._num_chunks = replica.device, len(replica.chunks)
+        self._device = replica.device
+        self._num_parts = sum(len(chunk.parts) for chunk in replica.chunks)
         longest = (longest_message(replica, dtype) for dtype in wire_dtypes(choice))
         self._message_bytes = max(longest)
         self._room_bytes = replica.part_elements * _WIDEST
@@ -186,7 +189,7 @@ class Buffers:
             self._free.append(loan)
 
     def _make(self) -> Loan:
-        message, number = self._message_bytes, min(_IN_FLIGHT, self._num_chunks)
+        message, number = self._message_bytes, min(_IN_FLIGHT, self._num_parts)
         going, coming = (
             [mirrored(self._bytes(message)) for _ in range(number)] for _ in range(2)
         )

@@ -30,11 +30,11 @@ class DistributedTransport(Transport):
 
     @override
     def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
-        return self._post(dist.irecv, "receiving from", peer, lane, into)
+        return self._post(self._group.recv, "receiving from", peer, lane, into)
 
     @override
     def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
-        return self._post(dist.isend, "sending to", peer, lane, tensor)
+        return self._post(self._group.send, "sending to", peer, lane, tensor)
 
     @override
     def post_mean(self, vector: Tensor) -> Pending:
@@ -46,7 +46,8 @@ class DistributedTransport(Transport):
     ) -> Pending:
         operation = f"{doing} its learner {self._ranks[peer]}"
         try:
-            work = kind(tensor, self._ranks[peer], self._group, lane)
+            # Not by `dist.isend`, whose checks cost as much as a short message.
+            work = kind([tensor], peer, lane)
         except RuntimeError as error:
             raise PeerLost(peer, operation, str(error)) from error
         return _Work(work, peer, operation)

@@ -32,6 +32,9 @@ from lightning_adpsgd.weights.streams import Guard, has_streams
 
 # Elements of a part: three of them, in float32, fit into a core's cache.
 PART_ELEMENTS = 1 << 17
+# Small models have parts enough for messages to be short, but none too short for its
+# cost; the lengths are multiples of the blocks of a lattice.
+_PARTS, _FEWEST_ELEMENTS = 8, 1 << 15
 
 # Of a snapshot of one moment: between two tries an optimizer may well have ended.
 _TRIES, _PAUSE_S = 50, 0.002
@@ -323,8 +326,16 @@ class Replica:
             yield shards[end - count : end]
 
     def _views_of_run(self, run: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        length = self._part_length(run)
         for pieces in in_chunks(run, self.chunk_elements):
-            yield [v for piece in pieces for v in piece.split(self.part_elements)]
+            yield [view for piece in pieces for view in piece.split(length)]
+
+    def _part_length(self, run: Sequence[Tensor]) -> int:
+        """The same at all learners that hold this run."""
+        if has_streams(self.device):
+            return self.part_elements
+        several = -(-sum(map(len, run)) // (_PARTS << 10)) << 10
+        return min(max(several, _FEWEST_ELEMENTS), self.part_elements)
 
     def _cut(self, section: Sequence[Tensor]) -> Iterator[Chunk]:
         # At the other end the section may be among others: places count within it.

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd.gossip.codecs import INT4, WireChoice
-from lightning_adpsgd.gossip.exchange import ALIVE, ASKS, Lane, Lanes, Width
+from lightning_adpsgd.gossip.exchange import ALIVE, ASKS, Lane, Lanes
 from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.gossip.wire import Buffers
 from lightning_adpsgd.transport.base import PeerLost, Pending, Transport
@@ -138,8 +138,7 @@ def exchange_in_one_thread(ends: list[End]) -> None:
     part, other = (end.replica.chunks[0].parts[0] for end in ends)
     messages = []
     for end in ends:
-        [codecs] = end.lane._codecs
-        (codec,) = codecs.values()
+        (codec,) = end.lane._forms[0].codecs.values()
         weights = torch.empty(5, dtype=end.replica.chunks[0].dtype)
         end.replica.chunks[0].parts[0].read(weights)
         message = torch.empty(codec.length(5), dtype=codec.dtype)
@@ -148,8 +147,7 @@ def exchange_in_one_thread(ends: list[End]) -> None:
     for end, each, mine, theirs in zip(
         ends, (part, other), messages, messages[::-1], strict=True
     ):
-        [codecs] = end.lane._codecs
-        (codec,) = codecs.values()
+        (codec,) = end.lane._forms[0].codecs.values()
         change = torch.empty(5, dtype=each.dtype)
         assert math.isfinite(codec.change(mine.clone(), theirs.clone(), change, 0))
         each.add(change, 0.5)
@@ -165,8 +163,10 @@ def test_a_part_that_is_not_finite_is_left_out_and_the_rest_is_averaged(
     parts_of_a_chunk = 2 if engine_device.type == "cpu" else 1
     ends = two_ends(first, second, chunk_elements=parts_of_a_chunk * PART_ELEMENTS)
     assert [outcome.finite for outcome in exchange(ends)] == [False, False]
-    assert not first[:PART_ELEMENTS].any()
-    assert first[-1].item() == second[-1].item() == 0.5
+    num_refused = len(ends[0].replica.chunks[0].parts[0])
+    assert not first[:num_refused].any()
+    assert (first[num_refused:] == 0.5).all()
+    assert (second[num_refused:] == 0.5).all()
 
 
 class Flipping(Transport):
@@ -261,7 +261,7 @@ def test_what_one_end_alone_finds_not_finite_is_left_out_at_both(
 ) -> None:
     """Sums that overflow in the order of one machine need not in that of another."""
     ends = two_ends(torch.zeros(4), torch.ones(4), chunk_elements=2)
-    [codecs] = ends[1].lane._codecs
+    codecs = ends[1].lane._forms[0].codecs
     (codec,) = codecs.values()
     plain = codec.change
     monkeypatch.setattr(
@@ -289,25 +289,12 @@ def bytes_of(ends: list[End], step_seconds: float) -> list[int]:
     return [outcome.bytes_sent for outcome in outcomes]
 
 
-def test_where_an_exchange_takes_long_the_next_ones_send_half_a_byte_per_weight() -> (
-    None
-):
+def test_where_an_exchange_takes_long_half_a_byte_per_weight_is_sent() -> None:
     ends = two_ends(*torch.randn(2, BIG), chunk_elements=BIG, wire_dtype="auto")
-    assert bytes_of(ends, step_seconds=1e-9) == [4 * BIG] * 2  # none was measured
-    assert all(sent < 0.6 * BIG for sent in bytes_of(ends, step_seconds=1e-9))
+    # The second tries whether a wider one is short enough.
+    sent = [bytes_of(ends, step_seconds=1e-9)[0] for _ in range(4)]
+    assert max(sent) < 0.6 * BIG
     assert bytes_of(ends, step_seconds=1e9) == [4 * BIG] * 2
-
-
-def test_an_exchange_is_as_wide_as_half_a_step_allows() -> None:
-    width = Width([4 * BIG, BIG, BIG // 2])
-    width.wide_seconds = 1.0
-    assert [width.choose(s) for s in (2.0, 1.9, 0.5, 0.4, 0.1)] == [0, 1, 1, 2, 2]
-
-
-def test_one_in_many_shows_at_full_width_whether_the_link_has_changed() -> None:
-    ends = two_ends(*torch.randn(2, BIG), chunk_elements=BIG, wire_dtype="auto")
-    sent = [bytes_of(ends, step_seconds=1e-9)[0] for _ in range(130)]
-    assert [n for n, one in enumerate(sent) if one == 4 * BIG] == [0, 63, 127]
 
 
 def test_a_short_message_is_not_worth_fewer_bits() -> None:

@@ -1,0 +1,62 @@
+"""Which form an exchange takes: its wire dtype, and the length of its messages."""
+
+import math
+from threading import Condition
+
+import torch
+
+from lightning_adpsgd.gossip.forms import FormChoice, in_messages
+from lightning_adpsgd.weights.replica import Replica
+
+BIG = 1 << 17
+AUTO = (4 * BIG, BIG, BIG // 2, BIG // 2)
+"""Bytes at full width, with a byte, with half a byte, and in short messages."""
+
+
+def test_the_first_exchange_is_narrow_and_in_short_messages() -> None:
+    assert FormChoice(AUTO).choose(math.inf) == 3
+
+
+def test_an_exchange_is_as_wide_as_half_a_step_allows() -> None:
+    for step_seconds, form in ((2.0, 0), (1.9, 1), (0.5, 1), (0.4, 2), (0.1, 3)):
+        choice = FormChoice(AUTO)
+        choice.took(2, 0.12)
+        # Proportions say 0.96 and 0.24 s of the wider ones.
+        assert choice.choose(step_seconds) == form
+
+
+def test_an_exchange_longer_than_a_step_goes_in_short_messages() -> None:
+    choice = FormChoice([4 * BIG, 4 * BIG])
+    choice.took(1, 1.0)
+    assert [choice.choose(seconds) for seconds in (0.9, 1.1)] == [1, 0]
+
+
+def test_a_wider_form_that_is_faster_than_its_bytes_say_is_found_by_a_try() -> None:
+    choice = FormChoice(AUTO)
+    taken = (0.3, 0.3, 0.4, 0.4)  # latency is most of it
+    chosen = []
+    for _ in range(130):
+        chosen.append(form := choice.choose(0.7))
+        choice.took(form, taken[form])
+    assert chosen == [3, 1, 1, 0] + [0] * 126
+
+
+def test_one_in_many_shows_whether_the_link_has_become_faster() -> None:
+    choice = FormChoice(AUTO)
+    chosen = []
+    for _ in range(132):
+        chosen.append(form := choice.choose(1.0))
+        choice.took(form, (3.0, 0.8, 0.7, 0.7)[form])
+    tries = [call for call, form in enumerate(chosen, 1) if form == 1]
+    assert tries == [2, 4, 8, 16, 32, 64, 128]
+    assert chosen[0] == 3
+    assert set(chosen[1:]) == {1, 2}
+
+
+def test_short_messages_carry_the_parts_of_long_ones_in_order() -> None:
+    for elements in (40 << 10, 1 << 21):  # of less than a chunk, and of two
+        chunks = Replica([torch.zeros(elements)], 1 << 20, Condition()).chunks
+        short = in_messages(chunks, 8)
+        parts = [part.place for chunk in short for part in chunk.parts]
+        assert parts == [part.place for chunk in chunks for part in chunk.parts]
+        assert max(map(len, short)) <= max(1 << 15, sum(map(len, chunks)) / 8)
