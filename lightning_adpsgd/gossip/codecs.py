@@ -278,6 +278,8 @@ class _Form(NamedTuple):
 
 
 _FORMS = {8: _Form(8, 1024, 3.0, 12), 4: _Form(4, 256, 1.5, 4)}
+LONGEST_BLOCK = max(form.block for form in _FORMS.values())
+"""Parts of a multiple of this length have no incomplete blocks."""
 
 
 WireChoice = torch.dtype | Literal["auto"] | None

@@ -64,7 +64,7 @@ from lightning_adpsgd.mixing.super_learner import (
 )
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.transport.base import PeerLost, Transport
-from lightning_adpsgd.weights.replica import Replica, as_real
+from lightning_adpsgd.weights.replica import PART_ELEMENTS, Replica, as_real
 
 _log = logging.getLogger(__name__)
 _ABORT_S = 5.0
@@ -79,6 +79,7 @@ class GossipOptions:
     Args:
         every: optimizer steps per round of asking.
         chunk_elements: elements per message.
+        part_elements: most elements that are averaged at once.
         max_wait: as in `dials.ReadyPairs`.
         in_pairs: whether a learner waits at a step boundary for a peer at its own
             boundary, and exchanges only with that one; requires "step_then_average".
@@ -91,6 +92,7 @@ class GossipOptions:
     timeout: timedelta = timedelta(minutes=5)
     cpu_share: float = 1.0
     chunk_elements: int = 1 << 20
+    part_elements: int = PART_ELEMENTS
     in_pairs: bool = False
     max_wait: float | None = None
 
@@ -139,7 +141,8 @@ class Gossip(Communication, Exchanges):
         self._shards = [*chain.from_iterable(sections)]
         counts = [len(section) for section in sections]
         self.replica = replica = Replica(
-            self._shards, options.chunk_elements, state, counts
+            *(self._shards, options.chunk_elements, state, counts),
+            options.part_elements,
         )
         self._quarantine = Quarantine(members, vectors, node, replica, timeout)
         self._account = Account(members, replica, self._quarantine, state)

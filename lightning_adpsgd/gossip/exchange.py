@@ -1,17 +1,17 @@
-"""One lane to a peer: words, and pipelined exchanges of all chunks.
+"""One lane to a peer: words, and pipelined exchanges of all parts.
 
 A lane is one direction of asking between two peers: one end always asks, the other
-always answers. While chunk k crosses the wire, both ways at once, chunk k - 1 is
-averaged. Each part of a chunk is a separate exchange, ``d += a (theirs - mine)``, with
+always answers. While message k crosses the wire, both ways at once, message k - 1 is
+judged. Each part of a message is a separate exchange, ``d += a (theirs - mine)``, with
 the same a at both ends (`exchange_weight`).
 
 A part is averaged only if both ends accept it, so that the sum of the two is
 preserved::
 
-    message k     chunk k, and this end's verdicts on chunk k - 2
-    it arrives    the changes of chunk k - 2 are added where both ends agree;
-                  those of chunk k are computed, judged, and wait
-    at the end    the verdicts on the last chunks cross by themselves
+    message k     parts, and this end's verdicts on those of message k - 2
+    it arrives    the changes of message k - 2 are added where both ends agree;
+                  those of message k are computed, judged, and wait
+    at the end    the verdicts on the last messages cross by themselves
 
 An end refuses a part that arrived damaged, is non-finite or is too far away
 (`quarantine`).
@@ -45,6 +45,7 @@ from lightning_adpsgd.gossip.wire import (
     Damaged,
     Loan,
     Message,
+    Parts,
     as_message,
     checksum,
     payload_bytes,
@@ -58,7 +59,7 @@ from lightning_adpsgd.transport.base import (
     lane_of,
     one_behind,
 )
-from lightning_adpsgd.weights.replica import Chunk, Part, Replica
+from lightning_adpsgd.weights.replica import Chunk, Part, Replica, Span
 from lightning_adpsgd.weights.streams import to_device, to_host
 
 ASK, ALIVE, LEAVE, GRANT, PULL = 1, 2, 3, 4, 5
@@ -222,12 +223,12 @@ class Lane:
             self.channel.wait([self.channel.post_send(tensor)])
 
     def _exchange(self, greeting: list[Pending], form: int) -> Outcome:
-        codecs, chunks = self._forms[form]
+        codecs, messages = self._forms[form]
         with self._buffers.lent() as loan:
             exchange = _Exchange(
                 self.channel, self._replica, loan, codecs, self._disagreement
             )
-            posted = (exchange.post(n, c) for n, c in enumerate(chunks))
+            posted = (exchange.post(n, parts) for n, parts in enumerate(messages))
             for crossing in one_behind(posted):
                 weight = self._end_greeting(greeting)
                 exchange.land(crossing, weight)
@@ -261,7 +262,7 @@ class _Crossing(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    changes: list[tuple[Part, Tensor]]
+    changes: list[tuple[Part | Span, Tensor]]
     verdicts: list[int]
 
 
@@ -281,12 +282,12 @@ class _Exchange:
         self._verdicts = list[int]()
         self._bytes_sent, self._first_step = 0, 0
 
-    def post(self, number: int, chunk: Chunk) -> _Crossing:
-        codec = self._codecs[chunk.dtype]
-        # Those of the chunk before the last: the last one is still crossing.
+    def post(self, number: int, parts: Parts) -> _Crossing:
+        codec = self._codecs[parts[0].dtype]
+        # Those of the message before the last: the last one is still crossing.
         verdicts = self._waiting[-1].verdicts if self._waiting else []
         pair = self._loan.pairs[number % len(self._loan.pairs)]
-        going, coming = (as_message(codec, chunk, len(verdicts), b) for b in pair)
+        going, coming = (as_message(codec, parts, len(verdicts), b) for b in pair)
         if number == 0:
             self._first_step = self._replica.step
         write_seal(going.seal, [*self._encode(codec, going), *verdicts])
@@ -300,7 +301,7 @@ class _Exchange:
         return _Crossing(number, codec, going, coming, pending)
 
     def land(self, crossing: _Crossing, weight: float) -> None:
-        """Judges a received chunk, and averages the one that its verdicts concern."""
+        """Judges a received message, and averages what its verdicts concern."""
         self._channel.wait(crossing.pending)
         words = self._channel.open(crossing.coming.seal)
         num_parts = len(crossing.coming.by_part)
@@ -313,7 +314,7 @@ class _Exchange:
         self._waiting.append(_Waiting(changes, judged))
 
     def close(self, weight: float) -> None:
-        """Averages the last chunks, whose verdicts no further chunk carried."""
+        """Averages the last messages, whose verdicts no further one carried."""
         mine = [verdict for one in self._waiting for verdict in one.verdicts]
         if not mine:
             return
@@ -346,7 +347,7 @@ class _Exchange:
         to_host(going.here, going.host)
         return sums or [checksum(message) for message in going.parts_on_host]
 
-    def _encode_part(self, codec: Codec, part: Part, message: Tensor) -> None:
+    def _encode_part(self, codec: Codec, part: Part | Span, message: Tensor) -> None:
         travels_as_it_is = message.dtype == part.dtype
         room = self._loan.room.view(part.dtype)[: len(part)]
         weights = message if travels_as_it_is else room
@@ -355,7 +356,9 @@ class _Exchange:
         if not travels_as_it_is:
             codec.encode(weights, message, part.place)
 
-    def _room_for_changes(self, crossing: _Crossing) -> list[tuple[Part, Tensor]]:
+    def _room_for_changes(
+        self, crossing: _Crossing
+    ) -> list[tuple[Part | Span, Tensor]]:
         parts = [part for part, _ in crossing.going.by_part]
         changes = self._loan.changes[crossing.number % len(self._loan.changes)]
         lengths = [len(part) for part in parts]
@@ -367,7 +370,7 @@ class _Exchange:
         crossing: _Crossing,
         number: int,
         sum: int,
-        changes: list[tuple[Part, Tensor]],
+        changes: list[tuple[Part | Span, Tensor]],
     ) -> int:
         """Writes the change ``theirs - mine``; returns the verdict on it."""
         _, coming = crossing.coming.by_part[number]

@@ -5,14 +5,14 @@ exchange, from how long earlier ones took. No form changes what an exchange mean
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
 from lightning_adpsgd.gossip.codecs import Codec, WireChoice, wire_dtypes
-from lightning_adpsgd.gossip.wire import codecs_of
-from lightning_adpsgd.weights.replica import Chunk, Part, Replica
+from lightning_adpsgd.gossip.wire import Parts, codecs_of
+from lightning_adpsgd.weights.replica import PART_ELEMENTS, Chunk, Part, Replica, Span
 
 # Fewer bytes take latency, which no form saves.
 _WORTH_BYTES = 1 << 18
@@ -25,10 +25,10 @@ _SHORT_MESSAGES = 8
 
 
 class Form(NamedTuple):
-    """How an exchange travels: what a weight is sent as, and what a message carries."""
+    """How an exchange travels: what a weight is sent as, and what messages carry."""
 
     codecs: dict[torch.dtype, Codec]
-    chunks: Sequence[Chunk]
+    messages: Sequence[Parts]
 
 
 def forms_of(
@@ -38,26 +38,33 @@ def forms_of(
 
     What the wire dtype "auto" leaves open is chosen for each exchange. Weights are read
     as their message is sent, and averaged when two more have come. So short messages
-    average fresher weights, where an exchange takes many steps.
+    average fresher weights, where an exchange takes many steps. Long ones cost less.
     """
-    codecs = [codecs_of(replica, dtype) for dtype in wire_dtypes(choice)]
-    in_short = in_messages(chunks, _SHORT_MESSAGES)
-    return [*(Form(one, chunks) for one in codecs), Form(codecs[-1], in_short)]
+    dtypes = wire_dtypes(choice)
+    long = [[*spans(chunk.parts)] for chunk in chunks]
+    shorter = -(-sum(map(len, chunks)) // _SHORT_MESSAGES)
+    short = [parts for chunk in chunks for parts in grouped(chunk.parts, shorter)]
+    forms = [Form(codecs_of(replica, dtype), long) for dtype in dtypes]
+    return [*forms, Form(codecs_of(replica, dtypes[-1]), short)]
 
 
-def in_messages(chunks: Sequence[Chunk], number: int) -> list[Chunk]:
-    """The same parts, in at least about so many messages."""
-    most = -(-sum(map(len, chunks)) // number)
-    found: list[list[Part]] = []
-    for chunk in chunks:
-        length = math.inf
-        for part in chunk.parts:
-            if length + len(part) > most:
-                found.append([])
-                length = 0
-            found[-1].append(part)
-            length += len(part)
-    return [Chunk(parts) for parts in found]
+def spans(parts: Iterable[Part]) -> Iterator[Part | Span]:
+    """The same parts, as few as large: what is done to each costs most of its time."""
+    for several in grouped(parts, PART_ELEMENTS):
+        yield Span(several) if len(several) > 1 else several[0]
+
+
+def grouped(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
+    """Consecutive parts of at most so many elements, or one that has more."""
+    group, length = list[Part](), 0
+    for part in parts:
+        if group and length + len(part) > most:
+            yield group
+            group, length = [], 0
+        group.append(part)
+        length += len(part)
+    if group:
+        yield group
 
 
 class FormChoice:

@@ -1,10 +1,10 @@
 """The messages of an exchange: their layout, their seals and their memory.
 
-A message about a chunk has its encoded parts, followed by a seal::
+A message about some parts has them encoded, followed by a seal::
 
     payload    the parts, one after the other, padded to whole words of 8 bytes
     seal       the checksum of each part, XXH3 of 64 bits
-               the verdicts on the parts of a chunk that came before
+               the verdicts on the parts of a message that came before
                a CRC-32 of the two
 
 XXH3 runs at the speed of memory, and misses one error in 2^64. (A sum of words costs
@@ -24,15 +24,18 @@ import xxhash
 from torch import Tensor
 
 from lightning_adpsgd.gossip.codecs import Codec, WireChoice, make_codec, wire_dtypes
-from lightning_adpsgd.weights.replica import Chunk, Part, Replica
+from lightning_adpsgd.weights.replica import PART_ELEMENTS, Part, Replica, Span
 from lightning_adpsgd.weights.streams import Mirrored, mirrored
+
+Parts = Sequence[Part | Span]
+"""What one message is about, in one dtype."""
 
 FINE, DAMAGED, NOT_FINITE, FAR = 0, 1, 2, 3
 """What an end makes of a part that came: only the first is taken."""
 
 _WORD = 8  # bytes
 _WIDEST = 8  # bytes of the widest number
-# One chunk is read while another crosses; the changes of two await their verdicts.
+# One message is read while another crosses; the changes of two await their verdicts.
 _IN_FLIGHT = 2
 
 
@@ -47,7 +50,7 @@ class Message(NamedTuple):
         wire: whole message, as bytes on the host.
         host: payload, on the host.
         here: payload, on the device of the weights.
-        by_part: parts of the chunk, with their payloads on the device of the weights.
+        by_part: parts, with their payloads on the device of the weights.
         parts_on_host: the same payloads on the host.
         seal: seal, of int64, on the host.
     """
@@ -55,19 +58,19 @@ class Message(NamedTuple):
     wire: Tensor
     host: Tensor
     here: Tensor
-    by_part: list[tuple[Part, Tensor]]
+    by_part: list[tuple[Part | Span, Tensor]]
     parts_on_host: Sequence[Tensor]
     seal: Tensor
 
 
 def as_message(
-    codec: Codec, chunk: Chunk, num_verdicts: int, buffer: Mirrored
+    codec: Codec, parts: Parts, num_verdicts: int, buffer: Mirrored
 ) -> Message:
-    """Lays out the message of a chunk in a sufficiently long buffer."""
-    payload_bytes = _chunk_bytes(codec, chunk)
+    """Lays out the message about these parts in a sufficiently long buffer."""
+    payload_bytes = _bytes_of(codec, parts)
     begin = _padded(payload_bytes)
-    end = begin + _WORD * _seal_words(chunk, num_verdicts)
-    lengths = [codec.length(len(part)) for part in chunk.parts]
+    end = begin + _WORD * _seal_words(parts, num_verdicts)
+    lengths = [codec.length(len(part)) for part in parts]
     host = here = buffer.host[:payload_bytes].view(codec.dtype)
     on_host = on_here = torch.split_with_sizes(host, lengths)
     if buffer.here is not buffer.host:
@@ -77,7 +80,7 @@ def as_message(
         buffer.host[:end],
         host,
         here,
-        list(zip(chunk.parts, on_here, strict=True)),
+        list(zip(parts, on_here, strict=True)),
         on_host,
         buffer.host[begin:end].view(torch.int64),
     )
@@ -88,8 +91,8 @@ def longest_message(replica: Replica, wire_dtype: torch.dtype | None) -> int:
     codecs = codecs_of(replica, wire_dtype)
     most_verdicts = max((len(c.parts) for c in replica.chunks), default=0)
     lengths = [
-        _padded(_chunk_bytes(codecs[chunk.dtype], chunk))
-        + _WORD * _seal_words(chunk, most_verdicts)
+        _padded(_bytes_of(codecs[chunk.dtype], chunk.parts))
+        + _WORD * _seal_words(chunk.parts, most_verdicts)
         for chunk in replica.chunks
     ]
     return max(lengths, default=0)
@@ -103,9 +106,11 @@ def codecs_of(
     return {dtype: make_codec(wire_dtype, dtype) for dtype in dtypes}
 
 
-def payload_bytes(codecs: Mapping[torch.dtype, Codec], chunks: Iterable[Chunk]) -> int:
-    """The bytes that an exchange of these chunks sends, without its seals."""
-    return sum(_chunk_bytes(codecs[chunk.dtype], chunk) for chunk in chunks)
+def payload_bytes(
+    codecs: Mapping[torch.dtype, Codec], messages: Iterable[Parts]
+) -> int:
+    """The bytes that an exchange in these messages sends, without their seals."""
+    return sum(_bytes_of(codecs[parts[0].dtype], parts) for parts in messages)
 
 
 def checksum(payload: Tensor) -> int:
@@ -135,12 +140,12 @@ def _crc(words: Sequence[int]) -> int:
     return zlib.crc32(struct.pack(f"{len(words)}q", *words))
 
 
-def _seal_words(chunk: Chunk, num_verdicts: int) -> int:
-    return len(chunk.parts) + num_verdicts + 1
+def _seal_words(parts: Parts, num_verdicts: int) -> int:
+    return len(parts) + num_verdicts + 1
 
 
-def _chunk_bytes(codec: Codec, chunk: Chunk) -> int:
-    return codec.dtype.itemsize * sum(codec.length(len(p)) for p in chunk.parts)
+def _bytes_of(codec: Codec, parts: Parts) -> int:
+    return codec.dtype.itemsize * sum(codec.length(len(part)) for part in parts)
 
 
 def _padded(num_bytes: int) -> int:
@@ -172,8 +177,11 @@ class Buffers:
         self._num_parts = sum(len(chunk.parts) for chunk in replica.chunks)
         longest = (longest_message(replica, dtype) for dtype in wire_dtypes(choice))
         self._message_bytes = max(longest)
-        self._room_bytes = replica.part_elements * _WIDEST
-        lengths = (len(chunk) * chunk.dtype.itemsize for chunk in replica.chunks)
+        chunks = replica.chunks
+        # A span has as many elements as a large part, but not more than a chunk.
+        longest_span = min(PART_ELEMENTS, max(map(len, chunks), default=0))
+        self._room_bytes = max(replica.part_elements, longest_span) * _WIDEST
+        lengths = (len(chunk) * chunk.dtype.itemsize for chunk in chunks)
         self._change_bytes = max(lengths, default=0)
         self._lock = threading.Lock()
         self._free: list[Loan] = []

@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_adpsgd.coordination.groups import Groups, has_nccl
 from lightning_adpsgd.dials import Dials
+from lightning_adpsgd.gossip.codecs import LONGEST_BLOCK
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.protocol import Position
@@ -49,6 +50,8 @@ from lightning_adpsgd.weights.shards import LocalShards, is_sharded
 
 # Two exchanges at a time have twelve messages in memory: an eighth of the shards.
 _MESSAGES_OF_SHARDS, _SHORTEST_MESSAGE = 96, 1 << 15
+# A small model has as many parts, each of which may be a message.
+_PARTS = 8
 
 
 class Engine(NamedTuple):
@@ -310,13 +313,27 @@ def chunk_elements(weights: Weights, groups: Groups) -> int:
     """
     if not isinstance(weights, LocalShards):
         return GossipOptions.chunk_elements
-    if groups.sections is None:
-        in_all = sum(len(vector) for vector in weights.vectors)
-    else:
-        whole = (end - begin for one in groups.sections for _, begin, end in one.ranges)
-        in_all = sum(whole) // max(groups.partition.sizes)
-    fitting = max(in_all // _MESSAGES_OF_SHARDS, _SHORTEST_MESSAGE)
+    fitting = max(
+        _own_elements(weights, groups) // _MESSAGES_OF_SHARDS, _SHORTEST_MESSAGE
+    )
     return min(fitting, GossipOptions.chunk_elements)
+
+
+def part_elements(weights: Weights, groups: Groups) -> int:
+    """Most elements that are averaged at once, equal as those of a message are."""
+    several = _own_elements(weights, groups) // _PARTS
+    in_whole_blocks = -(-several // LONGEST_BLOCK) * LONGEST_BLOCK
+    return min(max(in_whole_blocks, _SHORTEST_MESSAGE), GossipOptions.part_elements)
+
+
+def _own_elements(weights: Weights, groups: Groups) -> int:
+    """About how many weights a learner exchanges; by the largest super-learner."""
+    size = max(groups.partition.sizes)
+    if groups.sections is not None:
+        whole = (end - begin for one in groups.sections for _, begin, end in one.ranges)
+        return sum(whole) // size
+    in_all = sum(len(vector) for vector in weights.vectors)
+    return in_all if isinstance(weights, LocalShards) else in_all // size
 
 
 def _options(dials: Dials, weights: Weights, groups: Groups) -> GossipOptions:
@@ -330,6 +347,7 @@ def _options(dials: Dials, weights: Weights, groups: Groups) -> GossipOptions:
         max_staleness=dials.max_staleness,
         timeout=dials.timeout,
         chunk_elements=chunk_elements(weights, groups),
+        part_elements=part_elements(weights, groups),
         in_pairs=in_pairs,
         max_wait=dials.max_wait,
     )

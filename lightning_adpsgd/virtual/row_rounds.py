@@ -20,7 +20,7 @@ from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.topology.matrices import identity, with_gain
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.virtual.timeline import parts_of
-from lightning_adpsgd.weights.replica import PART_ELEMENTS, averaging_dtype
+from lightning_adpsgd.weights.replica import averaging_dtype
 from lightning_adpsgd.weights.streams import has_streams
 
 # Elements: of all rows together, to leave room for results beside them; of one row.
@@ -143,7 +143,7 @@ def stretch_length(num_rows: int, device: torch.device) -> int:
     if has_streams(device):
         return 1 << 20
     fitting = 1 << ((_CACHED // num_rows).bit_length() - 1)
-    return max(_LEAST_STRETCH, min(fitting, PART_ELEMENTS))
+    return max(_LEAST_STRETCH, fitting)
 
 
 @lru_cache(maxsize=32)

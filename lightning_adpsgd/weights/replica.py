@@ -30,11 +30,8 @@ from torch import Tensor
 
 from lightning_adpsgd.weights.streams import Guard, has_streams
 
-# Elements of a part: three of them, in float32, fit into a core's cache.
-PART_ELEMENTS = 1 << 17
-# Small models have parts enough for messages to be short, but none too short for its
-# cost; the lengths are multiples of the blocks of a lattice.
-_PARTS, _FEWEST_ELEMENTS = 8, 1 << 15
+PART_ELEMENTS = 1 << 19
+"""Elements of a part, at most: more would cost an exchange as much per element."""
 
 # Of a snapshot of one moment: between two tries an optimizer may well have ended.
 _TRIES, _PAUSE_S = 50, 0.002
@@ -132,6 +129,30 @@ class Part:
         self._taken = None
 
 
+class Span:
+    """Several parts, one after another, that an exchange treats as one."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.place, self.dtype = parts[0].place, parts[0].dtype
+        self._parts, self._lengths = parts, [len(part) for part in parts]
+        self._length = sum(self._lengths)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, into: Tensor) -> None:
+        """Reads x = w + d, as `Part.read`."""
+        pieces = torch.split_with_sizes(into, self._lengths)
+        for part, piece in zip(self._parts, pieces, strict=True):
+            part.read(piece)
+
+    def add(self, change: Tensor, weight: float) -> None:
+        """Adds an exchange at this end, as `Part.add`."""
+        pieces = torch.split_with_sizes(change, self._lengths)
+        for part, piece in zip(self._parts, pieces, strict=True):
+            part.add(piece, weight)
+
+
 class Chunk:
     """What one message carries: parts in order."""
 
@@ -182,6 +203,7 @@ class Replica:
         state: lock over d.
         counts: number of shards in each section (`sections`); None: all are in one
             section.
+        part_elements: most elements of a part; on a GPU, a part is a chunk.
 
     Attributes:
         chunks: chunks of all shards, in order.
@@ -199,6 +221,7 @@ class Replica:
         chunk_elements: int,
         state: threading.Condition,
         counts: Sequence[int] | None = None,
+        part_elements: int = PART_ELEMENTS,
     ) -> None:
         self.chunk_elements = chunk_elements
         # A learner without weights has a section all the same.
@@ -206,7 +229,7 @@ class Replica:
         self.device = shards[0].device if shards else torch.device("cpu")
         # The launch of a kernel costs more than a cache could save.
         whole = has_streams(self.device)
-        longest = chunk_elements if whole else PART_ELEMENTS
+        longest = chunk_elements if whole else part_elements
         self.part_elements = min(longest, chunk_elements)
         self.guard = Guard(state, self.device)
         self._scratch: dict[torch.dtype, Tensor] = {}
@@ -326,16 +349,8 @@ class Replica:
             yield shards[end - count : end]
 
     def _views_of_run(self, run: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        length = self._part_length(run)
         for pieces in in_chunks(run, self.chunk_elements):
-            yield [view for piece in pieces for view in piece.split(length)]
-
-    def _part_length(self, run: Sequence[Tensor]) -> int:
-        """The same at all learners that hold this run."""
-        if has_streams(self.device):
-            return self.part_elements
-        several = -(-sum(map(len, run)) // (_PARTS << 10)) << 10
-        return min(max(several, _FEWEST_ELEMENTS), self.part_elements)
+            yield [v for piece in pieces for v in piece.split(self.part_elements)]
 
     def _cut(self, section: Sequence[Tensor]) -> Iterator[Chunk]:
         # At the other end the section may be among others: places count within it.

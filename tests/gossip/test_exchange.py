@@ -41,6 +41,7 @@ def two_ends(
     gain: float = 1.0,
     transports: Sequence[Transport] | None = None,
     timeout: timedelta = PATIENCE,
+    part_elements: int = PART_ELEMENTS,
 ) -> list[End]:
     """Learner 0 asks learner 1."""
     ends = []
@@ -48,7 +49,7 @@ def two_ends(
         transports or ThreadTransport.connect(2), (first, second), strict=True
     ):
         state = threading.Condition()
-        replica = Replica([weights], chunk_elements, state)
+        replica = Replica([weights], chunk_elements, state, part_elements=part_elements)
         buffers = Buffers(replica, wire_dtype)
         averages = replica, replica.chunks, buffers, wire_dtype, gain
         lanes = Lanes(transport, *averages, timeout)
@@ -302,11 +303,21 @@ def test_a_short_message_is_not_worth_fewer_bits() -> None:
     assert {bytes_of(ends, step_seconds=1e-9)[0] for _ in range(3)} == {4000}
 
 
-def test_exchanges_of_either_width_conserve_the_sum_and_come_together() -> None:
+@pytest.mark.parametrize("part_elements", [BIG // 8, BIG // 7, PART_ELEMENTS])
+def test_exchanges_of_any_form_conserve_the_sum_and_come_together(
+    part_elements: int,
+) -> None:
     first, second = torch.randn(2, BIG, dtype=torch.float64)
     mean = (first + second) / 2
-    ends = two_ends(first, second, chunk_elements=BIG, wire_dtype="auto")
-    for step_seconds in (1e-9, 1e-9, 1e9, 1e-9, 1e-9, 1e-9):
+    ends = two_ends(
+        first,
+        second,
+        chunk_elements=BIG,
+        wire_dtype="auto",
+        part_elements=part_elements,
+    )
+    in_short, wide, steps = 1e-9, 1e9, 0.1
+    for step_seconds in (in_short, in_short, steps, wide, in_short, steps, steps):
         exchange(ends, step_seconds=step_seconds)
         torch.testing.assert_close((first + second) / 2, mean, rtol=0, atol=1e-12)
     torch.testing.assert_close(first, mean, rtol=0, atol=1e-6)

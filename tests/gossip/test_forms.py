@@ -5,7 +5,7 @@ from threading import Condition
 
 import torch
 
-from lightning_adpsgd.gossip.forms import FormChoice, in_messages
+from lightning_adpsgd.gossip.forms import Form, FormChoice, forms_of, spans
 from lightning_adpsgd.weights.replica import Replica
 
 BIG = 1 << 17
@@ -54,9 +54,34 @@ def test_one_in_many_shows_whether_the_link_has_become_faster() -> None:
 
 
 def test_short_messages_carry_the_parts_of_long_ones_in_order() -> None:
-    for elements in (40 << 10, 1 << 21):  # of less than a chunk, and of two
-        chunks = Replica([torch.zeros(elements)], 1 << 20, Condition()).chunks
-        short = in_messages(chunks, 8)
-        parts = [part.place for chunk in short for part in chunk.parts]
-        assert parts == [part.place for chunk in chunks for part in chunk.parts]
-        assert max(map(len, short)) <= max(1 << 15, sum(map(len, chunks)) / 8)
+    for elements in (300 << 10, 1 << 22):  # of less than a chunk, and of four
+        state, part_elements = Condition(), elements // 8
+        replica = Replica(
+            [torch.zeros(elements)], 1 << 20, state, part_elements=part_elements
+        )
+        long, short = forms_of(replica, replica.chunks, None)
+        assert [len(parts) for parts in short.messages] == [1] * 8
+        assert covered(long) == covered(short) == elements
+        assert len(long.messages) == len(replica.chunks)
+        assert max(map(len, long.messages)) <= 2
+
+
+def covered(form: Form) -> int:
+    """Elements of parts that follow one another without a gap."""
+    pieces = [part for parts in form.messages for part in parts]
+    places = [part.place for part in pieces]
+    assert places == sorted(places)
+    return sum(map(len, pieces))
+
+
+def test_a_span_is_read_and_changed_as_its_parts_are() -> None:
+    weights = torch.arange(10.0)
+    replica = Replica([weights], 10, Condition(), part_elements=4)
+    (span,) = spans(replica.chunks[0].parts)
+    span.add(torch.ones(10), 0.5)
+    assert torch.equal(weights, torch.arange(10.0))
+    into = torch.empty(len(span))
+    span.read(into)
+    replica.merge()
+    assert torch.equal(into, torch.arange(10.0) + 0.5)
+    assert torch.equal(weights, into)

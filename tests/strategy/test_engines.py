@@ -7,7 +7,11 @@ from torch import nn
 from lightning_adpsgd.coordination.groups import Groups
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.engine import GossipOptions
-from lightning_adpsgd.strategy.engines import chunk_elements, weights_of
+from lightning_adpsgd.strategy.engines import (
+    chunk_elements,
+    part_elements,
+    weights_of,
+)
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import FlatParameters
@@ -31,6 +35,21 @@ def test_messages_of_shards_take_an_eighth_of_them(
 def test_messages_of_whole_weights_have_one_length() -> None:
     weights = FlatParameters(nn.Linear(2, 2))
     assert chunk_elements(weights, ALONE) == MOST
+
+
+@pytest.mark.parametrize(
+    ("elements", "expected"),
+    [(9, 1 << 15), (8 * 40_000, 40 << 10), (1 << 30, GossipOptions.part_elements)],
+)
+def test_a_small_model_has_eight_parts_of_whole_blocks(
+    elements: int, expected: int
+) -> None:
+    weights = FlatParameters(nn.Linear(2, 2))
+    weights.vectors = [torch.empty(elements, device="meta")]
+    assert part_elements(weights, ALONE) == expected
+    several = ALONE._replace(partition=Partition((2, 2)))
+    weights.vectors = [torch.empty(2 * elements, device="meta")]
+    assert part_elements(weights, several) == expected
 
 
 def dials_of(size: int) -> Dials:

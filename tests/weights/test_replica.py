@@ -105,11 +105,11 @@ def test_complex_weights_are_twice_as_many_real_ones() -> None:
 
 
 def test_parts_are_numbered_through_and_cover_everything() -> None:
-    lengths = (8 * PART_ELEMENTS + 5, 3)
+    lengths = (PART_ELEMENTS + 5, 3)
     shards = [torch.zeros(lengths[0]), torch.zeros(lengths[1], dtype=torch.float64)]
-    replica = Replica(shards, 9 * PART_ELEMENTS, threading.Condition())
+    replica = Replica(shards, 2 * PART_ELEMENTS, threading.Condition())
     places = [part.place for chunk in replica.chunks for part in chunk.parts]
-    assert places == list(range(10 if replica.device.type == "cpu" else 2))
+    assert places == ([0, 1, 2] if replica.device.type == "cpu" else [0, 1])
     assert [len(chunk) for chunk in replica.chunks] == list(lengths)
     assert [chunk.dtype for chunk in replica.chunks] == [torch.float32, torch.float64]
 
