@@ -35,7 +35,7 @@ from lightning_adpsgd.mixing.consensus import (
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
-from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
+from lightning_adpsgd.mixing.synchronous import make_rounds
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.links.credentials import Credentials
@@ -273,9 +273,8 @@ def _make_rounds(
         chunk_elements(flat, groups),
         further,
     )
-    if dials.communication == "sync":
-        return synchronous(mixer, dials.effective_order, dials.gossip_every)
-    return delay_by_one(mixer, dials.gossip_every)
+    mode = "sync" if dials.communication == "sync" else "delay_by_one"
+    return make_rounds(mixer, mode, dials.effective_order, dials.gossip_every)
 
 
 def _make_island(
