@@ -29,6 +29,7 @@ from lightning_adpsgd.epochs.lease import Lease, Plan
 from lightning_adpsgd.epochs.ledger import Ledger, OtherTerms
 from lightning_adpsgd.epochs.ranges import Ranges, as_ranges, union
 from lightning_adpsgd.epochs.work_units import Terms
+from lightning_adpsgd.islands.member_store import text_of
 from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
 from lightning_adpsgd.islands.service import ServiceThread
@@ -396,10 +397,4 @@ def _put(store: Store, key: str, text: str, wanted: str) -> str:
 
 
 def _text(store: Store, key: str) -> str:
-    found = store.multi_get([key])[0]
-    try:
-        return found.decode()
-    except UnicodeDecodeError:
-        # No comparison could ever replace it.
-        store.set(key, "")
-        return ""
+    return text_of(store, key, store.multi_get([key])[0])
