@@ -33,7 +33,6 @@ from lightning_adpsgd.mixing.consensus import (
     average_whole,
 )
 from lightning_adpsgd.mixing.rounds import RoundMixer
-from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import make_rounds
 from lightning_adpsgd.topology.partition import Partition
@@ -73,17 +72,10 @@ class Engine(NamedTuple):
         self.island.start(position)
         return self.island.started_from
 
-    def stop(self) -> None:
-        """Ends cleanly: tells peers and joins threads."""
-        (self.island or self.communication).stop()
-
-    def abort(self) -> None:
-        """Ends within seconds, without a peer's help."""
-        (self.island or self.communication).abort()
-
-    def statistics(self) -> Statistics:
-        """Counters so far."""
-        return (self.island or self.communication).statistics()
+    @property
+    def whole(self) -> Communication | Island:
+        """What ends, and counts, all of it."""
+        return self.island or self.communication
 
 
 def weights_of(module: nn.Module, dials: Dials, partition: Partition) -> Weights:
