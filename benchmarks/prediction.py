@@ -23,9 +23,7 @@ from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from benchmarks.workload import BATCH, make_model, weights_of
 from lightning_adpsgd.prediction.calibration import (
-    Arithmetic,
     Calibration,
-    Wire,
     measure_arithmetic,
     measure_wire,
     num_cores,
@@ -98,15 +96,15 @@ def calibrate(link: str) -> Calibration:
     num_bytes = weights_of(make_model()).nbytes
     with hosts.emulated(2, RATES[link]) as emulated:
 
-        def program(place: Place) -> tuple[Wire, Arithmetic]:
+        def program(place: Place) -> tuple[dict[str, float], dict[str, float]]:
             dist.init_process_group("gloo")
             return measure_wire(num_bytes), measure_arithmetic(num_bytes)
 
         (wire, arithmetic), _ = learners.run(program, 2, LIMIT_S, emulated)
         alone = run(SOLO, 2, emulated)
     return Calibration(
-        **wire._asdict(),
-        **arithmetic._asdict(),
+        **wire,
+        **arithmetic,
         cores=num_cores(),
         step_seconds=1 / rate(alone),
         step_processor_seconds=_mean_of(alone, processor_seconds),

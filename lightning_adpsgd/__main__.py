@@ -126,8 +126,8 @@ def _calibrate(chosen: argparse.Namespace) -> None:
         print("measured; rank 0 writes the file")
         return
     found = Calibration(
-        **wire._asdict(),
-        **calibration.measure_arithmetic(num_bytes)._asdict(),
+        **wire,
+        **calibration.measure_arithmetic(num_bytes),
         cores=calibration.num_cores(),
         step_seconds=chosen.step_s,
     )
@@ -135,7 +135,7 @@ def _calibrate(chosen: argparse.Namespace) -> None:
     print(f"written: {found.write(chosen.out)}")
 
 
-def _measure_loopback(num_bytes: int) -> calibration.Wire:
+def _measure_loopback(num_bytes: int) -> dict[str, float]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         master = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -149,7 +149,7 @@ def _measure_loopback(num_bytes: int) -> calibration.Wire:
         peer.wait()
 
 
-def _measure_wire(master: str, rank: int, num_bytes: int) -> calibration.Wire:
+def _measure_wire(master: str, rank: int, num_bytes: int) -> dict[str, float]:
     dist.init_process_group(
         "gloo", f"tcp://{master}", timeout=_PATIENCE, rank=rank, world_size=2
     )

@@ -13,7 +13,6 @@ the standard library, and it never raises.
 
 import sys
 import warnings
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
@@ -96,12 +95,7 @@ class _RegistryFinder(MetaPathFinder):
     def __init__(self, registry: str) -> None:
         self.registry = registry
 
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, *_: Any, **__: Any) -> ModuleSpec | None:
         if fullname != self.registry or self not in sys.meta_path:
             return None
         # Once is enough, and without this finder the search cannot come back here.

@@ -10,7 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd.callbacks.algorithms import learners_per_reader
-from lightning_adpsgd.callbacks.reporting import all_of, within_training
+from lightning_adpsgd.callbacks.reporting import within_training
+from lightning_adpsgd.strategy.compatibility import callbacks_of
 
 Outputs = Tensor | Mapping[str, Any] | None
 """What a training step returns, as Lightning hands it to a callback."""
@@ -102,7 +103,7 @@ class Monitor(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        monitors = all_of(Monitor, trainer) or [self]
+        monitors = callbacks_of(trainer, Monitor) or [self]
         self._is_first, self._is_last = self is monitors[0], self is monitors[-1]
         if self._is_first:
             restored = [one.clock for one in monitors if one.clock.is_restored]

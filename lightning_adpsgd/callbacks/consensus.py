@@ -15,6 +15,7 @@ a learning-rate warm-up. Here alpha_e is the mean over batches: with equal weigh
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,8 @@ from lightning_adpsgd.callbacks.reporting import (
 )
 from lightning_adpsgd.weights.shards import is_sharded
 
+_Halves = Sequence[Tensor]  # two estimates of one gradient, over different batches
+
 
 class EffectiveRate(NamedTuple):
     """The effective learning rate and noise of arXiv 2112.01433.
@@ -56,7 +59,7 @@ class EffectiveRate(NamedTuple):
 
 
 def effective_rate(
-    lr: float, of_one_step: Tensor, means: "Halves", gradients: "Halves"
+    lr: float, of_one_step: Tensor, means: _Halves, gradients: _Halves
 ) -> EffectiveRate:
     """Measures the part of a step of the mean weights that goes along the gradient.
 
@@ -85,13 +88,6 @@ def effective_rate(
         + share**2 * squared
     )
     return EffectiveRate(share, lr**2 * max(0.0, across), agreement)
-
-
-class Halves(NamedTuple):
-    """Two estimates of the same gradient, over different batches."""
-
-    first: Tensor
-    second: Tensor
 
 
 class ConsensusMonitor(Monitor):
@@ -243,11 +239,10 @@ class ConsensusMonitor(Monitor):
         _, *halves = self._in_turn()
         self._num_validations += 1
         of_one_step, *means = (_mean(trainer, each.clone()) for each in local)
-        gradients = Halves(
-            *(_mean(trainer, self._gradient(trainer, module, half)) for half in halves)
-        )
+        found = (self._gradient(trainer, module, half) for half in halves)
+        gradients = [_mean(trainer, gradient) for gradient in found]
         lr = float(trainer.optimizers[0].param_groups[0]["lr"])
-        rate = effective_rate(lr, of_one_step, Halves(*means), gradients)
+        rate = effective_rate(lr, of_one_step, means, gradients)
         self.effective_rate = rate
         return {
             "consensus/effective_lr": lr * rate.share,

@@ -10,13 +10,13 @@ from typing_extensions import override
 from lightning_adpsgd.callbacks.allreduce import AllreduceWait
 from lightning_adpsgd.callbacks.clock import Monitor, TrainingClock
 from lightning_adpsgd.callbacks.reporting import (
-    all_of,
     consensus_distances,
     gather,
     gossip_of,
     log,
 )
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
+from lightning_adpsgd.strategy.compatibility import callbacks_of
 
 STALENESS_BINS = 64
 """Number of bins of one step of staleness; the last one holds all older averages."""
@@ -110,7 +110,9 @@ def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
         merges=statistics.merges,
         bytes_sent=statistics.bytes_sent,
         refused=statistics.refused,
-        allreduce_bytes=sum(one.bytes_sent for one in all_of(AllreduceWait, trainer)),
+        allreduce_bytes=sum(
+            one.bytes_sent for one in callbacks_of(trainer, AllreduceWait)
+        ),
         staleness=_histogram(statistics.staleness),
         peer_ages=_ages(trainer, statistics.peer_ages),
     )
@@ -118,7 +120,7 @@ def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
 
 def exposed_seconds(trainer: Trainer) -> float:
     """The seconds for which this learner's training thread waited for communication."""
-    waits = sum(one.seconds for one in all_of(AllreduceWait, trainer))
+    waits = sum(one.seconds for one in callbacks_of(trainer, AllreduceWait))
     return waits + statistics_of(trainer).exposed_seconds
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -11,20 +11,12 @@ from torch import Tensor
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 
-_Kind = TypeVar("_Kind")
-
 
 def log(trainer: Trainer, figures: Mapping[str, float]) -> None:
     """Writes figures to all loggers of the trainer, at the last finished step."""
     step = trainer.global_step - 1  # as Lightning numbers the figures of `self.log`
     for logger in trainer.loggers:
         logger.log_metrics(dict(figures), step=step)
-
-
-def all_of(kind: type[_Kind], trainer: Trainer) -> list[_Kind]:
-    """The callbacks of one type among a Trainer's."""
-    callbacks: list[Any] = getattr(trainer, "callbacks", [])
-    return [one for one in callbacks if isinstance(one, kind)]
 
 
 def within_training(trainer: Trainer) -> bool:

@@ -100,20 +100,11 @@ class Timeline(Callback):
         self._before, self._written = _Counts.of(trainer), time.time()
 
     @override
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         self._begin = time.time()
 
     @override
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         assert self._before is not None
         now, after = time.time(), _Counts.of(trainer)
         self._entries.append(_entry(self._begin, now, self._before, after))

@@ -7,7 +7,7 @@ a given number of steps. The claimed part of the epoch is the same for all.
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from typing_extensions import override
 
 if TYPE_CHECKING:
@@ -37,14 +37,7 @@ class SaveWithinEpoch(Callback):
         self._epoch, self._num_points = -1, 0
 
     @override
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         strategy: Any = trainer.strategy
         sharing: WorkSharing | None = getattr(strategy, "work_sharing", None)
         if sharing is None or sharing.under_way is None:

@@ -61,7 +61,6 @@ def make_groups(
         device: device of the weights. The default group's backend for it reduces their
             gradients.
         on_device: as in `Groups`; `has_nccl` must hold.
-        sections: as in `Groups`.
     """
     within = [[*ranks] for ranks in partition.all_ranks]
     if sections is None:

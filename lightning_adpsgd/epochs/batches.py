@@ -197,8 +197,6 @@ class SharedBatches:
         self._held.append((current, number))
         return current.samples(number, self._index.learner)
 
-    # --- private
-
     def _current(self, pool: Pool) -> EpochUnderWay:
         if self.under_way is None or self.under_way.number != self.epoch:
             self.under_way = self._begin_epoch(pool, self.epoch)

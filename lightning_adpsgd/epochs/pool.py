@@ -16,22 +16,23 @@ units from the beginning. Once the rendezvous is back, each island reports its w
 
 import logging
 import random
-import threading
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch._C._distributed_c10d import Store
+from typing_extensions import override
 
 from lightning_adpsgd.epochs.claims import Claim, ClaimRate
 from lightning_adpsgd.epochs.lease import Lease, Plan
 from lightning_adpsgd.epochs.ledger import Ledger, OtherTerms
 from lightning_adpsgd.epochs.ranges import Ranges, as_ranges, union
 from lightning_adpsgd.epochs.work_units import Terms
+from lightning_adpsgd.islands.member_store import text_of
 from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
-from lightning_adpsgd.islands.service import Service
+from lightning_adpsgd.islands.service import ServiceThread
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class PoolTimeouts:
 _DEFAULT = PoolTimeouts()
 
 
-class IslandPool:
+class IslandPool(ServiceThread):
     """This island's part in the pool, used only by its first learner.
 
     The training thread and the pool's thread share all fields below `_state`. Only the
@@ -82,34 +83,31 @@ class IslandPool:
         raise_if_failed: Callable[[], None],
         times: PoolTimeouts = _DEFAULT,
     ) -> None:
+        super().__init__("the thread of the pool of batches", "adpsgd-pool", self._end)
         self._rendezvous, self._members, self._times = rendezvous, members, times
         self._raise_if_failed, self._rate = raise_if_failed, ClaimRate()
-        self._state = threading.Condition()
         self._lease: Lease | None = None
         self._closed: list[Lease] = []
-        self._asked, self._ending = False, False
-        self._is_alone, self._told_alone = False, False
+        self._asked, self._is_alone, self._told_alone = False, False, False
         self._last_turn = 0.0
         self.away = ""
         self._store: Store | None = None
         self._written, self._random = set[int](), random.Random()
         self._seen, self._absent_since = set[str](), dict[str, float]()
         self._error: BaseException | None = None
-        self._service = Service("the thread of the pool of batches", self._fail)
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.name = "adpsgd-pool"
 
     @property
-    def name(self) -> str:
+    def own(self) -> str:
         """The name of this island in the ledger, its incarnation."""
         return self._members.member.incarnation
 
     # --- used by the training thread
 
+    @override
     def start(self) -> None:
         """Starts the thread; the island must be a member."""
-        self._members.services.append(self._service)
-        self._thread.start()
+        self._members.services.append(self)
+        super().start()
 
     def open(
         self,
@@ -124,7 +122,7 @@ class IslandPool:
         is_first = self._lease is None
         with self._state:
             self._close(leaves=False)
-            lease = Lease(number, ledger, self.name, self._rate, num_finished)
+            lease = Lease(number, ledger, self.own, self._rate, num_finished)
             self._lease = lease
             self._ask()
         limit = self._times.start_s if is_first else self._times.end_s
@@ -156,7 +154,7 @@ class IslandPool:
         with self._state:
             if (lease := self._lease) is None:
                 return None
-            others = lease.ledger.of_others(self.name).values()
+            others = lease.ledger.of_others(self.own).values()
             return union(lease.ledger.left, *others, as_ranges(lease.ahead), held)
 
     @property
@@ -168,12 +166,9 @@ class IslandPool:
         """Returns unused units, and ends the thread; can be called twice."""
         with self._state:
             self._close(leaves=True)
-            self._ending = True
-            self._ask()
-        if self._thread.ident is not None:
-            self._thread.join(seconds)
-            if self._service in self._members.services:
-                self._members.services.remove(self._service)
+        self.stop(seconds)
+        if self in self._members.services:
+            self._members.services.remove(self)
 
     @property
     def _current(self) -> Lease:
@@ -254,29 +249,27 @@ class IslandPool:
 
     # --- used by the thread
 
-    def _work(self) -> None:
-        while True:
-            with self._state:
-                self._asked = False
-                is_last = self._ending
-            goes_on = self._service.take(self._take_turn)
-            if is_last or not goes_on:
-                break
-            with self._state:
-                self._state.wait_for(lambda: self._asked or self._ending, self._pause())
+    @override
+    def _work(self) -> bool:
+        if goes_on := super()._work():
+            self.take(self._take_turn)
         self._rendezvous.close()
+        return goes_on
 
-    def _fail(self, error: BaseException) -> None:
+    @override
+    def _rest(self) -> None:
+        waits = self._lease is not None and self._lease.is_awaited
+        hurries = waits and not self.has_just_failed
+        pause_s = self._times.wait_s if hurries else self._times.look_s
+        self._state.wait_for(lambda: self._asked or self._ending, pause_s)
+        self._asked = False
+
+    def _end(self, error: BaseException) -> None:
         with self._state:
             self._error = error
             self._state.notify_all()
 
-    def _pause(self) -> float:
-        if self._service.has_just_failed:
-            return self._times.look_s
-        waits = self._lease is not None and self._lease.is_awaited
-        return self._times.wait_s if waits else self._times.look_s
-
+    @override
     def _take_turn(self) -> None:
         try:
             self._rendezvous.ask(self._meet)
@@ -304,7 +297,7 @@ class IslandPool:
             found = _parsed(signatures.read(text, key), lease)
             if found is None:
                 with self._state:
-                    known = lease.ledger.begun_anew(self.name, uuid.uuid4().hex)
+                    known = lease.ledger.begun_anew(self.own, uuid.uuid4().hex)
                 text = _put(store, key, text, signatures.sign(known.to_json(), key))
                 continue
             with self._state:
@@ -335,7 +328,7 @@ class IslandPool:
             # This one has a time limit of its own, also where the link is cut.
             return _text(store, key)
         with self._state:
-            known = lease.ledger.begun_anew(self.name, uuid.uuid4().hex)
+            known = lease.ledger.begun_anew(self.own, uuid.uuid4().hex)
         wanted = self._rendezvous.signatures.sign(known.to_json(), key)
         text = _put(store, key, "", wanted)
         self._written.add(lease.number)
@@ -355,7 +348,7 @@ class IslandPool:
     def _gone(self, ledger: Ledger) -> set[str]:
         live = {m.incarnation for m in self._members.members.by_number.values()}
         self._seen |= live
-        absent, now = ledger.names - live - {self.name}, time.monotonic()
+        absent, now = ledger.names - live - {self.own}, time.monotonic()
         since = {name: self._absent_since.get(name, now) for name in absent}
         self._absent_since = since
         # One that was never seen may be newer than the member list known here.
@@ -404,10 +397,4 @@ def _put(store: Store, key: str, text: str, wanted: str) -> str:
 
 
 def _text(store: Store, key: str) -> str:
-    found = store.multi_get([key])[0]
-    try:
-        return found.decode()
-    except UnicodeDecodeError:
-        # No comparison could ever replace it.
-        store.set(key, "")
-        return ""
+    return text_of(store, key, store.multi_get([key])[0])

@@ -84,7 +84,6 @@ class Connections(ServiceThread):
         make_engine: makes the engine whose peers these are.
         on_unlisted: called by the thread in each turn in which this island is not on
             the member list.
-        shards: as in `SectionLinks`.
         dial_timeout: time that one connection may take to be made.
 
     Attributes:

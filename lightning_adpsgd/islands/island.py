@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from lightning_adpsgd.coordination.startup.signals import ended_by_sigterm
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
-from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled
+from lightning_adpsgd.gossip.protocol import BEGINNING, Position
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.joining import Joining, Timeouts
 from lightning_adpsgd.islands.mean import Mean, Total, consensus_of
@@ -234,8 +234,9 @@ class Island:
 
     def _add(self, number: int, seconds: float, total: Total) -> None:
         # What one gives is let go of before another is asked.
-        if (pulled := self._pull(number, seconds)) is not None:
-            total.add(pulled.values)
+        with suppress(Refused):
+            if (pulled := self._connections.pull(number, seconds)) is not None:
+                total.add(pulled.values)
 
     def average(self, vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
         """Replaces the weights by the mean over the islands that answer."""
@@ -312,11 +313,6 @@ class Island:
         transport, *further = self._transports
         given = transport, self._node, members, self._options
         return Gossip(self._vectors, *given, further=further)
-
-    def _pull(self, number: int, seconds: float) -> Pulled | None:
-        with suppress(Refused):
-            return self._connections.pull(number, seconds)
-        return None
 
     def _listen(self) -> None:
         here = Address(self._joining.own_address(), 0)

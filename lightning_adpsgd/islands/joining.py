@@ -66,7 +66,6 @@ class Joining:
 
     Args:
         vectors: whole weights of this super-learner.
-        store: store of this island only.
         timeout: longest wait for the other learners of this island.
 
     Attributes:
@@ -248,12 +247,10 @@ class Joining:
         return member.origin in ("", self.origin)
 
     def _pull_finite(self, number: int) -> Pulled | None:
-        pulled = self._pull(number, self._timeouts.pull.total_seconds())
-        return pulled if pulled is not None and all_finite(pulled.values) else None
-
-    def _pull(self, number: int, seconds: float) -> Pulled | None:
+        seconds = self._timeouts.pull.total_seconds()
         try:
-            return self._connections.pull(number, seconds)
+            pulled = self._connections.pull(number, seconds)
         except Refused as error:
             self._refusal = error
             return None
+        return pulled if pulled is not None and all_finite(pulled.values) else None

@@ -137,12 +137,17 @@ class MemberStore:
 
     def _text(self, key: str) -> str:
         found = self.store.get(key) if self.store.check([key]) else b""
-        try:
-            return found.decode()
-        except UnicodeDecodeError:
-            # No comparison could ever replace it.
-            self.store.set(key, "")
-            return ""
+        return text_of(self.store, key, found)
+
+
+def text_of(store: Store, key: str, found: bytes) -> str:
+    """What was found at a key, as text; empties the key if it is none."""
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        # No comparison could ever replace it.
+        store.set(key, "")
+        return ""
 
 
 def _heartbeat_key(number: int) -> str:

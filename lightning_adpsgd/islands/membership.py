@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection
 from torch._C._distributed_c10d import Store
 from typing_extensions import override
 
-from lightning_adpsgd.islands.member_store import MemberStore
+from lightning_adpsgd.islands.member_store import Edit, MemberStore
 from lightning_adpsgd.islands.members import (
     Beat,
     Heartbeat,
@@ -352,11 +352,7 @@ class Membership(ServiceThread):
         except RendezvousUnreachable:
             _log.info("left without a goodbye: the rendezvous is unreachable")
 
-    def _change(
-        self,
-        store: MemberStore,
-        edit: Callable[[dict[int, Member]], dict[int, Member]],
-    ) -> None:
+    def _change(self, store: MemberStore, edit: Edit) -> None:
         self._adopt(store, store.change(self.members.epoch, edit))
 
     def _adopt(self, store: MemberStore, members: MemberList) -> None:

@@ -131,7 +131,6 @@ class Rendezvous:
 
     Args:
         answer_s: longest time for an answer, in seconds.
-        credentials: credentials that sign texts.
 
     Attributes:
         signatures: signer and verifier of this job's texts.
@@ -307,7 +306,6 @@ def serve(
 
     Args:
         host: address of the interface to listen at; empty: all IPv4 interfaces.
-        bounds: limits on connections.
 
     Raises:
         OSError: The address is in use, or does not belong to this host.

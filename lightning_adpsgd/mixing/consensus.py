@@ -160,9 +160,6 @@ def average_shards(
 
     Args:
         vectors: shards, followed by buffers, of which each learner has its own.
-        trained: trained weights.
-        node: learners of this super-learner.
-        partition: division of the learners into super-learners.
         counterparts: process group of the owners of each section that this learner
             exchanges.
         num_buffers: number of buffers; they become equal in all learners.

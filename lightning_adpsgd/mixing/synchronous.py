@@ -20,13 +20,12 @@ Order = Literal["step_then_average", "average_then_step"]
 
 
 class Rounds(Communication):
-    """One round of averaging every `every` steps; made by the functions below.
+    """One round of averaging every `every` steps; `make_rounds` makes it.
 
     The worker uses the mixer from the launch of a round until its join, and the
     training thread otherwise.
 
     Args:
-        mixer: object that applies a round.
         every: number of optimizer steps per round.
         worker: thread that runs a round from its launch on.
         hidden: whether a round is joined before the next update rather than at once.
@@ -108,39 +107,27 @@ class Rounds(Communication):
         self._mixer.tally.merged(staleness)
 
 
-def synchronous(
+def make_rounds(
     mixer: Mixer,
+    communication: Literal["sync", "delay_by_one"],
     order: Order,
     every: int = 1,
     worker: BackgroundWorker | InlineWorker | None = None,
 ) -> Communication:
-    """Makes averaging in which all super-learners wait, in the given order.
+    """Makes averaging in rounds, for all super-learners alike.
 
     An average after the step needs the result of the step, and is exposed. One before
-    the step needs only the weights of the last step. It is hidden as in delay-by-one,
-    but from the first step on: ``T W - lr G(W)`` is the same equation.
+    the step needs only the weights of the last step, and is hidden by the gradient.
+    "sync" hides it from the first step on: ``T W - lr G(W)`` is the same equation.
+    "delay_by_one" begins after the first step, and always averages before the step.
 
     Args:
-        mixer: object that applies a round.
         order: whether the average comes after the step or before it.
         every: number of optimizer steps per round.
         worker: thread for hidden rounds; None: a new thread.
     """
     if order == "step_then_average":
         return Rounds(mixer, every, InlineWorker(), hidden=False)
-    worker = worker or _thread_for(mixer)
-    return Rounds(mixer, every, worker, hidden=True, from_start=True)
-
-
-def delay_by_one(
-    mixer: Mixer, every: int = 1, worker: BackgroundWorker | InlineWorker | None = None
-) -> Communication:
-    """Makes averaging that is hidden by the gradient and joined one step later.
-
-    The arguments are as for `synchronous`.
-    """
-    return Rounds(mixer, every, worker or _thread_for(mixer), hidden=True)
-
-
-def _thread_for(mixer: Mixer) -> BackgroundWorker:
-    return BackgroundWorker("adpsgd-average", mixer.device)
+    worker = worker or BackgroundWorker("adpsgd-average", mixer.device)
+    from_start = communication == "sync"
+    return Rounds(mixer, every, worker, hidden=True, from_start=from_start)

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -150,24 +149,19 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
-class Arithmetic(NamedTuple):
-    """The seconds per byte of weights in one thread; fields as in `Calibration`."""
+def measure_arithmetic(num_bytes: int) -> dict[str, float]:
+    """Measures memory and arithmetic on float32 weights larger than the caches.
 
-    copy: float
-    exchange: float
-    merge: float
-
-
-def measure_arithmetic(num_bytes: int) -> Arithmetic:
-    """Measures memory and arithmetic on float32 weights larger than the caches."""
+    Returns:
+        `copy`, `exchange` and `merge` of `Calibration`, in one thread.
+    """
     weights, other = (torch.randn(num_bytes // 4) for _ in range(2))
     replica = Replica([weights], _CHUNK_ELEMENTS, threading.Condition())
     copy = _seconds(lambda: other.copy_(weights))
     both = _seconds(lambda: (_exchange(replica, other), replica.merge_all()))
     exchange = _seconds(lambda: _exchange(replica, other))
-    return Arithmetic(
-        copy / num_bytes, exchange / num_bytes, max(0.0, both - exchange) / num_bytes
-    )
+    seconds = {"copy": copy, "exchange": exchange, "merge": max(0.0, both - exchange)}
+    return {name: value / num_bytes for name, value in seconds.items()}
 
 
 @torch.no_grad()
@@ -187,17 +181,12 @@ def _exchange(replica: Replica, theirs: Tensor) -> None:
 # --- with a peer
 
 
-class Wire(NamedTuple):
-    """The fields of `Calibration` whose measurement needs a peer."""
+def measure_wire(num_bytes: int) -> dict[str, float]:
+    """Measures the default process group of two processes, which both call this.
 
-    bandwidth: float
-    latency: float
-    round: float
-    gradient: float
-
-
-def measure_wire(num_bytes: int) -> Wire:
-    """Measures the default process group of two processes, which both call this."""
+    Returns:
+        `bandwidth`, `latency`, `round` and `gradient` of `Calibration`.
+    """
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
     transport = DistributedTransport(group)
@@ -211,12 +200,14 @@ def measure_wire(num_bytes: int) -> Wire:
     round = _together(lambda: _mix(mixer))
     gradient = _together(lambda: _reduce(weights))
     link = Link(num_bytes / max(crossing - latency, 1e-9), latency)
-    return Wire(
-        link.bandwidth,
-        latency,
-        max(0.0, round - link.seconds(num_bytes)) / num_bytes,
-        max(0.0, gradient - link.allreduce_seconds(num_bytes, 2)) / num_bytes,
-    )
+    beyond = round - link.seconds(num_bytes)
+    beside = gradient - link.allreduce_seconds(num_bytes, 2)
+    return {
+        "bandwidth": link.bandwidth,
+        "latency": latency,
+        "round": max(0.0, beyond) / num_bytes,
+        "gradient": max(0.0, beside) / num_bytes,
+    }
 
 
 def _ping(transport: DistributedTransport) -> float:

@@ -29,7 +29,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import override
 
 from lightning_adpsgd.strategy.agreement import Agreement
-from lightning_adpsgd.strategy.compatibility import save_period
+from lightning_adpsgd.strategy.compatibility import callbacks_of, save_period
 from lightning_adpsgd.strategy.job import END_OF_TRAINING, Job
 from lightning_adpsgd.strategy.overrides import Overrides
 
@@ -299,7 +299,8 @@ def describe_clocks(trainer: pl.Trainer) -> str:
 
     Learners with different descriptions would wait for an answer that never comes.
     """
-    found = [type(one).__name__ for one in _callbacks(trainer) if _has_a_clock(one)]
+    timed = filter(_has_a_clock, callbacks_of(trainer, Callback))
+    found = [type(one).__name__ for one in timed]
     found += ["val_check_interval"] if _validates_by_time(trainer) else []
     return ", ".join(found) or "none"
 
@@ -322,27 +323,17 @@ def _validates_when_learner_0_does(
     return trainer.strategy.broadcast(validates)
 
 
-def _callbacks(trainer: pl.Trainer) -> list[Any]:
-    return getattr(trainer, "callbacks", [])
-
-
 def _timers(trainer: pl.Trainer) -> list[Timer]:
     return [
-        callback
-        for callback in _callbacks(trainer)
-        if isinstance(callback, Timer)
-        and callback._interval == Interval.step
-        and callback._duration is not None
+        timer
+        for timer in callbacks_of(trainer, Timer)
+        if timer._interval == Interval.step and timer._duration is not None
     ]
 
 
 def _timed_checkpoints(trainer: pl.Trainer) -> list[ModelCheckpoint]:
-    savers = _checkpoints(trainer)
+    savers = callbacks_of(trainer, ModelCheckpoint)
     return [one for one in savers if save_period(one, "train_time_interval")]
-
-
-def _checkpoints(trainer: pl.Trainer) -> list[ModelCheckpoint]:
-    return [one for one in _callbacks(trainer) if isinstance(one, ModelCheckpoint)]
 
 
 def _at_last_batch(trainer: pl.Trainer) -> bool:
@@ -351,8 +342,8 @@ def _at_last_batch(trainer: pl.Trainer) -> bool:
 
 def _end_of_epoch(trainer: pl.Trainer) -> list[Any]:
     """The actions at the end of this epoch that not every epoch has."""
-    epoch, callbacks = trainer.current_epoch, _callbacks(trainer)
-    periods = [save_period(one, "every_n_epochs") for one in _checkpoints(trainer)]
+    epoch, savers = trainer.current_epoch, callbacks_of(trainer, ModelCheckpoint)
+    periods = [save_period(one, "every_n_epochs") for one in savers]
     saves: list[Any] = [(epoch + 1) % every == 0 for every in periods if every]
-    averages = any(isinstance(c, StochasticWeightAveraging) for c in callbacks)
+    averages = callbacks_of(trainer, StochasticWeightAveraging)
     return [*saves, epoch] if averages else saves

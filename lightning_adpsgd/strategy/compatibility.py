@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
+    Callback,
     LearningRateFinder,
     ModelCheckpoint,
     ModelPruning,
@@ -21,9 +22,16 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+_Kind = TypeVar("_Kind")
 _DDP_ARGUMENTS = signature(DistributedDataParallel).parameters
 # These change what is trained, and not only how an allreduce is carried out.
 _OF_AN_ALLREDUCE = ("ddp_comm_hook", "ddp_comm_wrapper", "mixed_precision")
+
+
+def callbacks_of(trainer: pl.Trainer, kind: type[_Kind]) -> list[_Kind]:
+    """The callbacks of one type among a Trainer's."""
+    callbacks: list[Any] = getattr(trainer, "callbacks", [])
+    return [one for one in callbacks if isinstance(one, kind)]
 
 
 def save_period(callback: ModelCheckpoint, argument: str) -> Any:
@@ -129,7 +137,7 @@ def _refuse_with_shards(trainer: pl.Trainer, strategy: DDPStrategy) -> None:
             f"{type(scaler).__name__}: each learner would skip steps based on its own "
             'shard; use "bf16-mixed", or FSDP2\'s `MixedPrecisionPolicy`'
         )
-    for callback in getattr(trainer, "callbacks", ()):
+    for callback in callbacks_of(trainer, Callback):
         # Each keeps or changes whole weights.
         if isinstance(callback, ModelPruning | StochasticWeightAveraging) or hasattr(
             callback, "_average_model"
@@ -237,7 +245,7 @@ def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
 
 
 def _callbacks_that_count(trainer: pl.Trainer) -> Iterator[str]:
-    for callback in getattr(trainer, "callbacks", ()):
+    for callback in callbacks_of(trainer, Callback):
         if isinstance(callback, ModelCheckpoint):
             every = save_period(callback, "every_n_train_steps")
             if every is not None:

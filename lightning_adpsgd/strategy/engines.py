@@ -34,9 +34,8 @@ from lightning_adpsgd.mixing.consensus import (
     average_whole,
 )
 from lightning_adpsgd.mixing.rounds import RoundMixer
-from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
-from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
+from lightning_adpsgd.mixing.synchronous import make_rounds
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.links.credentials import Credentials
@@ -76,17 +75,10 @@ class Engine(NamedTuple):
         self.island.start(position)
         return self.island.started_from
 
-    def stop(self) -> None:
-        """Ends cleanly: tells peers and joins threads."""
-        (self.island or self.communication).stop()
-
-    def abort(self) -> None:
-        """Ends within seconds, without a peer's help."""
-        (self.island or self.communication).abort()
-
-    def statistics(self) -> Statistics:
-        """Counters so far."""
-        return (self.island or self.communication).statistics()
+    @property
+    def whole(self) -> Communication | Island:
+        """What ends, and counts, all of it."""
+        return self.island or self.communication
 
 
 def weights_of(module: nn.Module, dials: Dials, partition: Partition) -> Weights:
@@ -276,9 +268,8 @@ def _make_rounds(
         chunk_elements(flat, groups),
         further,
     )
-    if dials.communication == "sync":
-        return synchronous(mixer, dials.effective_order, dials.gossip_every)
-    return delay_by_one(mixer, dials.gossip_every)
+    mode = "sync" if dials.communication == "sync" else "delay_by_one"
+    return make_rounds(mixer, mode, dials.effective_order, dials.gossip_every)
 
 
 def _make_island(

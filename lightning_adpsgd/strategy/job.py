@@ -211,7 +211,7 @@ class Job:
     def statistics(self) -> Statistics | None:
         """Counters of its communication; None before the start."""
         if self._engine is not None:
-            self._statistics = self._engine.statistics()
+            self._statistics = self._engine.whole.statistics()
         return self._statistics
 
     # --- from start to end
@@ -279,7 +279,7 @@ class Job:
         if self._engine is None:
             return None
         with self.failures.named():
-            self._engine.stop()
+            self._engine.whole.stop()
         self._forget_communication()
         atexit.register(_in_process, os.getpid(), _let_go_of_groups)
         return consensus
@@ -294,7 +294,7 @@ class Job:
     def abort(self) -> None:
         """Ends communication within seconds, without a peer's help; may be repeated."""
         if self._engine is not None:
-            self._engine.abort()
+            self._engine.whole.abort()
         self._forget_communication()
 
     def close(self) -> None:
@@ -420,8 +420,6 @@ class Job:
             self._restored_position = position
         elif position is not None:
             self._engine.communication.go_on_from(*position)
-
-    # --- private
 
     def _let_go_of_peers(self) -> None:
         if (engine := self._engine) is not None and engine.exchanges is not None:

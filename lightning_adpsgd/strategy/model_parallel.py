@@ -265,15 +265,13 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         source, is_strict = self._source, self._is_strict
         if source is None:
             return
+        state = get_model_state_dict(self.model)
         if isinstance(source, Path):
-            state = {"state_dict": get_model_state_dict(self.model)}
-            read_shards(state, source, is_strict)
-            options = StateDictOptions(strict=is_strict)
-            set_model_state_dict(self.model, state["state_dict"], options=options)
+            read_shards({"state_dict": state}, source, is_strict)
         else:
-            state = cut_like(source["state_dict"], get_model_state_dict(self.model))
-            options = StateDictOptions(strict=is_strict)
-            set_model_state_dict(self.model, state, options=options)
+            state = cut_like(source["state_dict"], state)
+        options = StateDictOptions(strict=is_strict)
+        set_model_state_dict(self.model, state, options=options)
 
     def _load_optimizer(self, number: int, optimizer: Optimizer) -> None:
         assert self.model is not None

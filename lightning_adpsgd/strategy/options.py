@@ -240,13 +240,12 @@ class HADPSGDOptions(_DDPStrategy):
     def super_learner_size(self) -> int:
         """N, the learners in a super-learner; those of this one if sizes differ."""
         size = self._dials.super_learner_size
-        if isinstance(size, tuple) and self._dials.islands is None:
-            return self.partition.size(self.global_rank)
-        if isinstance(size, tuple):
-            return self.world_size
-        if not isinstance(size, str):
+        if isinstance(size, int):
             return size
-        return self.num_processes if self._dials.islands is None else self.world_size
+        if self._dials.islands is not None:
+            return self.world_size
+        is_node = isinstance(size, str)
+        return self.num_processes if is_node else self.partition.size(self.global_rank)
 
     @property
     def partition(self) -> Partition:

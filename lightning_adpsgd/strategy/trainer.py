@@ -151,8 +151,8 @@ class HADPSGDStrategy(ModelParallelInside):
         sharing = self._run.sharing if self._run is not None else None
         prepare_training_loaders(trainer, sharing, self._place, overrides)
         self.setup_optimizers(trainer)
-        if sharing is not None:
-            sharing.look_at_schedules()
+        if sharing is not None and sharing.default is not None:
+            sharing.default.look_at_schedules()
         self.setup_precision_plugin()
         _optimizers_to_device(self.optimizers, self.root_device)
         self._initial_states = tuple(FreshState(one) for one in self.optimizers)
@@ -346,8 +346,6 @@ class HADPSGDStrategy(ModelParallelInside):
         if self._run is None or self._decides:
             return group
         return self._run.scope(group, operation)
-
-    # --- private
 
     def _interrupted(self) -> bool:
         trainer = self._trainer_or_none()

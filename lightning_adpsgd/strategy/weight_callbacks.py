@@ -16,9 +16,14 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import ModelPruning, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    Callback,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
 from torch import Tensor, nn
 
+from lightning_adpsgd.strategy.compatibility import callbacks_of
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.weights.flat import pruning_masks
@@ -47,9 +52,7 @@ def transfer_in_consensus(
     overrides: Overrides,
 ) -> None:
     """Makes SWA write its average while no exchange is under way."""
-    for swa in getattr(trainer, "callbacks", ()):
-        if not isinstance(swa, StochasticWeightAveraging):
-            continue
+    for swa in callbacks_of(trainer, StochasticWeightAveraging):
         transfer = partial(_transfer, enter, leave, swa.transfer_weights)
         reset = partial(_reset_in_place, swa.reset_batch_norm_and_save_state)
         overrides.replace("weight_callbacks", swa, "transfer_weights", transfer)
@@ -60,10 +63,9 @@ def transfer_in_consensus(
 
 def prune_together(trainer: pl.Trainer, job: Job, overrides: Overrides) -> None:
     """Makes `ModelPruning` prune while the module holds the consensus model."""
-    for callback in getattr(trainer, "callbacks", ()):
-        if isinstance(callback, ModelPruning):
-            prune = partial(_prune, trainer, job, callback._run_pruning)
-            overrides.replace("weight_callbacks", callback, "_run_pruning", prune)
+    for callback in callbacks_of(trainer, ModelPruning):
+        prune = partial(_prune, trainer, job, callback._run_pruning)
+        overrides.replace("weight_callbacks", callback, "_run_pruning", prune)
 
 
 def _transfer(
@@ -92,7 +94,7 @@ def _reset_in_place(reset: Callable[..., None], module: pl.LightningModule) -> N
 
 
 def _kept_models(trainer: pl.Trainer) -> Iterator[nn.Module]:
-    for callback in getattr(trainer, "callbacks", ()):
+    for callback in callbacks_of(trainer, Callback):
         model = getattr(callback, "_average_model", None)
         if isinstance(model, nn.Module):
             yield model

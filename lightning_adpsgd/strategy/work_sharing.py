@@ -44,9 +44,9 @@ class WorkSharing:
     Args:
         checkpoint: result of `state` in the resumed checkpoint; None at a fresh start.
         islands: URL of the rendezvous; None if all learners are in one job.
-        default: decides whether to share; None: the user has decided.
 
     Attributes:
+        default: decides whether to share; None: the user has decided.
         shares: whether the learners share; None: undecided.
     """
 
@@ -60,7 +60,7 @@ class WorkSharing:
         default: DefaultSharing | None = None,
     ) -> None:
         self._trainer, self._job, self._index = trainer, job, index
-        self._islands, self._default = islands, default
+        self._islands, self.default = islands, default
         self.shares = True if default is None else None
         self._island_pool: IslandPool | None = None
         self._loaded = EpochState(**checkpoint) if checkpoint else None
@@ -69,15 +69,10 @@ class WorkSharing:
 
     # --- from set-up to end
 
-    def look_at_schedules(self) -> None:
-        """Called once optimizers and schedules exist."""
-        if self._default is not None:
-            self._default.look_at_schedules()
-
     def takes(self, dataloader: Any) -> bool:
         """Whether the learners share a training loader; all learners must call it."""
-        if self.shares is None and self._default is not None:
-            self.shares = self._default.allows(dataloader)
+        if self.shares is None and self.default is not None:
+            self.shares = self.default.allows(dataloader)
         return bool(self.shares)
 
     def prepare(self, dataloader: Any) -> Any:
@@ -157,8 +152,6 @@ class WorkSharing:
         """The state of the epoch for a checkpoint, in learner 0; a collective."""
         state = self._batches.state() if self._batches is not None else None
         return state._asdict() if state is not None else None
-
-    # --- private
 
     def _shared(self, loader: DataLoader[Any]) -> SharedBatches:
         # By default that of `seed_everything`, as in Lightning's distributed sampler.

@@ -17,10 +17,10 @@ from typing_extensions import override
 
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.mixing.averages import all_finite
-from lightning_adpsgd.mixing.communication import AveragingClosure, Communication
+from lightning_adpsgd.mixing.communication import AveragingClosure
 from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
-from lightning_adpsgd.mixing.synchronous import delay_by_one, synchronous
+from lightning_adpsgd.mixing.synchronous import make_rounds
 from lightning_adpsgd.virtual.row_exchanges import (
     CommunicationSide,
     Exchanges,
@@ -169,9 +169,13 @@ class LockstepLearners(VirtualLearners):
         super().__init__(module, dials, scenario)
         size = scenario.num_super_learners
         matrices = [matrix[:size] for matrix in self.rows.matrices]
-        self._hidden = hidden = dials.effective_order == "average_then_step"
+        hidden = dials.effective_order == "average_then_step"
         self._mixer = RowMixer(matrices, scenario.schedule(), hidden)
-        self._communication = _communication(dials, self._mixer)
+        mode = "sync" if dials.communication == "sync" else "delay_by_one"
+        order, every = dials.effective_order, dials.gossip_every
+        self._communication = make_rounds(
+            self._mixer, mode, order, every, InlineWorker()
+        )
         num_bytes = sum(
             matrix.shape[1] * averaging_dtype(matrix.dtype).itemsize
             for matrix in matrices
@@ -307,13 +311,6 @@ def make_learners(
     """Makes the super-learners for the communication of the options."""
     kind = LockstepLearners if dials.in_lockstep else AsynchronousLearners
     return kind(module, dials, scenario)
-
-
-def _communication(dials: Dials, mixer: RowMixer) -> Communication:
-    if dials.communication == "sync":
-        order, every = dials.effective_order, dials.gossip_every
-        return synchronous(mixer, order, every, InlineWorker())
-    return delay_by_one(mixer, dials.gossip_every, worker=InlineWorker())
 
 
 def _square(numbers: Tensor) -> float:

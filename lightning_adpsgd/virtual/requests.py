@@ -11,7 +11,6 @@ class Requests:
     """The requests of all super-learners.
 
     Args:
-        rank: rank in the agenda.
         latency: seconds until a word is heard.
         under_ways: exchanges of each super-learner.
         begin: begins an exchange of an asker and an asked one.

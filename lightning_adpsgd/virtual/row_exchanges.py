@@ -17,7 +17,12 @@ from torch import Tensor
 
 from lightning_adpsgd.gossip.codecs import Codec, make_codec
 from lightning_adpsgd.mixing.statistics import Tally
-from lightning_adpsgd.mixing.super_learner import ShardGather, SuperLearnerGroup
+from lightning_adpsgd.mixing.super_learner import (
+    MergeAlone,
+    ShardGather,
+    SuperLearnerGroup,
+    Votes,
+)
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.virtual.timeline import Exchange
 from lightning_adpsgd.weights.replica import Part, Replica, to_averaging_dtype
@@ -40,12 +45,9 @@ class CommunicationSide:
     ) -> None:
         self._order, self._vectors = order, vectors
         self.replica = Replica(vectors, _CHUNK_ELEMENTS, threading.Condition())
-        self._merger = (
-            ShardGather(
-                vectors, self.replica, SuperLearnerGroup(), _NO_WAIT, InlineWorker()
-            )
-            if num_learners > 1
-            else None
+        kind = ShardGather if num_learners > 1 else MergeAlone
+        self._merger = kind(
+            vectors, self.replica, SuperLearnerGroup(), _NO_WAIT, InlineWorker()
         )
         self.parts = [p for chunk in self.replica.chunks for p in chunk.parts]
         self._parts_of = list(_by_vector(self.parts, vectors))
@@ -65,11 +67,7 @@ class CommunicationSide:
 
     def merge_at_once(self) -> None:
         """Merges an exchange at the step boundary at which it was made."""
-        if self._merger is not None:
-            self._merger.finish()
-            self._merger.begin()
-            self._merger.finish()
-        self.replica.merge_all()
+        self._merger.merge_all()
         self._count_merge(steps_late=0)
 
     def ended(self, first_step: int, num_bytes: int, finite: bool) -> None:
@@ -100,12 +98,8 @@ class CommunicationSide:
         return self._parts_of[number][element // self.replica.part_elements]
 
     def _merge(self) -> None:
-        if self._merger is None:
-            self.replica.merge()
-        else:
-            self._merger.finish()
-            self._merger.begin()
-        self._count_merge(steps_late=0 if self._merger is None else 1)
+        self._merger.merge(Votes())
+        self._count_merge(self._merger.steps_late)
 
     def _count_merge(self, steps_late: int) -> None:
         if self._ages:

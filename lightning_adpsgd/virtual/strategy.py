@@ -29,6 +29,7 @@ from lightning_adpsgd.dials import CommunicationName, ReadyPairs
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.checkpoints.contents import cloned
+from lightning_adpsgd.strategy.compatibility import callbacks_of
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.topology.named import TopologyLike
 from lightning_adpsgd.virtual.cluster import ClusterOptions, dials_and_scenario
@@ -253,10 +254,10 @@ def _refuse_unsupported(trainer: pl.Trainer, devices: Sequence[torch.device]) ->
             '`strategy="hadpsgd_virtual"`, whose turns begin and end with a step of '
             f"the Trainer, got False in {type(module).__name__}"
         )
-    for callback in getattr(trainer, "callbacks", ()):
-        if isinstance(callback, _OF_ONE_MODEL):
+    for kind in _OF_ONE_MODEL:
+        if found := callbacks_of(trainer, kind):
             raise ValueError(
-                f"`callbacks` must hold no {type(callback).__name__} with "
+                f"`callbacks` must hold no {type(found[0]).__name__} with "
                 '`strategy="hadpsgd_virtual"`: it would see the weights of the '
                 "super-learner that made the last step"
             )

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_adpsgd.callbacks.consensus import (
     ConsensusMonitor,
-    Halves,
     effective_rate,
 )
 from lightning_adpsgd.callbacks.probe import mean_gradient, mean_loss, training_loss
@@ -33,26 +32,26 @@ def vector(*values: float) -> Tensor:
 
 def test_a_step_along_the_gradient_is_as_long_as_the_rate_says() -> None:
     gradient = vector(3, 4)
-    both = Halves(gradient, gradient)
+    both = (gradient, gradient)
     assert effective_rate(0.1, gradient, both, both) == pytest.approx((1, 0, 1))
 
 
 def test_half_the_gradient_is_half_the_rate_and_what_is_across_is_noise() -> None:
     # g_a = g / 2, and in one step (0, 3) more: the noise is alpha (0, 3).
-    means, gradients = Halves(*[vector(2, 0)] * 2), Halves(*[vector(4, 0)] * 2)
+    means, gradients = [vector(2, 0)] * 2, [vector(4, 0)] * 2
     rate = effective_rate(0.1, vector(2, 3), means, gradients)
     assert rate == pytest.approx((0.5, 0.09, 1))
 
 
 def test_equal_weights_leave_the_rate_as_it_is_whatever_the_batches() -> None:
-    gradients = Halves(vector(4, 2, 0), vector(3, 0, 2))
+    gradients = (vector(4, 2, 0), vector(3, 0, 2))
     rate = effective_rate(1, vector(4, 0, 0), gradients, gradients)
     assert rate.share == pytest.approx(1)
     assert rate.agreement == pytest.approx(12 / math.sqrt(20 * 13))
 
 
 def test_a_gradient_lost_in_noise_gives_no_rate() -> None:
-    lost = Halves(vector(1, 0), vector(-1, 0))
+    lost = (vector(1, 0), vector(-1, 0))
     rate = effective_rate(1, vector(1, 0), lost, lost)
     assert math.isnan(rate.share)
     assert rate.agreement == pytest.approx(-1)
@@ -64,7 +63,7 @@ def test_on_a_quadratic_differences_of_weights_change_nothing() -> None:
     weights = torch.randn(6, 4, dtype=torch.float64, generator=generator)
     curvature = vector(1, 2, 3, 4)
     mean, gradient = (curvature * weights).mean(0), curvature * weights.mean(0)
-    means, gradients = Halves(mean, mean), Halves(gradient, gradient)
+    means, gradients = (mean, mean), (gradient, gradient)
     rate = effective_rate(0.5, mean, means, gradients)
     assert rate == pytest.approx((1, 0, 1))
 

@@ -210,7 +210,7 @@ def test_nonsense_in_the_place_of_the_ledger_loses_nothing(text: str) -> None:
         client.close()
         together([island.go_on for island in islands])
         assert rows(islands) == Counter(range(60))
-        assert [o.pool._service.num_errors for o in islands] == [0, 0]
+        assert [o.pool.num_errors for o in islands] == [0, 0]
 
 
 def test_an_old_ledger_that_is_written_again_hands_nothing_out_twice() -> None:

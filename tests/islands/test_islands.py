@@ -490,7 +490,7 @@ def test_who_spares_the_cores_lets_nobody_wait_for_weights(
     with rendezvous() as server, archipelago(server, random_rows(2)) as (one, other):
         all_see([one, other], 2)
         until(lambda: bool(one.step() or rests.is_set()), "a rest")
-        assert one.island._pull(1, PATIENCE_S) is not None
+        assert one.island._connections.pull(1, PATIENCE_S) is not None
 
 
 def test_untrained_weights_are_not_averaged_into_trained_ones() -> None:

@@ -153,7 +153,7 @@ def test_a_mean_takes_one_shard_beside_the_weights_of_the_one_that_answers() -> 
                 one.island.start()
             until(lambda: all(one.members == 4 for one in islands), "the ring")
             first = islands[0].island
-            pull, before = first._pull, memory_of_tensors()
+            pull, before = first._connections.pull, memory_of_tensors()
 
             def watched(number: int, seconds: float) -> Pulled | None:
                 limit = before + 1.1 * 4 * elements  # of the mean so far
@@ -161,7 +161,7 @@ def test_a_mean_takes_one_shard_beside_the_weights_of_the_one_that_answers() -> 
                 asked.append(number)
                 return pull(number, seconds)
 
-            first._pull = watched
+            first._connections.pull = watched
             assert first.mean().members == 4
             assert len(asked) == 3
         finally:

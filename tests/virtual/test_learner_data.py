@@ -13,12 +13,12 @@ from torch.utils.data import (
 )
 from typing_extensions import override
 
-from lightning_adpsgd.virtual.learner_data import Shares, Source, shares_of
+from lightning_adpsgd.virtual.learner_data import BatchesOf, Source, shares_of
 
 DATA = TensorDataset(torch.arange(24))
 
 
-def epoch(shares: Shares, learner: int) -> list[int]:
+def epoch(shares: BatchesOf, learner: int) -> list[int]:
     return [value for (batch,) in shares(learner) for value in batch.tolist()]
 
 

@@ -33,11 +33,8 @@ class LearnerLocation:
     """The network location of a learner.
 
     Attributes:
-        rank: rank of the learner.
-        host: name of its host.
         machine: identifier of its host, equal only for learners of one host.
         endpoints: addresses at which it listens.
-        interfaces: network interfaces of its host.
         chosen: value of `GLOO_SOCKET_IFNAME` there; empty if unset.
     """
 

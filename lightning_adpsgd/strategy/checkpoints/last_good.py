@@ -21,6 +21,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
 from lightning_adpsgd.strategy.checkpoints.io import check_file, step_in_file
+from lightning_adpsgd.strategy.compatibility import callbacks_of
 
 PREEMPTED = "preempted-"
 """How the names of files begin that an island saves when it is told to end."""
@@ -72,15 +73,14 @@ def newest_whole(paths: Iterable[str]) -> str:
 
 
 def _at_exceptions(trainer: pl.Trainer) -> list[str]:
-    callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    found = [c.ckpt_path for c in callbacks if isinstance(c, OnExceptionCheckpoint)]
+    found = (one.ckpt_path for one in callbacks_of(trainer, OnExceptionCheckpoint))
     return [path for path in found if os.path.exists(path)]
 
 
 def _last_checkpoints(trainer: pl.Trainer) -> list[str]:
     """All files that may be meant, in the order of preference; links that lead nowhere
     count, for they tell of a checkpoint that was there."""
-    savers = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+    savers = callbacks_of(trainer, ModelCheckpoint)
     found = (path for saver in savers for path in saver._find_last_checkpoints(trainer))
     lasts = {*found, *_at_exceptions(trainer), *_preempted(trainer, savers)}
     folders = {Path(path).parent for path in lasts}

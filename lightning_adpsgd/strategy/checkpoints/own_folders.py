@@ -12,6 +12,8 @@ from typing import BinaryIO
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lightning_adpsgd.strategy.compatibility import callbacks_of
+
 _NAME = ".island.lock"
 _TAKEN = errno.EACCES, errno.EAGAIN
 
@@ -25,7 +27,7 @@ def hold_folders(trainer: pl.Trainer) -> list[BinaryIO]:
     Raises:
         ValueError: Another process holds one of the locks.
     """
-    savers = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+    savers = callbacks_of(trainer, ModelCheckpoint)
     folders = {str(saver.dirpath) for saver in savers if saver.dirpath}
     local = [Path(folder) for folder in sorted(folders) if "://" not in folder]
     held = map(_hold, local if trainer.is_global_zero else ())

@@ -138,7 +138,6 @@ def read_shards(state: dict[str, Any], path: Path, strict: bool = True) -> None:
 
     Args:
         state: nested dicts of tensors, as for `write_shards`.
-        path: folder.
         strict: whether every tensor must be in the checkpoint.
 
     Raises:
@@ -186,7 +185,6 @@ def check_sums(path: Path, place: int, number: int) -> None:
     """Verifies checksums of this learner's share of the files; all together, of all.
 
     Args:
-        path: folder.
         place: number of this learner.
         number: number of learners.
 

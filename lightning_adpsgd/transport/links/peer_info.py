@@ -20,7 +20,6 @@ class PeerInfo:
     Attributes:
         member: number of its super-learner in the membership.
         incarnation: unique identifier of this start of the super-learner's processes.
-        job: name of the job.
         model: `FlatParameters.layout()`: names, shapes and dtypes of the weights.
         super_learner_size: number of shards, each of which has one owner among the
             learners of the super-learner; equals the number of learners if all
@@ -28,7 +27,6 @@ class PeerInfo:
         shard: number of the shard that the connection carries.
         settings: further settings that must be equal at both ends, such as the wire
             dtype.
-        version: version of this package.
         origin: training that its weights come from; empty if it has yet to take
             weights.
     """
