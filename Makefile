@@ -14,7 +14,8 @@ SEED ?= 0
 NUMBER ?= 320
 WORKERS ?= 4
 # A file stays with one worker, for its fixtures; tests/conftest.py puts slow files first.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+# Compiled modules are kept: else each of hundreds of processes compiles what it imports.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
 	-n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The first interpreter that runs, is recent enough and can make an environment. A name

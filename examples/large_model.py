@@ -45,7 +45,7 @@ class Reverser(pl.LightningModule):
         self.log("loss", self.training_step(batch, batch_idx), sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), 1e-3)
+        return torch.optim.AdamW(self.parameters(), 1e-3, fused=True)
 
 
 def sequences(number: int, seed: int, batch_size: int = 64) -> DataLoader:

@@ -6,7 +6,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -20,6 +19,7 @@ import yaml
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE, RendezvousAddress
 from lightning_adpsgd.transport.links.credentials import FOLDER
 from lightning_adpsgd.transport.links.issuing import issue
+from tests import warm
 from tests.helpers import PROGRAM_S, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -172,12 +172,13 @@ class Pod:
     def __init__(
         self, words: Sequence[str], variables: dict[str, str], output: Path
     ) -> None:
-        self._output = output
+        self._output, programs = output, output.parent / "bin"
+        install(programs)
         with output.open("w") as file:
             self._process = subprocess.Popen(
                 words,
                 cwd=MANIFESTS,
-                env={**inherited(), **variables, "EPOCHS": "2"},
+                env={**inherited(programs), **variables, "EPOCHS": "2"},
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -197,9 +198,20 @@ class Pod:
         self._process.wait(PROGRAM_S)
 
 
-def inherited() -> dict[str, str]:
-    """This process's environment, with the package and torchrun in reach."""
-    folders = (str(Path(sys.executable).parent), os.environ.get("PATH", ""))
+def install(folder: Path) -> None:
+    """Puts the programs of the image there: Python and torchrun, as warm programs."""
+    folder.mkdir(exist_ok=True)
+    options = {"python": "", "torchrun": " -m torch.distributed.run"}
+    for name, words in options.items():
+        program = folder / name
+        command = shlex.quote(warm.python())
+        program.write_text(f'#!/bin/sh\nexec {command}{words} "$@"\n')
+        program.chmod(0o700)
+
+
+def inherited(programs: Path) -> dict[str, str]:
+    """This process's environment, with the package and the programs in reach."""
+    folders = (str(programs), os.environ.get("PATH", ""))
     return {
         **os.environ,
         "PATH": os.pathsep.join(folders),
