@@ -20,6 +20,7 @@ pytest.importorskip("matplotlib")
 from nbformat import NotebookNode
 
 from notebooks import run
+from tests import warm
 from tests.helpers import forked
 
 # What `pip install -e .[asr,notebooks]` does not install.
@@ -63,7 +64,29 @@ def test_there_are_notebooks() -> None:
 
 QUICKEST = [path for path in NOTEBOOKS if path.name[:2] in ("00", "04")]
 
+# Matplotlib is imported already in a warm program, and is told its backend before the
+# kernel could say so by the environment.
+KERNEL = """#!/bin/sh
+exec "{python}" -c "
+import runpy, sys
+import matplotlib
+matplotlib.rcParams['backend'] = 'module://matplotlib_inline.backend_inline'
+sys.argv = sys.argv[sys.argv.index('-m') + 1 :]
+runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)
+" "$@"
+"""
 
+
+@pytest.fixture
+def warm_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that have torch and Lightning imported."""
+    command = tmp_path / "python"
+    command.write_text(KERNEL.format(python=warm.python()))
+    command.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(command))
+
+
+@pytest.mark.usefixtures("warm_kernels")
 @pytest.mark.timeout(run.SECONDS + 60)
 @pytest.mark.parametrize("path", QUICKEST, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_is_committed(path: Path) -> None:

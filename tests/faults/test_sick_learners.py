@@ -27,11 +27,12 @@ from tests.gossip.test_exchange import exchange, two_ends
 from tests.helpers import engines, random_rows, running, until
 from tests.learners import (
     Quadratic,
+    each,
     gossip,
+    in_every_mode,
     learners,
     loader,
     trainer_of,
-    values,
 )
 
 NAN = float("nan")
@@ -88,10 +89,16 @@ def used_to_each_other(
     num_lanes = 2 * len(gossips) * (len(gossips) - 1)
 
     def is_known() -> bool:
-        enough = [lane for lane in list(lanes) if lane._num_seen > 2 * NUM_FIRST]
+        enough = [lane for lane in list(lanes) if lane._num_seen > NUM_FIRST]
         return len(enough) == num_lanes
 
     steps_until(vectors, gossips, is_known)
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between attempts; how long they are is tested by a clock, in `test_reloads`."""
+    monkeypatch.setattr(quarantine, "_FIRST_PAUSE_S", 0.05)
 
 
 def refused(gossips: list[Gossip]) -> int:
@@ -173,6 +180,7 @@ def test_a_learner_that_is_no_number_goes_on_from_a_peer_with_a_fresh_optimizer(
     assert [engine.num_reloads for engine in gossips] == [0, 1, 0]
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_it_ends_when_it_has_gone_on_from_others_too_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,6 +198,7 @@ def test_it_ends_when_it_has_gone_on_from_others_too_often(
     assert gossips[0].statistics().reloads == 0
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_it_ends_when_no_peer_is_healthy() -> None:
     vectors, gossips = engines(random_rows(2), "ring")
 
@@ -241,31 +250,28 @@ class Falls(Quadratic):
         return torch.optim.SGD(self.parameters(), 0.1, momentum=0.5)
 
 
-def survive_the_illness_of_one(strategy: Callable[[], Any], how: str) -> None:
+def test_a_training_survives_the_illness_of_one_learner() -> None:
     """Three learners, one of which falls ill, end alike and with a fresh optimizer."""
 
-    def program(rank: int) -> Any:
-        module = Falls(how)
-        trainer = trainer_of(strategy(), 3)
+    def program(rank: int, how: str) -> Any:
+        # Who waits for an exchange at least every second step is found ill.
+        module, strategy = Falls(how), gossip("complete", max_staleness=1)
+        trainer = trainer_of(strategy, 3)
         trainer.fit(module, loader(180, rank, 3))
-        own: Any = trainer.strategy
         momentum = [s["momentum_buffer"] for s in trainer.optimizers[0].state.values()]
-        return module.weight.detach(), own.gossip_statistics().reloads, momentum
+        return module.weight.detach(), strategy.gossip_statistics().reloads, momentum
 
-    results = values(learners(3, program))
-    assert [reloads for _, reloads, _ in results] == [0, 1, 0]
-    for weights, _, (momentum,) in results:
-        assert weights.equal(results[0][0])
-        assert weights.abs().max() < 2.0  # the rows that it goes to are about 0
-        assert momentum.isfinite().all()
-
-
-@pytest.mark.parametrize("how", ["gradients", "weights", "data"])
-def test_a_training_survives_the_illness_of_one_learner(how: str) -> None:
-    # It waits for an exchange at least every second step, and so is found ill.
-    survive_the_illness_of_one(lambda: gossip("complete", max_staleness=1), how)
+    illnesses = "gradients", "weights", "data"
+    for how, results in in_every_mode(3, program, illnesses).items():
+        assert [reloads for _, reloads, _ in results] == [0, 1, 0], how
+        for weights, _, (momentum,) in results:
+            assert weights.equal(results[0][0]), how
+            # The rows that it goes to are about 0.
+            assert weights.abs().max() < 2.0, how
+            assert momentum.isfinite().all(), how
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_a_learner_whose_data_are_all_ill_ends_with_its_name() -> None:
     class Broken(Falls):
         @override
@@ -313,17 +319,21 @@ class Network(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), self.rate)
 
 
-@pytest.mark.parametrize("rate", [1e-3, 0.1, 1.0])
-def test_no_healthy_learner_is_refused(rate: float) -> None:
-    steps = torch.zeros(3, dtype=torch.int64).share_memory_()
+RATES = {"small": 1e-3, "large": 0.1, "far too large": 1.0}
 
-    def program(rank: int) -> Any:
-        trainer = trainer_of(gossip("complete", max_staleness=2), 3, max_epochs=4)
+
+def test_no_healthy_learner_is_refused() -> None:
+    steps = {name: torch.zeros(3, dtype=torch.int64).share_memory_() for name in RATES}
+
+    def program(rank: int, name: str) -> Any:
+        strategy = gossip("complete", max_staleness=2)
         rows: Any = loader(300, rank, 3).dataset
-        trainer.fit(Network(rate, steps), DataLoader(rows, 2, shuffle=True))
-        strategy: Any = trainer.strategy
+        module = Network(RATES[name], steps[name])
+        trainer = trainer_of(strategy, 3, max_epochs=4)
+        trainer.fit(module, DataLoader(rows, 2, shuffle=True))
         return strategy.gossip_statistics()
 
-    for statistics in values(learners(3, program)):
-        assert statistics.exchanges > 20
-        assert (statistics.refused, statistics.far, statistics.reloads) == (0, 0, 0)
+    for name, statistics in each(in_every_mode(3, program, list(RATES))):
+        assert statistics.exchanges > 20, name
+        found = statistics.refused, statistics.far, statistics.reloads
+        assert found == (0, 0, 0), name

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests import warm
 from tests.helpers import PROGRAM_S
 
 pytest.importorskip("mkdocs")
@@ -54,7 +54,7 @@ def links_of(page: Path) -> Links:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a site that was built without a warning."""
     folder = tmp_path_factory.mktemp("docs") / "site"
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    words = [warm.python(), "-m", "mkdocs", "build", "--strict"]
     done = subprocess.run(
         [*words, "--site-dir", str(folder)],
         cwd=ROOT,

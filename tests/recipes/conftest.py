@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipes.generated import corpus
+from recipes.hybrid.pipeline import crew
 
 #: As little speech of every source as makes a corpus.
 DISCS = {
@@ -24,6 +25,14 @@ def without_weights_and_biases() -> Iterator[None]:
     """Each of its runs takes seconds; tests that are about them switch it on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "disabled")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machines_look_often_for_what_others_leave() -> Iterator[None]:
+    """At twice a second, most of a stage of little speech would be waits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crew, "_POLL_S", 0.02)
         yield
 
 

@@ -1,4 +1,4 @@
-"""The whole way from audio to word error rate, on a corpus of one minute."""
+"""The whole way from audio to word error rate, on a corpus of half a minute."""
 
 import json
 import re
@@ -25,7 +25,7 @@ from tests.offline_runs import read_offline_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-RACE_SECONDS = 2.0
+RACE_SECONDS = 1.0
 RACE = [f"race-{method}" for method in METHODS]
 SMALL = {
     "train.epochs": 2,
@@ -45,7 +45,7 @@ SMALL = {
 
 def run(folder: Path) -> int:
     changes = [f"--set={name}={value}" for name, value in SMALL.items()]
-    minutes = ["--minutes", "1", "--test-minutes", "0.3"]
+    minutes = ["--minutes", "0.5", "--test-minutes", "0.2"]
     race = ["--race-seconds", str(RACE_SECONDS)]
     # A forked process costs more than its share of so little speech.
     return main(["--out", str(folder), "--cores", "1", *minutes, *race, *changes])

@@ -118,9 +118,14 @@ def test_state_counts_are_those_of_the_training_labels(settings):
     assert states["counts"] == counts.tolist()
 
 
-def test_the_alignments_mixtures_recognise_the_digits(settings):
-    output = run_stage(baseline, settings, "baseline")
-    report = json.loads((output / "score.json").read_text())
+@pytest.fixture(scope="module")
+def recognised(settings) -> Path:
+    """What the alignment's mixtures have recognised."""
+    return run_stage(baseline, settings, "baseline")
+
+
+def test_the_alignments_mixtures_recognise_the_digits(recognised):
+    report = json.loads((recognised / "score.json").read_text())
     assert set(report["parts"]) == {"SWB", "CH", "total"}
     assert report["parts"]["total"]["num_words"] == 4 * (SPLITS["swb"] + SPLITS["ch"])
     assert report["parts"]["total"]["wer"] < 0.2
@@ -128,23 +133,21 @@ def test_the_alignments_mixtures_recognise_the_digits(settings):
     assert str(report["acoustic_scale"]) in report["dev_wer"]
 
 
-def test_words_are_written_with_confidence_and_speed_is_told(settings, tmp_path):
-    baseline(settings, tmp_path)
-    report = json.loads((tmp_path / "decode.json").read_text())
+def test_words_are_written_with_confidence_and_speed_is_told(recognised):
+    report = json.loads((recognised / "decode.json").read_text())
     decoded = report["decoded"]["swb"]
     assert decoded["utterances"] == SPLITS["swb"]
     assert 0.5 < decoded["confidence"] <= 1
     assert decoded["real_time_factor"] > 0
     assert report["least_fit"] < 0
-    lines = (tmp_path / "swb.words.jsonl").read_text().splitlines()
+    lines = (recognised / "swb.words.jsonl").read_text().splitlines()
     words = [word for line in lines for word in json.loads(line)["words"]]
     mean = sum(word["confidence"] for word in words) / len(words)
     assert mean == pytest.approx(decoded["confidence"], abs=1e-4)
 
 
-def test_word_times_lie_within_their_utterances(settings, tmp_path):
-    baseline(settings, tmp_path)
-    lines = (tmp_path / "swb.ctm").read_text().splitlines()
+def test_word_times_lie_within_their_utterances(recognised):
+    lines = (recognised / "swb.ctm").read_text().splitlines()
     assert len(lines) > 0
     for line in lines:
         recording, channel, start, duration, _, confidence = line.split()
@@ -218,23 +221,27 @@ def test_the_tree_is_made_once_when_its_stage_is_interrupted(
     np.testing.assert_array_equal(*labels)
 
 
+def _by_one_process(triphones: Settings, **changes: Any) -> Settings:
+    """Without processes beside: to fork them costs more than they save."""
+    chosen = dataclasses.replace(triphones.triphone, **changes)
+    return dataclasses.replace(triphones, cores=1, triphone=chosen)
+
+
 def test_a_second_round_grows_its_tree_on_the_labels_of_the_first(
     triphones, tmp_path, monkeypatch
 ):
     kept: list[Path] = []
     keeping = SimpleNamespace(rmtree=kept.append)
     monkeypatch.setattr(triphone_stage, "shutil", keeping)
-    twice = dataclasses.replace(triphones.triphone, rounds=2)
-    triphone(dataclasses.replace(triphones, triphone=twice), tmp_path)
+    triphone(_by_one_process(triphones, rounds=2), tmp_path)
     [first] = kept
     once = triphones.directory("triphone")
     for name in _STATES:
         assert (first / name).read_bytes() == (once / name).read_bytes()
     # as if somebody had begun with these labels
-    after = dataclasses.replace(triphones.triphone, start=once)
     other = tmp_path / "other"
     other.mkdir()
-    triphone(dataclasses.replace(triphones, triphone=after), other)
+    triphone(_by_one_process(triphones, start=once), other)
     for name in _STATES:
         assert (tmp_path / name).read_bytes() == (other / name).read_bytes()
 
@@ -242,8 +249,7 @@ def test_a_second_round_grows_its_tree_on_the_labels_of_the_first(
 def test_a_tree_on_the_labels_of_a_network_may_keep_them(triphones, tmp_path):
     """In place of a network's labels: those of the mixtures."""
     start = triphones.directory("triphone")
-    chosen = dataclasses.replace(triphones.triphone, start=start, keep_labels=True)
-    triphone(dataclasses.replace(triphones, triphone=chosen), tmp_path)
+    triphone(_by_one_process(triphones, start=start, keep_labels=True), tmp_path)
     before, after = (read_topology(f / "tree.json") for f in (start, tmp_path))
     for split in ("train", "dev"):
         old, new = (np.load(f / split / "labels.npy") for f in (start, tmp_path))
@@ -287,7 +293,7 @@ def test_fewer_leaves_than_phones_have_states_stop_the_stage(triphones, tmp_path
 
 
 def test_the_triphones_mixtures_recognise_the_digits(triphones, tmp_path):
-    others = dataclasses.replace(triphones, out=tmp_path)
+    others = dataclasses.replace(_by_one_process(triphones), out=tmp_path)
     run_stage(graph, _linked(others, triphones, "graph"), "graph")
     report = json.loads(
         (run_stage(baseline, others, "baseline") / "score.json").read_text()
@@ -327,7 +333,9 @@ def test_a_network_that_knows_the_states_labels_as_the_mixtures_do(
         "read_network",
         lambda path: paths.append(path) or Knows(),
     )
-    asked = dataclasses.replace(triphones, realign=RealignSettings(run="first"))
+    asked = dataclasses.replace(
+        _by_one_process(triphones), realign=RealignSettings(run="first")
+    )
     assert asked.directory("states").parts[-2:] == ("realign", "first")
     realign(asked, tmp_path)
     assert paths == [triphones.out / "exp" / "train" / "first" / "model.ckpt"]
@@ -417,7 +425,7 @@ def test_decoding_without_training_says_what_to_do(settings, tmp_path):
 def test_an_utterance_that_cannot_be_aligned_is_left_out_and_named(
     settings, tmp_path, capsys
 ):
-    other = dataclasses.replace(settings, out=tmp_path)
+    other = dataclasses.replace(settings, out=tmp_path, cores=1)
     for stage in ("prepare", "lexicon", "features"):
         other.directory(stage).mkdir(parents=True)
     write_lexicon(other.directory("lexicon"), digits_and_noises())

@@ -1,8 +1,10 @@
 """Lightning's callbacks, logging, tuner, profilers and command line with gossip."""
 
 import inspect
+import itertools
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -268,34 +270,41 @@ class Normalised(Linear):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("module", [Linear, Normalised])
-def test_stochastic_weight_averaging(module: Any) -> None:
-    def program(rank: int, communication: str) -> Any:
-        # Nobody averages with anybody, so that the mean is SWA's and not the gossip's.
-        strategy = "ddp" if communication == "ddp" else gossip(ALONE, communication)
-        swa = StochasticWeightAveraging(LR, swa_epoch_start=2, annealing_epochs=1)
-        learner = module()
-        trainer = trainer_of(strategy, 2, max_epochs=4, callbacks=[swa])
-        trainer.fit(learner, loader(NUM_ROWS, rank, 2))
-        norm = getattr(learner, "norm", None)
-        return learner.weight.detach(), norm.running_var if norm else None
+def test_stochastic_weight_averaging() -> None:
+    def program(rank: int, communication: str) -> list[Any]:
+        return [averaged(rank, communication, module()) for module in AVERAGED]
 
     # The average of the weights at the starts of the second, third and fourth epochs.
     expected = 2 * consensus_after(NUM_ROWS, 2)
-    if module is Normalised:
-        # Lightning's epoch of forward passes ends with a step of the last gradients.
-        expected -= LR * rows()[-2:].mean(0)
+    # Lightning's epoch of forward passes ends with a step of the last gradients.
+    with_norm = expected - LR * rows()[-2:].mean(0)
+    # Of x and -x the unbiased variance is 2 x².
+    squares = 2 * rows().square().mean(0)
     results = in_every_mode(2, program, ["ddp", *COMMUNICATIONS])
-    for mode, (weight, variance) in each(results):
-        first_weight, first_variance = results[mode][0]
-        torch.testing.assert_close(weight, expected, atol=1e-9, rtol=0)
+    for mode, ((plain, _), (weight, variance)) in each(results):
+        (first_plain, _), (first_weight, first_variance) = results[mode][0]
+        torch.testing.assert_close(plain, expected, atol=1e-9, rtol=0)
+        torch.testing.assert_close(weight, with_norm, atol=1e-9, rtol=0)
+        assert torch.equal(plain, first_plain), mode
         assert torch.equal(weight, first_weight), mode
         # Under ddp each learner has its own.
-        if variance is not None and mode != "ddp":
+        if mode != "ddp":
             torch.testing.assert_close(variance, first_variance)
-            # Of x and -x the unbiased variance is 2 x².
-            squares = 2 * rows().square().mean(0)
             torch.testing.assert_close(variance, squares, atol=1e-6, rtol=0)
+
+
+AVERAGED: tuple[Callable[[], Linear], ...] = (Linear, Normalised)
+
+
+def averaged(rank: int, communication: str, module: Linear) -> Any:
+    """The weight that SWA leaves, and the variance of a layer that has one."""
+    # Nobody averages with anybody, so that the mean is SWA's and not the gossip's.
+    strategy = "ddp" if communication == "ddp" else gossip(ALONE, communication)
+    swa = StochasticWeightAveraging(LR, swa_epoch_start=2, annealing_epochs=1)
+    trainer = trainer_of(strategy, 2, max_epochs=4, callbacks=[swa])
+    trainer.fit(module, loader(NUM_ROWS, rank, 2))
+    norm = getattr(module, "norm", None)
+    return module.weight.detach(), norm.running_var if norm else None
 
 
 def test_an_average_that_a_callback_keeps_is_averaged_too(tmp_path: Path) -> None:
@@ -349,29 +358,42 @@ class TwoLayers(Linear):
         return super().training_step(batch, batch_idx) + pull * (1 + self.global_rank)
 
 
-@pytest.mark.parametrize("method", ["l1_unstructured", "random_unstructured"])
-@pytest.mark.parametrize("lottery", [False, True])
-def test_all_learners_prune_the_same_weights(lottery: bool, method: str) -> None:
-    def program(rank: int, communication: str) -> Any:
-        torch.manual_seed(rank)
-        module = TwoLayers()
-        pruning = ModelPruning(
-            method,
-            [(module.pruned, "weight")],
-            amount=0.25,
-            use_lottery_ticket_hypothesis=lottery,
-        )
-        trainer = trainer_of(
-            strategy_of(communication), 2, max_epochs=2, callbacks=[pruning]
-        )
-        trainer.fit(module, loader(NUM_ROWS, rank, 2), loader(2))
-        return module.pruned.weight.detach(), module.weight.detach()
+PRUNED = list(
+    itertools.product(["l1_unstructured", "random_unstructured"], [False, True])
+)
+"""Methods of pruning, and whether what stays begins anew, as in the lottery."""
 
-    for mode, ((first, weight), (second, _)) in in_every_mode(2, program).items():
-        # A quarter of 64, and a quarter of what is left.
-        assert int((first == 0).sum()) == 16 + 12, mode
-        assert torch.equal(first, second), mode
-        torch.testing.assert_close(weight, 2 * consensus_after(NUM_ROWS, 2))
+
+def test_all_learners_prune_the_same_weights() -> None:
+    def program(rank: int, communication: str) -> list[tuple[Tensor, Tensor]]:
+        return [pruned(rank, communication, *case) for case in PRUNED]
+
+    for mode, (firsts, seconds) in in_every_mode(2, program).items():
+        cases = zip(PRUNED, firsts, seconds, strict=True)
+        for case, (first, weight), (second, _) in cases:
+            # A quarter of 64, and a quarter of what is left.
+            assert int((first == 0).sum()) == 16 + 12, (mode, case)
+            assert torch.equal(first, second), (mode, case)
+            torch.testing.assert_close(weight, 2 * consensus_after(NUM_ROWS, 2))
+
+
+def pruned(
+    rank: int, communication: str, method: str, lottery: bool
+) -> tuple[Tensor, Tensor]:
+    """The pruned weight and the trained one, after two epochs of a learner."""
+    torch.manual_seed(rank)
+    module = TwoLayers()
+    pruning = ModelPruning(
+        method,
+        [(module.pruned, "weight")],
+        amount=0.25,
+        use_lottery_ticket_hypothesis=lottery,
+    )
+    trainer = trainer_of(
+        strategy_of(communication), 2, max_epochs=2, callbacks=[pruning]
+    )
+    trainer.fit(module, loader(NUM_ROWS, rank, 2), loader(2))
+    return module.pruned.weight.detach(), module.weight.detach()
 
 
 # --- tuner, profilers, command line
@@ -429,38 +451,38 @@ def test_the_batch_size_is_not_scaled_as_under_ddp() -> None:
         assert len(set(refusals)) == 1
 
 
-@pytest.mark.parametrize(
-    ("profiler", "communication"),
-    [
-        ("simple", "async"),
-        ("simple", "sync"),
-        ("simple", "delay_by_one"),
-        ("advanced", "async"),
-        ("pytorch", "async"),
-    ],
-)
-def test_profilers_see_the_step(
-    tmp_path: Path, profiler: str, communication: str
-) -> None:
-    def program(rank: int) -> Tensor:
-        module = Linear()
+PROFILED = [
+    ("simple", "async"),
+    ("simple", "sync"),
+    ("simple", "delay_by_one"),
+    ("advanced", "async"),
+    ("pytorch", "async"),
+]
+
+
+def test_profilers_see_the_step(tmp_path: Path) -> None:
+    def program(rank: int, case: str) -> Tensor:
+        profiler, communication = case.split()
+        module, folder = Linear(), tmp_path / case
         trainer = trainer_of(
             gossip("complete", communication),
             2,
             profiler=profiler,
-            default_root_dir=tmp_path,
+            default_root_dir=folder,
             logger=False,
         )
         written: Any = vars(trainer)["profiler"]
-        written.dirpath, written.filename = tmp_path, "profile"
+        written.dirpath, written.filename = folder, "profile"
         trainer.fit(module, loader(NUM_ROWS, rank, 2))
         return module.weight.detach()
 
-    for weight in values(learners(2, program)):
-        torch.testing.assert_close(weight, consensus_after(NUM_ROWS, 2))
-    written = [path.read_text() for path in tmp_path.glob("*profile*.txt")]
-    assert len(written) == 2
-    assert all("optimizer_step" in text for text in written)
+    cases = [" ".join(case) for case in PROFILED]
+    for case, weights in in_every_mode(2, program, cases).items():
+        for weight in weights:
+            torch.testing.assert_close(weight, consensus_after(NUM_ROWS, 2))
+        texts = [path.read_text() for path in (tmp_path / case).glob("*profile*.txt")]
+        assert len(texts) == 2, case
+        assert all("optimizer_step" in text for text in texts), case
 
 
 CLI = """

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,11 +17,14 @@ from tests.learners import (
     Linear,
     Rows,
     gossip,
+    in_every_mode,
     learners,
     loader,
     trainer_of,
     values,
 )
+
+LIMIT = timedelta(seconds=0.6)
 
 
 class Paced(Linear):
@@ -55,58 +58,68 @@ def consensus_at(steps: list[int]) -> Tensor:
     return -LR * torch.stack(sums).mean(0)
 
 
+class Ended(NamedTuple):
+    """What a learner has come to."""
+
+    steps: int
+    seconds: float
+    weight: Tensor
+    validated: list[tuple[int, Tensor]]
+
+
 def run(
-    arguments: Callable[[], dict[str, Any]],
+    arguments: Callable[[], dict[str, Any]], num: int = 2, **options: Any
+) -> list[Ended]:
+    """What all learners come to; the options are those of `fit`."""
+    return values(learners(num, lambda rank: fit(rank, arguments(), num, **options)))
+
+
+def fit(
+    rank: int,
+    arguments: dict[str, Any],
     num: int = 2,
     validates: bool = False,
     **dials: Any,
-) -> list[tuple[int, float, Tensor, list[tuple[int, Tensor]]]]:
-    """Steps, seconds, final weights and validations of each learner."""
-
-    def program(rank: int) -> Any:
-        module, begin = Paced(), time.monotonic()
-        trainer = trainer_of(gossip(**dials), num, **{"max_epochs": -1, **arguments()})
-        held_out = loader(2) if validates else None
-        trainer.fit(module, loader(10 * num, rank, num), held_out)
-        seconds = time.monotonic() - begin
-        return trainer.global_step, seconds, module.weight.detach(), module.validated
-
-    return values(learners(num, program))
+) -> Ended:
+    """One learner's part in a training, with these arguments of the Trainer."""
+    module, begin = Paced(), time.monotonic()
+    trainer = trainer_of(gossip(**dials), num, **{"max_epochs": -1, **arguments})
+    held_out = loader(2) if validates else None
+    trainer.fit(module, loader(10 * num, rank, num), held_out)
+    seconds = time.monotonic() - begin
+    weight = module.weight.detach().clone()
+    return Ended(trainer.global_step, seconds, weight, module.validated)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        lambda: {"max_time": timedelta(seconds=0.6)},
-        lambda: {"callbacks": [Timer(timedelta(seconds=0.6), interval="epoch")]},
-        # Learner 0 waits for learner 1 at the end when its time is over.
-        lambda: {"max_time": timedelta(seconds=0.6), "max_epochs": 6},
-    ],
-    ids=["step", "epoch", "one waits at the end"],
-)
+ENDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "at a step": lambda: {"max_time": LIMIT},
+    "at an epoch": lambda: {"callbacks": [Timer(LIMIT, interval="epoch")]},
+    # Learner 0 waits for learner 1 at the end when its time is over.
+    "one waits at the end": lambda: {"max_time": LIMIT, "max_epochs": 6},
+}
+
+
 @pytest.mark.parametrize("validates", [False, True])
-def test_all_learners_end_when_the_time_of_learner_0_is_over(
-    arguments: Any, validates: bool
-) -> None:
-    results = run(arguments, validates=validates)
-    steps = [count for count, *_ in results]
-    for count, seconds, weight, _ in results:
-        assert count > 0
-        assert seconds >= 0.6
-        torch.testing.assert_close(weight, consensus_at(steps))
-    assert len(results[0][3]) == len(results[1][3])
+def test_all_learners_end_when_the_time_of_learner_0_is_over(validates: bool) -> None:
+    def program(rank: int, end: str) -> Ended:
+        return fit(rank, ENDS[end](), validates=validates)
+
+    for end, results in in_every_mode(2, program, list(ENDS)).items():
+        steps = [result.steps for result in results]
+        for result in results:
+            assert result.steps > 0, end
+            assert result.seconds >= LIMIT.total_seconds(), end
+            torch.testing.assert_close(result.weight, consensus_at(steps))
+        assert len(results[0].validated) == len(results[1].validated), end
 
 
 def test_the_time_is_over_for_super_learners_of_two() -> None:
-    def arguments() -> dict[str, Any]:
-        return {"max_time": timedelta(seconds=0.6)}
-
-    results = run(arguments, num=4, super_learner_size=2)
-    steps = [count for count, *_ in results]
+    results = run(lambda: {"max_time": LIMIT}, num=4, super_learner_size=2)
+    steps = [result.steps for result in results]
     assert steps[0] == steps[1]
     assert steps[2] == steps[3]
-    for _, _, weight, _ in results:
-        torch.testing.assert_close(weight, consensus_at(steps))
+    for result in results:
+        torch.testing.assert_close(result.weight, consensus_at(steps))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +130,7 @@ def test_a_timer_of_one_learner_alone_is_refused_at_the_start(
     communication: Any, interval: str, owner: int
 ) -> None:
     def program(rank: int) -> None:
-        timers = [Timer(timedelta(seconds=0.6), interval=interval)]
+        timers = [Timer(LIMIT, interval=interval)]
         trainer = trainer_of(
             gossip(communication=communication, topology="complete"),
             2,
@@ -135,53 +148,53 @@ def test_validation_by_time_sees_the_consensus_of_unequal_steps() -> None:
     def arguments() -> dict[str, Any]:
         return {"val_check_interval": timedelta(seconds=0.2), "max_epochs": 6}
 
-    first, second = (validated for *_, validated in run(arguments, validates=True))
+    first, second = (one.validated for one in run(arguments, validates=True))
     assert len(first) == len(second) >= 1
     for (steps, weight), (other_steps, other_weight) in zip(first, second, strict=True):
         assert torch.equal(weight, other_weight)
         torch.testing.assert_close(weight, consensus_at([steps, other_steps]))
 
 
-@pytest.mark.parametrize("communication", ["sync", "delay_by_one"])
-def test_learners_that_step_together_end_and_save_at_one_step(
-    tmp_path: Path, communication: Any
-) -> None:
-    def arguments() -> dict[str, Any]:
+TOGETHER = ("sync", "delay_by_one")
+
+
+def test_learners_that_step_together_end_and_save_at_one_step(tmp_path: Path) -> None:
+    def program(rank: int, communication: str) -> Ended:
         timed = ModelCheckpoint(
-            tmp_path, train_time_interval=timedelta(seconds=0.1), save_top_k=-1
+            tmp_path / communication,
+            train_time_interval=timedelta(seconds=0.1),
+            save_top_k=-1,
         )
-        return {
+        arguments = {
             "callbacks": [timed],
             "enable_checkpointing": True,
-            "max_time": timedelta(seconds=0.6),
+            "max_time": LIMIT,
         }
+        return fit(rank, arguments, topology="complete", communication=communication)
 
-    results = run(arguments, topology="complete", communication=communication)
-    steps = [count for count, *_ in results]
-    assert steps[0] == steps[1]
-    for _, _, weight, _ in results:
-        torch.testing.assert_close(weight, consensus_at(steps))
-    paths = list(tmp_path.glob("*.ckpt"))
-    assert paths
-    for path in paths:
-        saved = torch.load(path, weights_only=True)
-        expected = consensus_at([saved["global_step"]] * 2)
-        torch.testing.assert_close(saved["state_dict"]["weight"], expected)
+    for mode, results in in_every_mode(2, program, TOGETHER).items():
+        steps = [result.steps for result in results]
+        assert steps[0] == steps[1], mode
+        for result in results:
+            torch.testing.assert_close(result.weight, consensus_at(steps))
+        paths = list((tmp_path / mode).glob("*.ckpt"))
+        assert paths, mode
+        for path in paths:
+            saved = torch.load(path, weights_only=True)
+            expected = consensus_at([saved["global_step"]] * 2)
+            torch.testing.assert_close(saved["state_dict"]["weight"], expected)
 
 
-@pytest.mark.parametrize("communication", ["sync", "delay_by_one"])
-def test_validation_by_time_comes_at_one_step_where_learners_step_together(
-    communication: Any,
-) -> None:
-    def arguments() -> dict[str, Any]:
-        return {"val_check_interval": timedelta(seconds=0.1), "max_epochs": 2}
+def test_validation_by_time_comes_at_one_step_where_learners_step_together() -> None:
+    def program(rank: int, communication: str) -> list[int]:
+        arguments = {"val_check_interval": timedelta(seconds=0.1), "max_epochs": 2}
+        dials: dict[str, Any] = {"topology": "complete", "communication": communication}
+        ended = fit(rank, arguments, validates=True, **dials)
+        return [step for step, _ in ended.validated]
 
-    results = run(
-        arguments, validates=True, topology="complete", communication=communication
-    )
-    first, second = ([step for step, _ in validated] for *_, validated in results)
-    assert first == second
-    assert first
+    for mode, (first, second) in in_every_mode(2, program, TOGETHER).items():
+        assert first == second, mode
+        assert first, mode
 
 
 def test_checkpoints_by_time_hold_the_consensus(tmp_path: Path) -> None:
@@ -212,28 +225,25 @@ def test_checkpoints_by_time_hold_the_consensus(tmp_path: Path) -> None:
         torch.testing.assert_close(saved, consensus_at(list(steps)))
 
 
-@pytest.mark.parametrize(
-    ("topology", "communication"),
-    [("ring", "async"), ("ring", "sync"), ("complete", "delay_by_one")],
-)
-def test_all_clocks_together_beside_meetings_at_steps(
-    tmp_path: Path, topology: str, communication: str
-) -> None:
+def test_all_clocks_together_beside_meetings_at_steps(tmp_path: Path) -> None:
     """Whatever is due when some wait for others, all come to the same meetings."""
 
-    def arguments() -> dict[str, Any]:
-        timed = ModelCheckpoint(tmp_path, train_time_interval=timedelta(seconds=0.05))
-        stepped = ModelCheckpoint(tmp_path, every_n_train_steps=7)
-        return {
+    def program(rank: int, communication: str) -> Ended:
+        folder = tmp_path / communication
+        timed = ModelCheckpoint(folder, train_time_interval=timedelta(seconds=0.05))
+        stepped = ModelCheckpoint(folder, every_n_train_steps=7)
+        arguments = {
             "callbacks": [timed, stepped],
             "enable_checkpointing": True,
             "val_check_interval": timedelta(seconds=0.08),
             "max_time": timedelta(seconds=1),
         }
+        topology = "complete" if communication == "delay_by_one" else "ring"
+        dials = {"topology": topology, "communication": communication}
+        return fit(rank, arguments, num=3, validates=True, **dials)
 
-    dials = {"topology": topology, "communication": communication}
-    results = run(arguments, num=3, validates=True, **dials)
-    steps = [count for count, *_ in results]
-    assert len({len(validated) for *_, validated in results}) == 1
-    for _, _, weight, _ in results:
-        torch.testing.assert_close(weight, consensus_at(steps))
+    for mode, results in in_every_mode(3, program).items():
+        steps = [result.steps for result in results]
+        assert len({len(result.validated) for result in results}) == 1, mode
+        for result in results:
+            torch.testing.assert_close(result.weight, consensus_at(steps))

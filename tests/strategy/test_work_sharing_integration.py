@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -18,7 +19,19 @@ from typing_extensions import override
 from lightning_adpsgd.callbacks import SaveWithinEpoch
 from lightning_adpsgd.epochs.block_sampler import BlockSampler
 from tests.helpers import until
-from tests.learners import LR, Linear, Rows, gossip, learners, trainer_of, values
+from tests.learners import (
+    LR,
+    Linear,
+    Rows,
+    gossip,
+    in_every_mode,
+    learners,
+    trainer_of,
+    values,
+)
+
+Seen = tuple[dict[int, list[list[int]]], list[int], int, Tensor]
+"""Of a learner: its rows by epoch, those of validations, last batches, weights."""
 
 
 class Numbered(Rows):
@@ -75,7 +88,13 @@ def numbered(num_rows: int, batch_size: int = 2, **arguments: Any) -> DataLoader
     return DataLoader(Numbered(num_rows), batch_size=batch_size, **arguments)
 
 
-def fit(
+def fit(num: int, loader: Any, **arguments: Any) -> list[Records]:
+    """What the module of every learner has seen; the arguments are those of `train`."""
+    trained = values(learners(num, lambda rank: train(num, loader, **arguments)))
+    return list(map(known, trained))
+
+
+def train(
     num: int,
     loader: Any,
     *,
@@ -84,29 +103,22 @@ def fit(
     ckpt_path: Path | None = None,
     validation: Any = None,
     **arguments: Any,
-) -> list[Records]:
-    """What the module of every learner has seen."""
+) -> Seen:
+    """One learner's part in a training."""
+    learner = module()
+    trainer = trainer_of(
+        sharing(**dials or {}), num, **{"use_distributed_sampler": True} | arguments
+    )
+    trainer.fit(learner, loader, validation, ckpt_path=ckpt_path)
+    weight = learner.weight.detach()
+    return learner.seen, learner.validated, learner.num_last, weight
 
-    def program(rank: int) -> Any:
-        learner = module()
-        trainer = trainer_of(
-            sharing(**dials or {}), num, **{"use_distributed_sampler": True} | arguments
-        )
-        trainer.fit(learner, loader, validation, ckpt_path=ckpt_path)
-        return (
-            learner.seen,
-            learner.validated,
-            learner.num_last,
-            learner.weight.detach(),
-        )
 
-    modules = []
-    for seen, validated, num_last, weight in values(learners(num, program)):
-        result = Records()
-        result.seen, result.validated, result.num_last = seen, validated, num_last
-        result.weight.data = weight
-        modules.append(result)
-    return modules
+def known(seen: Seen) -> Records:
+    """The module of a learner that has ended."""
+    result = Records()
+    result.seen, result.validated, result.num_last, result.weight.data = seen
+    return result
 
 
 def rows_of(modules: list[Records], epoch: int) -> list[int]:
@@ -114,31 +126,36 @@ def rows_of(modules: list[Records], epoch: int) -> list[int]:
     return sorted(chain.from_iterable(batches))
 
 
+LOADERS: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "worker": {"num_workers": 1, "prefetch_factor": 2},
+    "persistent worker": {"num_workers": 1, "persistent_workers": True},
+}
+
+
 @pytest.mark.parametrize(
-    ("num", "dials", "workers"),
-    [
-        (3, {}, {}),
-        (3, {}, {"num_workers": 1, "prefetch_factor": 2}),
-        (3, {}, {"num_workers": 1, "persistent_workers": True}),
-        (4, {"super_learner_size": 2}, {}),
-        (4, {"super_learner_size": 2}, {"num_workers": 1}),
-    ],
-    ids=["alone", "worker", "persistent worker", "two by two", "two with workers"],
+    ("num", "size", "names"),
+    [(3, 1, ["alone", "worker", "persistent worker"]), (4, 2, ["alone", "worker"])],
+    ids=["one by one", "two by two"],
 )
 def test_every_row_is_seen_once_in_each_epoch(
-    num: int, dials: dict[str, Any], workers: dict[str, Any]
+    num: int, size: int, names: list[str]
 ) -> None:
-    modules = fit(num, numbered(45, **workers), dials=dials, max_epochs=3)
-    for epoch in range(3):
-        assert rows_of(modules, epoch) == list(range(45))
-    # Every learner knew its last batch of each epoch as such.
-    assert [module.num_last for module in modules] == [3] * num
-    assert modules[0].seen[0] != modules[0].seen[1]
-    size = dials.get("super_learner_size", 1)
-    for first in range(0, num, size):
-        group = modules[first : first + size]
+    def program(rank: int, name: str) -> Seen:
+        loader, dials = numbered(45, **LOADERS[name]), {"super_learner_size": size}
+        return train(num, loader, dials=dials, max_epochs=3)
+
+    for name, seen in in_every_mode(num, program, names).items():
+        modules = list(map(known, seen))
         for epoch in range(3):
-            assert len({len(module.seen[epoch]) for module in group}) == 1
+            assert rows_of(modules, epoch) == list(range(45)), name
+        # Every learner knew its last batch of each epoch as such.
+        assert [module.num_last for module in modules] == [3] * num, name
+        assert modules[0].seen[0] != modules[0].seen[1], name
+        for first in range(0, num, size):
+            group = modules[first : first + size]
+            for epoch in range(3):
+                assert len({len(module.seen[epoch]) for module in group}) == 1, name
 
 
 def test_an_order_that_is_computed_is_shared_without_being_listed() -> None:
@@ -330,13 +347,14 @@ def test_the_rest_of_an_epoch_is_trained_on_after_a_resume(
         assert rows_of(modules, epoch) == list(range(90))
 
 
-@pytest.mark.parametrize("at_epoch_end", [True, False])
-def test_a_resume_at_the_end_of_an_epoch_begins_the_next(
-    tmp_path: Path, at_epoch_end: bool
-) -> None:
-    def run(max_epochs: int, ckpt_path: Path | None) -> list[Records]:
-        saver = ModelCheckpoint(tmp_path, save_on_train_epoch_end=at_epoch_end)
-        return fit(
+ENDS = ("at the end of an epoch", "after its validation")
+
+
+def test_a_resume_at_the_end_of_an_epoch_begins_the_next(tmp_path: Path) -> None:
+    def run(saved: str, max_epochs: int, ckpt_path: Path | None) -> Seen:
+        folder, at_epoch_end = tmp_path / saved, saved == ENDS[0]
+        saver = ModelCheckpoint(folder, save_on_train_epoch_end=at_epoch_end)
+        return train(
             2,
             numbered(21),
             validation=numbered(4, shuffle=False),
@@ -346,12 +364,20 @@ def test_a_resume_at_the_end_of_an_epoch_begins_the_next(
             max_epochs=max_epochs,
         )
 
-    run(2, None)
-    (path,) = tmp_path.glob("*.ckpt")
-    modules = run(4, path)
-    assert {epoch for module in modules for epoch in module.seen} == {2, 3}
-    for epoch in (2, 3):
-        assert rows_of(modules, epoch) == list(range(21))
+    in_every_mode(2, lambda rank, saved: run(saved, 2, None), ENDS)
+    paths = {saved: the_only_file(tmp_path / saved) for saved in ENDS}
+    told = in_every_mode(2, lambda rank, saved: run(saved, 4, paths[saved]), ENDS)
+    for saved, seen in told.items():
+        modules = list(map(known, seen))
+        epochs = {epoch for module in modules for epoch in module.seen}
+        assert epochs == {2, 3}, saved
+        for epoch in (2, 3):
+            assert rows_of(modules, epoch) == list(range(21)), saved
+
+
+def the_only_file(folder: Path) -> Path:
+    (path,) = folder.glob("*.ckpt")
+    return path
 
 
 def test_points_within_an_epoch_are_the_same_for_slow_and_fast(tmp_path: Path) -> None:
@@ -394,6 +420,7 @@ class Dies(Records):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         if self.global_rank == self.dying and batch_idx == 3:
             os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.002)  # who goes on until it is told leaves the cores to others
         return super().training_step(batch, batch_idx)
 
 
