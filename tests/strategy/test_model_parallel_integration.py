@@ -118,12 +118,6 @@ FEATURES["mixed precision"] = {"mp_policy": MIXED}
 CLIPPED = {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2, "max_epochs": 2}
 
 
-def compile_once() -> None:
-    """Imports what a first compilation needs, which learners then share."""
-    with torch.no_grad():  # A process that has computed gradients may not fork.
-        torch.compile(torch.nn.Linear(1, 1), backend="aot_eager")(torch.ones(1, 1))
-
-
 def program(folder: Path, rank: int) -> dict[Any, Any]:
     runs: dict[Any, Any] = {}
     for name, kinds in PAIRS.items():
@@ -160,7 +154,6 @@ def program(folder: Path, rank: int) -> dict[Any, Any]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    compile_once()
     folder = tmp_path_factory.mktemp("example")
     return values(learners(4, partial(program, folder), PROGRAM_S))
 
