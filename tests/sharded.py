@@ -1,13 +1,15 @@
 """A small transformer that its learners shard, for tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader, Subset
 from typing_extensions import override
 
 from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.weights.shards import local_part
 from tests.helpers import engine_threads
 from tests.learners import Learned, Rows, Trajectory
 
@@ -124,13 +127,6 @@ class Transformer(Learned):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), self.lr, momentum=0.5)
 
-    def whole(self) -> dict[str, Tensor]:
-        """The weights of all learners of a super-learner; a collective of these."""
-        return {
-            name: value.full_tensor() if hasattr(value, "full_tensor") else value
-            for name, value in self.state_dict().items()
-        }
-
 
 class FromMeta(Transformer):
     """A network that has no weights before its shards have memory."""
@@ -159,7 +155,35 @@ def sequences(length: int, rank: int, num: int, batch: int = 2) -> DataLoader[Te
 
 def as_vector(module: Transformer) -> Tensor:
     """The weights of all learners of a super-learner; a collective of these."""
-    return torch.cat([w.detach().flatten() for w in module.whole().values()])
+    state = module.state_dict().values()
+    whole = (w.full_tensor() if isinstance(w, DTensor) else w for w in state)
+    return torch.cat([weight.detach().flatten() for weight in whole])
+
+
+def held(module: Transformer) -> Tensor:
+    """A copy of what this learner holds of the weights."""
+    return torch.cat([one.flatten() for one in _parts(module)])
+
+
+def joined(module: Transformer, steps: Sequence[Tensor]) -> Tensor:
+    """The weights after each step, from what each learner of a super-learner held.
+
+    One collective of these, for all steps; they must share no layer.
+    """
+    own = torch.stack([*steps]).numpy(), [one.numel() for one in _parts(module)]
+    of_learners = [own]
+    if module.device_mesh is not None:
+        group = module.device_mesh.get_group("data_parallel")
+        of_learners *= dist.get_world_size(group)
+        dist.all_gather_object(of_learners, own, group)
+    parts = [torch.from_numpy(rows).split(sizes, 1) for rows, sizes in of_learners]
+    # A shard is some rows of a weight, and so one stretch of its elements.
+    in_order = zip(*parts, strict=True)
+    return torch.cat([part for of_weight in in_order for part in of_weight], 1)
+
+
+def _parts(module: Transformer) -> list[Tensor]:
+    return [local_part(weight) for weight in module.state_dict().values()]
 
 
 class Run(NamedTuple):
@@ -180,16 +204,22 @@ class Run(NamedTuple):
     distance: float | None
 
     @classmethod
-    def of(
-        cls, trainer: pl.Trainer, module: Transformer, trajectory: Trajectory
-    ) -> "Run":
+    def of(cls, trainer: pl.Trainer, steps: Tensor, end: Tensor) -> "Run":
         """A training that has ended, whose threads have ended too."""
         assert engine_threads() == []
         last = getattr(trainer.strategy, "last_consensus", None)
         return cls(
-            torch.stack(trajectory.weights),
-            as_vector(module),
+            steps,
+            end,
             {name: float(value) for name, value in trainer.callback_metrics.items()},
             getattr(trainer.strategy, "gossip_statistics", lambda: None)(),
             last.distance if last is not None else None,
         )
+
+    @classmethod
+    def of_shards(
+        cls, trainer: pl.Trainer, module: Transformer, trajectory: Trajectory
+    ) -> "Run":
+        """A training of learners that share no layer; it has noted what is `held`."""
+        *steps, end = joined(module, [*trajectory.weights, held(module)])
+        return cls.of(trainer, torch.stack(steps), end)

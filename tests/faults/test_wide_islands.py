@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -48,46 +49,95 @@ def of_slurm() -> Variables:
     }
 
 
-def two(islands: World) -> None:
+def start_two(islands: World) -> None:
     islands.start_wide("a", of_torchrun())
     until(lambda: bool(islands.steps("a")), "the first step of the first island")
     islands.start_wide("b", of_slurm())
     until(lambda: islands.all_see("a a-1 b b-1", 2), "both islands")
+    goes_on(islands, "a a-1 b b-1")
 
 
-def test_an_island_of_two_learners_is_killed_and_comes_back(tmp_path: Path) -> None:
-    with world(tmp_path) as islands:
-        two(islands)
-        goes_on(islands, "a a-1 b b-1")
-        islands.signal("b", signal.SIGKILL)
-        until(lambda: islands.all_see("a a-1", 1), "the closed ring")
-        goes_on(islands, "a a-1")
-        furthest = islands.steps("a")[-1].number
-        islands.start_wide("again", of_slurm())
-        until(lambda: islands.all_see("a a-1 again again-1", 2), "the newcomer")
-        goes_on(islands, "a a-1 again again-1")
-        # It is where the others were, and not at its first step.
-        assert islands.steps("again")[0].number >= furthest
-        numbers = [islands.steps(name)[0].number for name in ("again", "again-1")]
-        assert numbers[0] == numbers[1]
-        assert islands.output("a").count("lost super-learner") == 1
+class Return(NamedTuple):
+    """An island has been killed, and was started again.
+
+    Attributes:
+        furthest: step of the others before its start.
+        first_steps: of its learners.
+        told: what the others wrote.
+    """
+
+    furthest: int
+    first_steps: list[int]
+    told: str
 
 
-def test_one_learner_of_an_island_is_told_to_end_and_all_leave(tmp_path: Path) -> None:
-    with world(tmp_path) as islands:
-        two(islands)
-        goes_on(islands, "a a-1 b b-1")
-        islands.signal_one("b", signal.SIGTERM)
-        assert islands.exit_code("b") == 0
-        until(lambda: islands.all_see("a a-1", 1), "the closed ring")
-        assert "lost" not in islands.output("a") + islands.output("a-1")
-        ends = [islands.steps(name)[-1].number for name in ("b", "b-1")]
-        assert ends[0] == ends[1]
-        (path,) = tmp_path.glob("preempted-*.ckpt")
-        saved = torch.load(path, weights_only=True)
-        assert saved["global_step"] == ends[0]
-        assert saved["state_dict"]["weight"].isfinite().all()
-        goes_on(islands, "a a-1")
+def killed_and_started_again(islands: World) -> Return:
+    islands.signal("b", signal.SIGKILL)
+    until(lambda: islands.all_see("a a-1", 1), "the closed ring")
+    goes_on(islands, "a a-1")
+    furthest = islands.steps("a")[-1].number
+    islands.start_wide("again", of_slurm())
+    until(lambda: islands.all_see("a a-1 again again-1", 2), "the newcomer")
+    goes_on(islands, "a a-1 again again-1")
+    first_steps = [islands.steps(name)[0].number for name in ("again", "again-1")]
+    return Return(furthest, first_steps, islands.output("a"))
+
+
+class End(NamedTuple):
+    """One learner of an island was told to end.
+
+    Attributes:
+        exit_code: of the island.
+        last_steps: of its learners.
+        told: what both learners of the others wrote from then on.
+        saved: the checkpoint that it left.
+    """
+
+    exit_code: int | None
+    last_steps: list[int]
+    told: str
+    saved: dict[str, Any]
+
+
+def told_to_end(islands: World) -> End:
+    others = "a", "a-1"
+    before = {name: len(islands.output(name)) for name in others}
+    islands.signal_one("again", signal.SIGTERM)
+    exit_code = islands.exit_code("again")
+    until(lambda: islands.all_see("a a-1", 1), "the closed ring")
+    told = "".join(islands.output(name)[before[name] :] for name in others)
+    last_steps = [islands.steps(name)[-1].number for name in ("again", "again-1")]
+    (path,) = islands.folder.glob("preempted-*.ckpt")
+    goes_on(islands, "a a-1")
+    return End(exit_code, last_steps, told, torch.load(path, weights_only=True))
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> tuple[Return, End]:
+    """What happens to one island of two; that others make steps is waited for."""
+    with world(tmp_path_factory.mktemp("wide")) as islands:
+        start_two(islands)
+        return killed_and_started_again(islands), told_to_end(islands)
+
+
+def test_an_island_of_two_learners_is_killed_and_comes_back(
+    story: tuple[Return, End],
+) -> None:
+    """It is where the others were, and not at its first step."""
+    back, _ = story
+    assert back.first_steps[0] == back.first_steps[1] >= back.furthest
+    assert back.told.count("lost super-learner") == 1
+
+
+def test_one_learner_of_an_island_is_told_to_end_and_all_leave(
+    story: tuple[Return, End],
+) -> None:
+    _, end = story
+    assert end.exit_code == 0
+    assert "lost" not in end.told
+    assert end.last_steps[0] == end.last_steps[1]
+    assert end.saved["global_step"] == end.last_steps[0]
+    assert end.saved["state_dict"]["weight"].isfinite().all()
 
 
 @contextmanager

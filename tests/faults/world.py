@@ -56,6 +56,7 @@ class World:
         self._folder, self._host, self._port = folder, host, free_port()
         self._namespace, self._silence_s = namespace, silence_s
         self._processes: dict[str, list[BaseProcess]] = {}
+        self._diaries: dict[str, _Diary] = {}
         self.start_rendezvous()
 
     @property
@@ -125,10 +126,9 @@ class World:
 
     def steps(self, name: str) -> list[Step]:
         """What an island has done so far."""
-        path = self._folder / f"{name}.steps"
-        lines = path.read_text().splitlines() if path.exists() else []
-        words = (line.split() for line in lines if line.count(" ") == 2)
-        return [Step(float(a), int(b), int(c)) for a, b, c in words]
+        if name not in self._diaries:
+            self._diaries[name] = _Diary(self._folder / f"{name}.steps")
+        return self._diaries[name].read()
 
     def all_see(self, names: str, members: int) -> bool:
         """Whether these islands know of so many, as of their last steps."""
@@ -198,6 +198,27 @@ def until(condition: Callable[[], bool], what: str) -> float:
         assert time.monotonic() < begin + SECONDS, f"waited in vain for {what}"
         time.sleep(0.02)
     return time.monotonic() - begin
+
+
+class _Diary:
+    """A file of steps, of which each line is read once: who waits looks often."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._length = path, 0
+        self._steps: list[Step] = []
+
+    def read(self) -> list[Step]:
+        """All steps that are written as yet."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._length)
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._length += len(whole)
+            lines = (line for line in whole.splitlines() if line.count(b" ") == 2)
+            words = (line.split() for line in lines)
+            self._steps += [Step(float(a), int(b), int(c)) for a, b, c in words]
+        return [*self._steps]
 
 
 def _serve(host: str, port: int) -> None:

@@ -46,6 +46,8 @@ from tests.sharded import (
 pytestmark = needs_fsdp2_on_cpus
 
 NUM_SEQUENCES = 16
+# Learners to a layer before a resume and after it, and to a super-learner after it.
+RESUMED = [(2, 1, 2), (2, 2, 4), (1, 2, 4), ("ddp", 2, 4)]
 # What the plans below cut; each of two learners has the rest.
 CUT = ("network.0.weight", "network.0.bias", "network.2.weight")
 CUT += ("up.weight", "up.bias", "down.weight")
@@ -73,43 +75,41 @@ def replicated(module: Any) -> Tensor:
 
 
 def fit(
-    rank: int, strategy: Any, module: Any = None, path: Any = None, **arguments: Any
+    rank: int,
+    strategy: Any,
+    module: Any = None,
+    resume: Path | None = None,
+    save: Path | None = None,
+    **arguments: Any,
 ) -> Run:
     module, seen = module or Transformer(depth=1), Trajectory(replicated)
     trainer = trainer_of(strategy, 4, callbacks=[seen], **arguments)
     training, validation = (sequences(n, rank // 2, 2) for n in (NUM_SEQUENCES, 4))
-    trainer.fit(module, training, validation, ckpt_path=path)
-    return Run.of(trainer, module, seen)
-
-
-def saved(rank: int, strategy: Any, path: Path, module: Any = None) -> None:
-    """Trains an epoch and saves."""
-    trainer = trainer_of(strategy, 4)
-    module = module or Transformer(depth=1)
-    trainer.fit(module, sequences(NUM_SEQUENCES, rank // 2, 2))
-    trainer.save_checkpoint(path)
-
-
-def resumed(rank: int, strategy: Any, path: Path) -> Run:
-    """Trains a second epoch, from other weights than those of the checkpoint."""
-    module = Transformer(depth=1, seed=7)
-    return fit(rank, strategy, module, path, max_epochs=2)
+    trainer.fit(module, training, validation, ckpt_path=resume)
+    if save is not None:
+        trainer.save_checkpoint(save)
+    return Run.of(trainer, torch.stack(seen.weights), as_vector(module))
 
 
 def checkpoints(rank: int, folder: Path) -> dict[Any, Any]:
-    """Second epochs of what was saved with other numbers of learners to a layer."""
-    runs: dict[Any, Any] = {"two epochs": fit(rank, "ddp", max_epochs=2)}
-    for shared_by, others in ((2, (1, 2)), (1, (2,))):
-        path = folder / f"by{shared_by}.ckpt"
-        saved(rank, strategy("sync", 4, shared_by), path)
-        for other in others:
-            with_others = strategy("sync", 2 * other, other)
-            runs[shared_by, other] = resumed(rank, with_others, path)
-        whole = path.with_name(f"whole{shared_by}.ckpt")
-        if rank == 0:
-            export(path, whole)
-    saved(rank, "ddp", folder / "ddp.ckpt")
-    runs["ddp", 2] = resumed(rank, strategy("sync", 4), folder / "ddp.ckpt")
+    """Second epochs of what was saved with other numbers of learners to a layer.
+
+    They begin with other weights than those of the checkpoint.
+    """
+    saved = {name: folder / f"{name}.ckpt" for name in (1, 2, "ddp")}
+    runs: dict[Any, Any] = {
+        "two epochs": fit(rank, "ddp", max_epochs=2),
+        "ddp": fit(rank, "ddp", save=saved["ddp"]),
+        "one": fit(rank, strategy("sync", 4), save=saved[2]),
+    }
+    fit(rank, strategy("sync", 4, shared_by=1), save=saved[1])
+    if rank == 0:
+        for shared_by in (1, 2):
+            export(saved[shared_by], folder / f"whole{shared_by}.ckpt")
+    for before, shared_by, size in RESUMED:
+        others, module = strategy("sync", size, shared_by), Transformer(depth=1, seed=7)
+        path = saved[before]
+        runs[before, shared_by] = fit(rank, others, module, path, max_epochs=2)
     return runs
 
 
@@ -214,8 +214,6 @@ def program(folder: Path, rank: int) -> dict[Any, Any]:
         runs[name, "shared"] = fit(rank, strategy(communication, **dials))
     with pytest.raises(ValueError, match=r"learners .* train on the same batches"):
         trainer_of(strategy("sync"), 4).fit(Transformer(depth=1), sequences(8, rank, 4))
-    runs["ddp"] = fit(rank, "ddp")
-    runs["one"] = fit(rank, strategy("sync", 4))
     runs["lightning"] = fit(rank, ModelParallelStrategy(2, 2))
     # Super-learners that begin apart take the weights of the first.
     apart = Transformer(depth=1, seed=rank // 2)
@@ -225,9 +223,9 @@ def program(folder: Path, rank: int) -> dict[Any, Any]:
         runs[name] = fit(rank, strategy("sync", 4), **how)
     runs["sequence"] = fit(rank, strategy("sync", 4), BySequence(), **BY_NORM)
     runs["sequence ddp"] = fit(rank, "ddp", BySequence(), **BY_NORM)
-    runs["unsharded"] = fit(rank, strategy("sync"), Unsharded(), **BY_NORM)
+    path = folder / "unsharded.ckpt"
+    runs["unsharded"] = fit(rank, strategy("sync"), Unsharded(), save=path, **BY_NORM)
     runs["unsharded", "whole"] = fit(rank, whole("sync"), Unsharded(), **BY_NORM)
-    saved(rank, strategy("sync"), folder / "unsharded.ckpt", Unsharded())
     runs["fixed ddp"] = fit(rank, "ddp", Fixed(), max_epochs=6)
     without_waiting = strategy("async", cpu_share=1.0)
     runs["async"] = fit(rank, without_waiting, Fixed(seed=rank // 2), max_epochs=6)
@@ -311,7 +309,7 @@ def test_what_both_learners_have_is_equal_to_the_bit_after_every_step(
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("how", [(2, 1), (2, 2), (1, 2), ("ddp", 2)])
+@pytest.mark.parametrize("how", [(old, new) for old, new, _ in RESUMED])
 def test_a_resume_with_others_to_a_layer_goes_on_as_if_nothing_had_been(
     results: Any, how: Any
 ) -> None:

@@ -21,7 +21,7 @@ from tests.sharded import (
     LR,
     Run,
     Transformer,
-    as_vector,
+    held,
     needs_fsdp2_on_cpus,
     sequences,
 )
@@ -61,13 +61,13 @@ def fit(
     resume: Path | None = None,
     max_epochs: int = 1,
 ) -> Run:
-    module, trajectory = Transformer(seed=rank // 2), Trajectory(as_vector)
+    module, trajectory = Transformer(seed=rank // 2), Trajectory(held)
     module.lr = lr
     arguments = {"callbacks": [trajectory, Saves(save)], "max_epochs": max_epochs}
     trainer = trainer_of(strategy, NUM, **arguments)
     training, validation = (sequences(n, rank, NUM) for n in (NUM_SEQUENCES, 2 * NUM))
     trainer.fit(module, training, validation, ckpt_path=resume)
-    return Run.of(trainer, module, trajectory)
+    return Run.of_shards(trainer, module, trajectory)
 
 
 KINDS = ("ddp", "model_parallel")
