@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import resource
 import shlex
+import signal
 import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterable
@@ -57,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(server.close)
     if config.getoption("dist", "no") != "no":
         return  # the controller
+    # Jobs of a shell in the background ignore it, and so would all that tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.executable = getattr(config, "workerinput", {}).get("python", sys.executable)
     # Of processes that recipes and launchers spawn.
     multiprocessing.set_executable(warm.python())
