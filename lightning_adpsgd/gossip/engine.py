@@ -78,7 +78,7 @@ class GossipOptions:
 
     Args:
         every: optimizer steps per round of asking.
-        chunk_elements: elements per message.
+        chunk_elements: most elements of a message.
         part_elements: most elements that are averaged at once.
         max_wait: as in `dials.ReadyPairs`.
         in_pairs: whether a learner waits at a step boundary for a peer at its own

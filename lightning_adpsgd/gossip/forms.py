@@ -82,19 +82,18 @@ class FormChoice:
         self._sizes, self._calls = sizes, 0
         # In each form, the longest that an exchange takes as far as is known.
         self._seconds = [math.inf] * len(sizes)
+        # In steps, of all forms but the last, which is for what takes longer.
+        self._limits = [_LONG] * (len(sizes) - 2) + [_LONGER]
 
     def choose(self, step_seconds: float) -> int:
         """The number of the next exchange's form; to be called once for each."""
         if self._sizes[0] < _WORTH_BYTES:
             return 0
         self._calls += 1
-        *wide, narrowest, _ = self._seconds
-        found = next((n for n, s in enumerate(wide) if s < _LONG * step_seconds), None)
-        if found is None:
-            found = len(wide)
-            if not narrowest < _LONGER * step_seconds:
-                return found + 1
-        return max(0, found - self._is_try)
+        for form, limit in enumerate(self._limits):
+            if self._seconds[form] < limit * step_seconds:
+                return max(0, form - self._is_try)
+        return len(self._limits)
 
     @property
     def _is_try(self) -> bool:

@@ -30,8 +30,9 @@ from torch import Tensor
 
 from lightning_adpsgd.weights.streams import Guard, has_streams
 
-PART_ELEMENTS = 1 << 19
-"""Elements of a part, at most: more would cost an exchange as much per element."""
+PART_ELEMENTS = 1 << 18
+"""Elements of a part, at most. What is done to each part costs less with fewer of them;
+but memory for larger ones comes anew from the system in each exchange of a thread."""
 
 # Of a snapshot of one moment: between two tries an optimizer may well have ended.
 _TRIES, _PAUSE_S = 50, 0.002
@@ -154,7 +155,7 @@ class Span:
 
 
 class Chunk:
-    """What one message carries: parts in order."""
+    """Parts in order: what is copied at once, and what the longest messages carry."""
 
     def __init__(self, parts: list[Part]) -> None:
         self.parts = parts
