@@ -16,6 +16,8 @@ need no copy of the peer's weights.
 import math
 import struct
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -141,30 +143,35 @@ class Lattice(Codec):
         if used is None:
             used = self._exponents[place] = self._form.first_exponents(largest)
         shrink = _scale(-used, blocks.dtype)
-        points = blocks.mul_(shrink).round_()
+        blocks.mul_(shrink).round_()
         # Beyond int32, or non-finite, a block has no points; NaN compares false.
         in_range = largest * shrink.squeeze(1) < 2.0**30
         exponents.copy_(used)
         if not in_range.all():
-            points[~in_range] = 0.0
+            blocks[~in_range] = 0.0
             exponents[~in_range] = _OUT_OF_RANGE
-        points = points.to(torch.int32)
         least.copy_(_exponent_of(largest) - _PRECISION_BITS)
-        checks.copy_(self._checks(points))
-        self._form.pack(points, residues)
+        with _scratch(blocks.shape, blocks.device) as scratch:
+            points = scratch.wide.copy_(blocks)
+            checks.copy_(self._checks(points, scratch))
+            self._form.pack(points, residues, scratch)
 
     @override
     def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> float:
         my_checks, my_exponents, my_least, my_residues = self._form.fields(mine)
         checks, exponents, least, residues = self._form.fields(theirs)
-        points = self._form.differences(residues, my_residues)
-        # The largest absolute value of each block, [b].
-        reach = torch.maximum(points.amax(1).int(), -points.amin(1).int())
         agreed = (exponents == my_exponents) & (exponents != _OUT_OF_RANGE)
-        fits = agreed & (reach <= self._form.span)
-        fits &= self._checks(points) == checks - my_checks
-        scale = _scale(exponents.int(), into.dtype) * fits[:, None]
-        into.copy_(points.to(into.dtype).mul_(scale).flatten()[: len(into)])
+        blocks = self._form.in_blocks(into)
+        with _scratch(blocks.shape, into.device) as scratch:
+            points = self._form.differences(residues, my_residues, scratch)
+            # The largest absolute value of each block, [b].
+            reach = torch.maximum(points.amax(1).int(), -points.amin(1).int())
+            fits = agreed & (reach <= self._form.span)
+            fits &= self._checks(points, scratch) == checks - my_checks
+            scale = _scale(exponents.int(), into.dtype) * fits[:, None]
+            blocks.copy_(points).mul_(scale)
+        if blocks.numel() > len(into):
+            into.copy_(blocks.flatten()[: len(into)])
         self._exponents[place] = self._form.next_exponents(
             torch.maximum(exponents, my_exponents).int(),
             torch.maximum(least, my_least).int(),
@@ -182,10 +189,11 @@ class Lattice(Codec):
         largest = torch.exp2(least.double() + _PRECISION_BITS)
         return math.sqrt(self._form.block) * torch.linalg.vector_norm(largest).item()
 
-    def _checks(self, points: Tensor) -> Tensor:
+    def _checks(self, points: Tensor, scratch: "_Scratch") -> Tensor:
         """A sum with a word for each place: two that wrap around do not cancel."""
         words = self._check_words = self._check_words.to(points.device)
-        return (points * words).sum(1, dtype=torch.int32)
+        products = torch.mul(points, words, out=scratch.products)
+        return products.sum(1, dtype=torch.int32)
 
 
 class _Form(NamedTuple):
@@ -231,21 +239,26 @@ class _Form(NamedTuple):
             residues.view(b, -1),
         )
 
-    def pack(self, points: Tensor, residues: Tensor) -> None:
+    def pack(self, points: Tensor, residues: Tensor, scratch: "_Scratch") -> None:
         """Writes points, int32 [b, block], modulo 2^bits; arithmetic of bytes wraps."""
         if self.bits == 8:
             residues.copy_(points)
             return
-        low, high = points.to(torch.uint8).chunk(2, 1)
-        torch.add(low & 15, high, alpha=16, out=residues)
+        low, high = scratch.narrow.copy_(points).chunk(2, 1)
+        torch.add(low.bitwise_and_(15), high, alpha=16, out=residues)
 
-    def differences(self, residues: Tensor, mine: Tensor) -> Tensor:
+    def differences(
+        self, residues: Tensor, mine: Tensor, scratch: "_Scratch"
+    ) -> Tensor:
         """The differences nearest to zero with these residues, int8 [b, block]."""
+        found = scratch.narrow
         if self.bits == 8:
-            return (residues - mine).view(torch.int8)
-        low = ((residues - mine) << 4).view(torch.int8)
-        high = ((residues & 240) - (mine & 240)).view(torch.int8)
-        return torch.cat((low, high), 1) >> 4
+            return torch.sub(residues, mine, out=found).view(torch.int8)
+        low, high = found.chunk(2, 1)
+        torch.sub(residues, mine, out=low).bitwise_left_shift_(4)
+        torch.sub(residues, torch.bitwise_and(mine, 240, out=high), out=high)
+        # As signed bytes: their low halves, whatever is in them, fall off.
+        return found.view(torch.int8).bitwise_right_shift_(4)
 
     def first_exponents(self, largest: Tensor) -> Tensor:
         # A block of zeros, as biases begin, takes after the largest weight of the part.
@@ -280,6 +293,40 @@ class _Form(NamedTuple):
 _FORMS = {8: _Form(8, 1024, 3.0, 12), 4: _Form(4, 256, 1.5, 4)}
 LONGEST_BLOCK = max(form.block for form in _FORMS.values())
 """Parts of a multiple of this length have no incomplete blocks."""
+
+
+class _Scratch(NamedTuple):
+    """Memory for what is computed on the way, [b, block] each.
+
+    Attributes:
+        wide: int32.
+        products: int32.
+        narrow: uint8.
+    """
+
+    wide: Tensor
+    products: Tensor
+    narrow: Tensor
+
+
+# Lent to one thread at a time: fresh memory of this size comes from the system, page by
+# page, which takes longer than all arithmetic on it.
+_kept: list[Tensor] = []
+
+
+@contextmanager
+def _scratch(shape: torch.Size, device: torch.device) -> Iterator[_Scratch]:
+    # A GPU's memory is cached by stream, and must not change hands between them.
+    keeps, number = device.type == "cpu", shape.numel()
+    memory = _kept.pop() if keeps and _kept else torch.empty(0, dtype=torch.uint8)
+    if len(memory) < 9 * number:
+        with torch.inference_mode(False):
+            memory = torch.empty(9 * number, dtype=torch.uint8, device=device)
+    whole = memory[: 9 * number].split_with_sizes([4 * number, 4 * number, number])
+    wide, products = (one.view(torch.int32).view(shape) for one in whole[:2])
+    yield _Scratch(wide, products, whole[2].view(shape))
+    if keeps:
+        _kept.append(memory)
 
 
 WireChoice = torch.dtype | Literal["auto"] | None

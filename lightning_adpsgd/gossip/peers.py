@@ -31,6 +31,7 @@ from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import Traffic
 from lightning_adpsgd.gossip.pairing import WORDS, Pairing, Word
 from lightning_adpsgd.gossip.protocol import Pulled
+from lightning_adpsgd.transport.background import in_background
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.weights.streams import side_stream
 
@@ -124,7 +125,7 @@ class Threads:
     @torch.no_grad()
     def _run(self, work: Callable[[], None]) -> None:
         try:
-            with side_stream(self._device):
+            with in_background(), side_stream(self._device):
                 work()
         except BaseException as error:
             self.fail(error)

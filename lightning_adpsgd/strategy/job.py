@@ -97,7 +97,10 @@ def set_up_job(
     check_same_layout(store, rank, num_learners, layout, dials.start_patience)
     on_device = mixes_on_device(dials, partition, flat.device)
     sections = sections_between(flat, partition)
-    groups = make_groups(partition, dials.timeout, flat.device, on_device, sections)
+    asynchronous = not dials.in_lockstep
+    groups = make_groups(
+        partition, dials.timeout, flat.device, on_device, sections, asynchronous
+    )
     _take_first_weights(module, flat, groups, dials.timeout)
     _tell_of_frozen(module, dials)
     job = Job(dials, flat, groups, store, on_reload)
