@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_adpsgd.topology.partition import Partition
-from lightning_adpsgd.transport.background import in_background
+from lightning_adpsgd.transport import background
 from lightning_adpsgd.weights.sections import Section
 from lightning_adpsgd.weights.shards import DATA_PARALLEL, TENSOR_PARALLEL
 from lightning_adpsgd.weights.streams import side_stream, wait_for_stream
@@ -56,15 +56,15 @@ def make_groups(
     device: torch.device,
     on_device: bool = False,
     sections: Sequence[Section] | None = None,
-    asynchronous: bool = False,
+    in_background: bool = False,
 ) -> Groups:
     """Makes the groups; a collective over all learners of the job.
 
     Args:
-        asynchronous: whether training continues while weights are exchanged.
         device: device of the weights. The default group's backend for it reduces their
             gradients.
         on_device: as in `Groups`; `has_nccl` must hold.
+        in_background: whether training never waits for `counterparts`.
     """
     within = [[*ranks] for ranks in partition.all_ranks]
     if sections is None:
@@ -75,15 +75,15 @@ def make_groups(
             for one in sections
         ]
     backend = "nccl" if on_device else "gloo"
-    gradients = shards = sharing = None
-    # Gloo starts a thread with each group.
-    with in_background() if asynchronous else nullcontext():
+    # Gloo starts threads with each group.
+    with background.in_background() if in_background else nullcontext():
         counterparts = _own_groups(across, timeout, backend)
-        if max(partition.sizes) > 1:
-            shards = _own_group(within, timeout, backend)
+    gradients = shards = sharing = None
     if max(partition.sizes) > 1:
         default = None if device.type == "cuda" else "gloo"
-        gradients = _own_group(within, timeout, default)
+        gradients, shards = (
+            _own_group(within, timeout, carrier) for carrier in (default, backend)
+        )
     if partition.tensor_parallel_size > 1:
         rows = [row for grid in partition.grids for row in grid]
         sharing = _own_group(rows, timeout, "gloo")

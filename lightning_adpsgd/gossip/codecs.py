@@ -17,7 +17,7 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -257,7 +257,7 @@ class _Form(NamedTuple):
         low, high = found.chunk(2, 1)
         torch.sub(residues, mine, out=low).bitwise_left_shift_(4)
         torch.sub(residues, torch.bitwise_and(mine, 240, out=high), out=high)
-        # As signed bytes: their low halves, whatever is in them, fall off.
+        # As signed bytes: the shift drops their low halves, whatever those hold.
         return found.view(torch.int8).bitwise_right_shift_(4)
 
     def first_exponents(self, largest: Tensor) -> Tensor:
@@ -296,7 +296,7 @@ LONGEST_BLOCK = max(form.block for form in _FORMS.values())
 
 
 class _Scratch(NamedTuple):
-    """Memory for what is computed on the way, [b, block] each.
+    """Memory for intermediate results, [b, block] each.
 
     Attributes:
         wide: int32.
@@ -317,9 +317,11 @@ _kept: list[Tensor] = []
 @contextmanager
 def _scratch(shape: torch.Size, device: torch.device) -> Iterator[_Scratch]:
     # A GPU's memory is cached by stream, and must not change hands between them.
-    keeps, number = device.type == "cpu", shape.numel()
-    memory = _kept.pop() if keeps and _kept else torch.empty(0, dtype=torch.uint8)
-    if len(memory) < 9 * number:
+    keeps, number, memory = device.type == "cpu", shape.numel(), None
+    if keeps:
+        with suppress(IndexError):  # another thread may have taken the last
+            memory = _kept.pop()
+    if memory is None or len(memory) < 9 * number:
         with torch.inference_mode(False):
             memory = torch.empty(9 * number, dtype=torch.uint8, device=device)
     whole = memory[: 9 * number].split_with_sizes([4 * number, 4 * number, number])

@@ -150,7 +150,7 @@ class Gossip(Communication, Exchanges):
         self._traffic = Traffic(
             self._account, state, options.cpu_share, lambda: members.circle.own
         )
-        self.threads = Threads(replica.device, state, on_error)
+        self.threads = Threads(replica.device, state, on_error, not options.in_pairs)
         circle = members.circle
         draw = random.Random(f"{circle.schedule.seed} {circle.own}")
         pairing = (

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
@@ -50,6 +51,10 @@ class Threads:
     `state`, whose waiters a failure wakes: `_threads`, all that run, and `_error`,
     written by the first thread that fails and read by the training thread.
 
+    Args:
+        on_error: function called once, by the thread that ends the learner.
+        gives_way: whether training never waits for them.
+
     Attributes:
         state: the engine's lock.
         leaving: set when the learner ends: nothing is asked any more.
@@ -60,8 +65,10 @@ class Threads:
         device: torch.device,
         state: threading.Condition,
         on_error: Callable[[str], None],
+        gives_way: bool = True,
     ) -> None:
         self._device, self.state, self._on_error = device, state, on_error
+        self._scheduled = in_background if gives_way else nullcontext
         self.leaving = threading.Event()
         self._threads: list[threading.Thread] = []
         self._error: BaseException | None = None
@@ -125,7 +132,7 @@ class Threads:
     @torch.no_grad()
     def _run(self, work: Callable[[], None]) -> None:
         try:
-            with in_background(), side_stream(self._device):
+            with self._scheduled(), side_stream(self._device):
                 work()
         except BaseException as error:
             self.fail(error)

@@ -97,9 +97,9 @@ def set_up_job(
     check_same_layout(store, rank, num_learners, layout, dials.start_patience)
     on_device = mixes_on_device(dials, partition, flat.device)
     sections = sections_between(flat, partition)
-    asynchronous = not dials.in_lockstep
+    in_background = dials.communication == "async"
     groups = make_groups(
-        partition, dials.timeout, flat.device, on_device, sections, asynchronous
+        partition, dials.timeout, flat.device, on_device, sections, in_background
     )
     _take_first_weights(module, flat, groups, dials.timeout)
     _tell_of_frozen(module, dials)

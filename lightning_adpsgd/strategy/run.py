@@ -137,6 +137,8 @@ class TrainingRun:
 
     def fail(self, exception: BaseException) -> None:
         """Ends after an exception in this learner, and tells the others."""
+        # Lightning does not tear down if a callback raises now.
+        self._old_objects.look_again()
         if self._dials.islands is not None and isinstance(exception, SIGTERMException):
             self._leave_in_order()
         self.job.fail(exception)

@@ -8,13 +8,14 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def in_background() -> Iterator[None]:
-    """Inside, no message makes Linux interrupt training for this thread.
+    """Runs the calling thread under SCHED_BATCH, on Linux.
 
-    That holds for the threads that it starts inside, too, also outside. They get as
-    much time as before; but where all cores are busy, they wait until one is free or a
-    time slice ends. A slow link brings a packet at a time, and each would interrupt.
+    A message that wakes it does not interrupt training then. Threads that it starts
+    inside inherit this, and keep it afterwards. They get as much time as before, but
+    where all cores are busy, they wait until one is free or a time slice ends. Packets
+    of a slow link come one at a time, and each would interrupt.
     """
-    is_usual = sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER
+    is_usual = _is_usual()
     if is_usual:
         _set_policy(os.SCHED_BATCH)
     try:
@@ -24,6 +25,15 @@ def in_background() -> Iterator[None]:
             _set_policy(os.SCHED_OTHER)
 
 
+def _is_usual() -> bool:
+    if sys.platform != "linux":
+        return False
+    try:
+        return os.sched_getscheduler(0) == os.SCHED_OTHER
+    except OSError:  # musl, or a sandbox
+        return False
+
+
 def _set_policy(policy: int) -> None:
-    with suppress(OSError):  # a sandbox may refuse it
+    with suppress(OSError):
         os.sched_setscheduler(0, policy, os.sched_param(0))

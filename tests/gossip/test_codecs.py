@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lightning_adpsgd.gossip import codecs
 from lightning_adpsgd.gossip.codecs import INT4, Cast, Codec, Lattice, make_codec
 
 WIRES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, INT4)
@@ -72,6 +73,38 @@ def test_the_changes_of_both_ends_are_opposite_to_the_last_bit(
         if accepted:
             assert torch.equal(change, -opposite)
             first, second = first + change / 2, second + opposite / 2
+
+
+@BITS
+def test_weights_in_double_precision_travel_alike(bits: int) -> None:
+    first, second = (one.double() for one in vectors(BLOCK + 1, 1e-4))
+    change = Pair(lambda: Lattice(bits)).exchange_often(first, second)
+    assert change.dtype == torch.float64
+    torch.testing.assert_close(change, second - first, atol=ERROR[bits], rtol=0)
+
+
+def test_memory_is_lent_to_one_at_a_time_and_used_again() -> None:
+    shape, processor = torch.Size((4, 256)), torch.device("cpu")
+    codecs._kept.clear()
+    with (
+        codecs._scratch(shape, processor) as one,
+        codecs._scratch(shape, processor) as other,
+    ):
+        addresses = {one.wide.data_ptr(), other.wide.data_ptr()}
+    assert len(addresses) == 2
+    with codecs._scratch(torch.Size((2, 256)), processor) as again:
+        assert again.wide.data_ptr() in addresses
+    with codecs._scratch(torch.Size((40, 256)), processor) as larger:
+        assert larger.narrow.shape == (40, 256)
+
+
+def test_memory_of_an_inference_serves_a_training() -> None:
+    codecs._kept.clear()
+    first, second = vectors(256, 0.1)
+    with torch.inference_mode():
+        Pair(lambda: Lattice(4)).exchange(first, second)
+    assert codecs._kept
+    assert Pair(lambda: Lattice(4)).exchange(first, second)[2]
 
 
 @pytest.mark.parametrize("wire", [torch.float32, torch.bfloat16, torch.float16])

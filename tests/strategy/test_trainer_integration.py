@@ -5,14 +5,16 @@ is known exactly, however they average: start - lr * sum of the mean gradients.
 """
 
 import atexit
+import gc
 import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -489,17 +491,41 @@ class CountsCollectives(pl.Callback):
         self.at_batches.append(len(self.calls))
 
 
-def test_a_step_of_async_has_no_collective_on_the_training_thread() -> None:
-    def program(rank: int, communication: str) -> list[int]:
-        counts = CountsCollectives()
-        trainer = trainer_of(gossip("ring", communication), 3, callbacks=[counts])
-        trainer.fit(Linear(), loader(30, rank, 3))
-        return counts.at_batches
+class LooksAtThreads(pl.Callback):
+    """Names of threads that give way at the last batch; Python knows none of Gloo's."""
 
-    for mode, at_batches in each(in_every_mode(3, program, ("async", "sync"))):
+    giving_way: Sequence[str] = ()
+
+    @override
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if sys.platform == "linux":
+            names = {one.native_id: one.name for one in threading.enumerate()}
+            self.giving_way = [
+                names.get(number, "Gloo's")
+                for number in map(int, os.listdir("/proc/self/task"))
+                if os.sched_getscheduler(number) == os.SCHED_BATCH
+            ]
+
+
+def test_a_step_of_async_has_no_collective_and_no_thread_that_interrupts_it() -> None:
+    def program(rank: int, communication: str) -> tuple[list[int], Sequence[str]]:
+        counts, look = CountsCollectives(), LooksAtThreads()
+        trainer = trainer_of(gossip("ring", communication), 3, callbacks=[counts, look])
+        trainer.fit(Linear(), loader(30, rank, 3))
+        return counts.at_batches, look.giving_way
+
+    for mode, found in each(in_every_mode(3, program, ("async", "sync"))):
+        at_batches, giving_way = found
         assert len(at_batches) == 10
         # The same counter sees those of `sync`.
         assert (at_batches[-1] > at_batches[0]) is (mode == "sync")
+        if sys.platform == "linux":
+            of_peers = [name for name in giving_way if name != "Gloo's"]
+            assert len(of_peers) == (4 if mode == "async" else 0)
+            assert all(re.match(r"adpsgd-(ask|answer)-\d", name) for name in of_peers)
+            assert ("Gloo's" in giving_way) is (mode == "async")
 
 
 def test_learners_with_different_numbers_of_batches_end_cleanly() -> None:
@@ -534,11 +560,20 @@ def test_learners_that_step_together_need_equally_many_batches() -> None:
         assert "give all learners equally many batches" in outcome.error
 
 
-def test_two_fits_in_one_process_and_no_thread_is_left() -> None:
+def test_two_fits_in_one_process_and_nothing_of_them_is_left() -> None:
     def program(rank: int) -> Any:
-        module = Linear()
+        # As in a program that is no test: it collects garbage, and leaves out nothing.
+        gc.unfreeze()
+        gc.enable()
+        module, left_out = Linear(), list[bool]()
+        look = pl.callbacks.LambdaCallback(
+            on_train_batch_start=lambda *_: left_out.append(gc.get_freeze_count() > 0)
+        )
         for _ in range(2):
-            trainer_of(gossip(), 2).fit(module, loader(8, rank, 2))
+            trainer_of(gossip(), 2, callbacks=[look]).fit(module, loader(8, rank, 2))
+        assert left_out
+        assert all(left_out)
+        assert gc.get_freeze_count() == 0
         return module.weight.detach(), [t.name for t in threading.enumerate()]
 
     for final, threads in values(learners(2, program)):
