@@ -111,11 +111,11 @@ class Cast(Codec):
 class Lattice(Codec):
     """Sends a few bits per number: the lattice point ``round(w / s)`` modulo 2^bits.
 
-    A message about n weights in b blocks is, as bytes: b checksums of lattice points
-    (int32), which reveal a disagreement beyond the span; b exponents e of the scale ``s
-    = 2^(e / 4)`` and b least exponents of powers of two (int16); the residues of b
-    blocks. Both ends leave a block as it is if its disagreement is too large or its
-    exponents differ. They also agree on a wider span for the next exchange, or on a
+    A message about n weights in b blocks is, as bytes: b checksums of the lattice
+    points (int32), which reveal a disagreement beyond the span; b exponents e of the
+    scale ``s = 2^(e / 4)`` and b least exponents of powers of two (int16); the residues
+    of b blocks. Both ends leave a block as it is if its disagreement is too large or
+    its exponents differ. They also agree on a wider span for the next exchange, or on a
     narrower one where the block fits well.
 
     Args:
@@ -190,8 +190,7 @@ class Lattice(Codec):
         return math.sqrt(self._form.block) * torch.linalg.vector_norm(largest).item()
 
     def _checks(self, points: Tensor, scratch: "_Scratch") -> Tensor:
-        """A sum with a word for each place, so that two wrapped points do not
-        cancel."""
+        """A sum with a word for each place: two points that wrap do not cancel."""
         words = self._check_words = self._check_words.to(points.device)
         products = torch.mul(points, words, out=scratch.products)
         return products.sum(1, dtype=torch.int32)

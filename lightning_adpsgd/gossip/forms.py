@@ -82,7 +82,7 @@ class FormChoice:
         self._sizes, self._calls = sizes, 0
         # For each form, the known upper bound on the time of an exchange.
         self._seconds = [math.inf] * len(sizes)
-        # In steps, for all forms but the last, which takes everything longer.
+        # In steps, for all forms but the last, which is for everything longer.
         self._limits = [_LONG] * (len(sizes) - 2) + [_LONGER]
 
     def choose(self, step_seconds: float) -> int:

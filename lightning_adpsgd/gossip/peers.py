@@ -115,7 +115,7 @@ class Threads:
             raise self._error
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Returns whether a condition holds in time; raises the error of a failure."""
+        """Waits for a condition; returns whether it holds in time, raises failures."""
         with self.state:
             done = self.state.wait_for(lambda: condition() or self.has_failed, seconds)
         self.raise_if_failed()
