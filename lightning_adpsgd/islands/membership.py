@@ -116,8 +116,7 @@ class Membership(ServiceThread):
         super().start()
 
     def enter(self, seconds: float = 0.0) -> bool:
-        """Makes the thread add this island if it is missing; returns whether it is
-        in."""
+        """Makes the thread add this island when missing; returns whether it is in."""
         with self._state:
             self._wanted = True
             self._state.notify_all()
