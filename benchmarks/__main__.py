@@ -39,7 +39,7 @@ def _measures(path: Path) -> bool:
 
 
 def run(name: str, quick: bool) -> str | None:
-    """Runs one benchmark; returns what went wrong, none if nothing."""
+    """Runs one benchmark; returns the problem, or None."""
     words = [sys.executable, "-m", "benchmarks.single", name]
     process = subprocess.Popen(
         words + (["--quick"] if quick else []),
@@ -57,7 +57,7 @@ def run(name: str, quick: bool) -> str | None:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ends what still runs: with a word first, so that emulated hosts are removed."""
+    """Ends what still runs, with SIGTERM first, so that emulated hosts are removed."""
     if process.poll() is None:
         process.terminate()
         time.sleep(2)

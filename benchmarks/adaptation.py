@@ -3,8 +3,8 @@
 Frames of 40 numbers, drawn at random, with mixtures of the sizes of a real experiment;
 what is computed does not depend on the values. Each work runs on one thread, and its
 seconds are those of the processor. The floating-point operations of its matrix products
-are counted and put beside a product of two large matrices in float32: what is missing
-to 1 are exponentials, copies between the products, and those in float64.
+are counted and put beside a product of two large matrices in float32: the rest up to 1
+is the time of exponentials, of copies between the products, and of products in float64.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,12 +28,12 @@ SQUARE = 1_024
 
 
 class Work(NamedTuple):
-    """Something that is done with a minute of speech.
+    """A computation on a minute of speech.
 
     Attributes:
-        name: What it is.
-        run: Does it once.
-        operations: Of its matrix products, for a frame.
+        name: Its name in the table.
+        run: Function that does it once.
+        operations: Operations of its matrix products per frame.
     """
 
     name: str
@@ -71,7 +71,7 @@ def measure(quick: bool = False) -> Report:
 
 
 def works() -> Iterator[Work]:
-    """Each of them with what it needs."""
+    """All computations, with their inputs prepared."""
     random = np.random.default_rng(0)
     frames = random.standard_normal((FRAMES, DIMS)).astype(np.float32)
     states = random.integers(STATES, size=FRAMES)
@@ -109,7 +109,7 @@ def _ivector_works(frames: np.ndarray, gaussians: int) -> Iterator[Work]:
 
 
 def _operations_to_solve(gaussians: int) -> float:
-    """From N and F to an i-vector."""
+    """The operations from N and F to an i-vector."""
     pulls = 2 * gaussians * DIMS * IVECTOR
     precision = gaussians * IVECTOR * (IVECTOR + 1)
     return pulls + precision + IVECTOR**3 / 3

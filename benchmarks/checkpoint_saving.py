@@ -1,9 +1,9 @@
 """How long training waits for a checkpoint: Lightning's way, whole files, background.
 
 The checkpoint is that of the acoustic model of the papers under momentum SGD: 43.2
-million weights and as many numbers of optimizer state. What is measured is the training
-thread's time within a save; the time in which the thread of the background writes is
-waited for apart. The limit is a copy of as many bytes in memory.
+million weights and as many numbers of optimizer state. The figure is the training
+thread's time within a save. The wait for the background thread, while it writes, is
+measured separately. The limit is a copy of as many bytes in memory.
 """
 
 import tempfile
@@ -38,7 +38,7 @@ def checkpoint() -> dict[str, Any]:
 
 
 def copy(value: dict[str, Any], room: list[torch.Tensor]) -> None:
-    """The least that a snapshot takes."""
+    """Copies all tensors: the least time that a snapshot takes."""
     states = (value["state_dict"], value["optimizer_states"][0]["state"])
     tensors = [tensor for state in states for tensor in state.values()]
     for target, tensor in zip(room, tensors, strict=True):
@@ -46,7 +46,7 @@ def copy(value: dict[str, Any], room: list[torch.Tensor]) -> None:
 
 
 def ways(folder: Path, beside: BackgroundCheckpointIO) -> dict[str, Callable[[], Any]]:
-    """What the training thread does, one after the other."""
+    """The work of the training thread, for one way of saving after another."""
     value, whole, path = checkpoint(), WholeCheckpointIO(), folder / "a.ckpt"
     room = [torch.zeros(len(t)) for t in value["state_dict"].values()] * 2
     return {
@@ -59,7 +59,7 @@ def ways(folder: Path, beside: BackgroundCheckpointIO) -> dict[str, Callable[[],
 
 
 def measure(quick: bool = False) -> Report:
-    """The five in turn; what counts is the snapshot against the whole file."""
+    """Measures the five in turn; the target is for the snapshot over the whole file."""
     torch.set_num_threads(1)
     beside = BackgroundCheckpointIO(WholeCheckpointIO())
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,10 @@
-"""What checksums cost an exchange: two hosts that exchange in turn with and without.
+"""What checksums cost an exchange: two hosts alternate exchanges with and without them.
 
 The two learners of one job, on emulated hosts, exchange weights over Gloo; at every
 other exchange both ends take 0 for the checksum of whatever goes and comes. The rest is
-the same code in the same processes. On a shaped link one chunk is summed up while
-another crosses, so that what is seen on the clock is less than what processors do: both
-are there, and so is the time within the checksums themselves.
+the same code in the same processes. On a shaped link, one chunk is summed while another
+crosses, so the clock shows less than the processor time. The report has both, and the
+time within the checksums themselves.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.process_group import DistributedTransport
 
 NUM_ELEMENTS = 8_556_010  # those of `workload`
-TURNS, WARMUPS = 12, 2  # both even, or one would be first more often
+TURNS, WARMUPS = 12, 2  # both even, so that neither is first more often
 LIMIT_S = 170.0
 TIMEOUT = timedelta(minutes=1)
 BOUND = 0.02
@@ -43,8 +43,8 @@ class Taken(NamedTuple):
 
     Attributes:
         wall: From the question to the last word.
-        processor: Of all threads.
-        sums: Of that, within checksums.
+        processor: Processor seconds of all threads.
+        sums: Part of `processor` that is spent within checksums.
     """
 
     wall: float
@@ -57,7 +57,7 @@ class Switch:
 
     Attributes:
         on: Whether checksums are taken.
-        seconds: Of processor time within them.
+        seconds: Processor seconds within them.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Switch:
 
 
 def program(turns: int) -> Callable[[Place], list[Taken]]:
-    """What exchanges took, in pairs: one with checksums, and one without."""
+    """Measures exchanges in pairs: one with checksums and one without."""
 
     def run(place: Place) -> list[Taken]:
         dist.init_process_group("gloo", timeout=TIMEOUT)
@@ -94,7 +94,7 @@ def program(turns: int) -> Callable[[Place], list[Taken]]:
         rounds = itertools.count(1)
         taken = []
         for turn in range(WARMUPS + turns):
-            # A connection becomes faster as it goes: each is first in every other turn.
+            # Connections become faster with use: each is first in every other turn.
             pair = {}
             for on in (True, False) if turn % 2 else (False, True):
                 switch.on = on
@@ -112,7 +112,7 @@ def program(turns: int) -> Callable[[Place], list[Taken]]:
 def one_exchange(
     engine: Gossip, schedule: Schedule, rounds: Iterator[int], switch: Switch
 ) -> Taken:
-    """One that learner 0 asks for; both wait until it is done at both ends."""
+    """Makes an exchange that learner 0 asks for, and waits until both ends are done."""
     before, index = engine.statistics().exchanges, dist.get_rank()
     dist.barrier()
     begin = time.monotonic(), time.process_time(), switch.seconds
@@ -122,7 +122,7 @@ def one_exchange(
             break
     while engine.statistics().exchanges == before:
         engine.threads.raise_if_failed()
-        # Learner 0 has the clock; learner 1, who looks seldom, the processor's.
+        # Wall time is learner 0's; processor time learner 1's, which polls seldom.
         time.sleep(0.01 if index else 0.0005)
     end = time.monotonic(), time.process_time(), switch.seconds
     dist.barrier()
@@ -179,7 +179,7 @@ def measure(quick: bool = False) -> Report:
 
 
 def targets(found: list[Row]) -> Iterator[Target]:
-    """What was set beforehand, for links that weights cross in training."""
+    """The bounds set beforehand, for links that weights cross in training."""
     for row in found:
         link = str(row.case["link"])
         if row.case["checksums"] == "with" and link in RATES:

@@ -6,8 +6,8 @@ island's work units come back: a JSON text that a claim replaces by compare-and-
 a thread that claims two units ahead. It could serve both, if it were fast enough.
 
 Claimants are processes that share one server of torch's store; a batch is a timed wait.
-The third way, a bare number under compare-and-set, is the least that any ledger in one
-key must pay: it has no text to read and no books to keep.
+The third way, a bare number under compare-and-set, is a lower bound on the cost of any
+ledger in one key, because it has no text to parse.
 """
 
 import multiprocessing
@@ -37,25 +37,25 @@ CLAIMANTS = (4, 16, 64)
 BATCH_S = (0.02, 0.1)
 WINDOW_S = 8.0
 NUM_UNITS = 10**7
-"""More than are claimed while the clock runs, so that no epoch ends."""
+"""The units of an epoch: more than are claimed in the time, so that no epoch ends."""
 
 TERMS = Terms(0, ((0, NUM_UNITS),), "equal")
 PATIENCE_S = 180.0
 PATIENCE = timedelta(seconds=120)
 KEPT = 0.95
-"""Least share of the batches that claimants would make if a claim took no time."""
+"""The bound: the least share of the batches that free claims would allow."""
 
 _PATIENT = PoolTimeouts(answer_s=600.0, end_s=600.0, start_s=600.0)
 
 
 class Figures(NamedTuple):
-    """What one claimant saw.
+    """The figures of one claimant.
 
     Attributes:
         waits: seconds that each claim took from the training thread.
         core_s: processor time of the process.
         attempts: number of compare-and-set operations.
-        conflicts: number of those that another claimant was faster than.
+        conflicts: number of those that failed because another claimant was faster.
     """
 
     waits: list[float]
@@ -74,7 +74,7 @@ class CountedStore:
         return getattr(self.plain, name)
 
     def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
-        """As the store's."""
+        """Does what the store's does, and counts it."""
         stored = self.plain.compare_set(key, expected, wanted)
         self.attempts += 1
         self.conflicts += stored != wanted.encode()
@@ -123,11 +123,11 @@ class Direct:
         self._store, self.signatures = store, Signatures(Credentials(), "job")
 
     def ask(self, action: Callable[[Any], Any]) -> Any:
-        """What an action on the store gives."""
+        """Returns the result of an action on the store."""
         return action(self._store)
 
     def close(self) -> None:
-        """Nothing is to be closed."""
+        """Does nothing, because there is nothing to close."""
 
 
 class FixedMembers:
@@ -161,9 +161,9 @@ WAYS = {COUNTER: from_counter, NUMBER: from_number, LEDGER: from_ledger}
 def work(
     way: str, number: int, num: int, batch_s: float, port: int, answer: Connection
 ) -> None:
-    """One claimant; sends its figures."""
+    """Runs one claimant, which sends its figures."""
     torch.set_num_threads(1)
-    time.sleep(1 + number * 0.05)  # all at once is more than a listener takes
+    time.sleep(1 + number * 0.05)  # a listener cannot accept all at once
     plain = TCPStore(
         "127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=PATIENCE
     )
@@ -191,7 +191,7 @@ def _meet(store: TCPStore, what: str, num: int) -> None:
 
 
 def run(way: str, num: int, batch_s: float) -> list[Figures]:
-    """The figures of all claimants of one way."""
+    """Runs all claimants of one way; returns their figures."""
     fork, port = multiprocessing.get_context("fork"), _free_port()
     # The server is a process of its own: a fork beside its thread may hang.
     server = fork.Process(target=serve, args=("127.0.0.1", port, fork.Event()))
@@ -243,7 +243,7 @@ def measure(quick: bool = False) -> Report:
 
 
 def row_of(way: str, num: int, batch_s: float, figures: list[Figures]) -> Row:
-    """One way with so many claimants."""
+    """The row of one way with so many claimants."""
     waits = [wait for one in figures for wait in one.waits]
     found: Spread = spread(wait * 1000 for wait in waits)
     attempts = sum(one.attempts for one in figures)

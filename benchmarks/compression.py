@@ -1,9 +1,9 @@
-"""What the wire costs in convergence: the same training with each `wire_dtype`.
+"""The effect of the wire on convergence: the same training with each `wire_dtype`.
 
 Four learners on a ring train in one process, deterministically: each takes a step on a
 batch of its own, then pairs average through the codec of the wire, alternately to the
 left and to the right. Only what travels differs. The control sends float32 to the same
-learners on the same batches. The loss is held-out, of the mean of all.
+learners on the same batches. The loss is that of the mean model on held-out samples.
 """
 
 import math
@@ -32,7 +32,7 @@ BOUND = 1.01
 
 
 def measure(quick: bool = False) -> Report:
-    """Loss and disagreement of each wire, over seeds."""
+    """Measures loss and disagreement with each wire, over seeds."""
     torch.set_num_threads(1)
     report = Report(
         f"Convergence over each wire: {LEARNERS} learners, {STEPS} steps each.",
@@ -61,7 +61,7 @@ def row(wire: str, runs: list[tuple[float, float, float]], ratio: float) -> Row:
 
 
 def train(wire: str, seed: int) -> tuple[float, float, float]:
-    """Held-out loss of the mean, relative consensus distance, bytes per weight."""
+    """Trains; returns loss of the mean, relative distance and bytes per weight."""
     learners = [Learner(1000 + LEARNERS * seed + n) for n in range(LEARNERS)]
     edges: dict[tuple[int, int], Edge] = {}
     for step in range(STEPS):
@@ -80,7 +80,7 @@ def train(wire: str, seed: int) -> tuple[float, float, float]:
 
 
 def pairs(step: int) -> list[tuple[int, int]]:
-    """Who averages after a step."""
+    """The pairs that average after a step."""
     mixing = find_topology("alternating_pairs").matrix(LEARNERS, step, 0)
     return [(i, j) for i, j in mixing.triu(1).nonzero().tolist()]
 
@@ -103,7 +103,7 @@ class Learner:
 
     @torch.no_grad()
     def held_out_loss(self) -> float:
-        """On samples that no one trains on."""
+        """The loss on samples that no learner trains on."""
         held_out = next(workload.batches(seed=99, size=workload.HELD_OUT))
         return workload.loss(self._model, held_out).item()
 
@@ -116,7 +116,7 @@ class Edge:
 
     @torch.no_grad()
     def average(self, first: Tensor, second: Tensor) -> None:
-        """Takes both halfway to each other, as far as the wire tells."""
+        """Moves both to their mean, as exactly as the wire allows."""
         messages = []
         for codec, weights in zip(self._codecs, (first, second), strict=True):
             message = torch.empty(codec.length(len(weights)), dtype=codec.dtype)

@@ -37,12 +37,12 @@ _NAME, _TICK_S = "adpsgd-", 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Taken(NamedTuple):
-    """Seconds of processors, and ends of exchanges.
+    """Processor seconds, and the number of ends of exchanges.
 
     Attributes:
-        own: Of the engine's threads.
-        network: Of threads that Python does not know.
-        softirq: Of the machine.
+        own: Seconds of the engine's threads.
+        network: Seconds of threads unknown to Python, which are Gloo's.
+        softirq: Seconds of the machine's packet processing.
         ends: Exchanges of this learner.
     """
 
@@ -52,7 +52,7 @@ class Taken(NamedTuple):
     ends: int
 
     def since(self, before: "Taken") -> "Taken":
-        """What was taken since then."""
+        """The difference from an earlier reading."""
         return Taken(
             self.own - before.own,
             self.network - before.network,
@@ -62,7 +62,7 @@ class Taken(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Milliseconds of an end of an exchange, as `Taken` has them."""
+    """Milliseconds per end of an exchange, in the fields of `Taken`."""
 
     own: float
     network: float
@@ -88,7 +88,7 @@ class Watch(L.Callback):
 
 
 def take(strategy: HADPSGDStrategy) -> Taken:
-    """The clocks as they are."""
+    """Reads the clocks."""
     known = {str(thread.native_id): thread for thread in threading.enumerate()}
     seconds = {"own": 0.0, "network": 0.0}
     for task in Path("/proc/self/task").iterdir():
@@ -103,7 +103,7 @@ def take(strategy: HADPSGDStrategy) -> Taken:
 
 
 def processor_s(task: Path) -> float:
-    """Of one thread; 0 if it has just ended."""
+    """The processor seconds of one thread; 0 if it has just ended."""
     try:
         return int((task / "schedstat").read_text().split()[0]) / 1e9
     except OSError:
@@ -111,13 +111,13 @@ def processor_s(task: Path) -> float:
 
 
 def softirq_s() -> float:
-    """Of all cores since they were started."""
+    """The softirq seconds of all cores since they were started."""
     words = Path("/proc/stat").read_text().splitlines()[0].split()
     return int(words[7]) * _TICK_S
 
 
 def program(place: Place, task: Task, dials: dict[str, Any]) -> Taken:
-    """One learner's part: what it has taken."""
+    """The program of one learner; returns what it has taken."""
     strategy = HADPSGDStrategy("ring", "async", 1, cpu_share=1.0, **dials)
     watch = Watch()
     train(place, task, strategy, 1, place.world_size, [watch])
@@ -127,7 +127,7 @@ def program(place: Place, task: Task, dials: dict[str, Any]) -> Taken:
 
 
 def cost(emulated: Hosts, task: Task, dials: dict[str, Any]) -> Cost:
-    """What an end costs, over all learners of a run."""
+    """The cost of one end of an exchange, over all learners of a run."""
     runs = learners.run(
         lambda place: program(place, task, dials), NUM_HOSTS, LIMIT_S, emulated
     )
@@ -141,7 +141,7 @@ def cost(emulated: Hosts, task: Task, dials: dict[str, Any]) -> Cost:
 
 
 def measure(quick: bool = False) -> Report:
-    """All ways in turn."""
+    """Measures all ways in turn."""
     report = Report(
         "Processor time of one end of an exchange of 34 MB, at 200 Mbit/s, while four "
         "learners train on shared cores.",
@@ -161,7 +161,7 @@ def measure(quick: bool = False) -> Report:
 
 
 def row(way: str, costs: dict[str, list[Cost]]) -> Row:
-    """All that an end costs, with what takes it."""
+    """The row of one way: the total cost of an end, and its parts."""
     total = {name: spread(map(sum, found)) for name, found in costs.items()}
     ratio = total[way].median / total["gloo"].median
     names = {"own": "engine", "network": "Gloo", "softirq": "softirq"}

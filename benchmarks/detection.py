@@ -1,9 +1,9 @@
-"""How soon all islands know that one has died, or that half of them cannot be reached.
+"""How soon all islands know that one has died or that half of them are unreachable.
 
 Two emulated hosts with three islands each; the rendezvous is on the first of them, so
-that the other half has only the silence to go by. In turn one island is killed and
+that the other half can only infer it from silence. In turn one island is killed and
 started again, and the cable is pulled out and put in again. The ring is closed when
-every survivor has said at a step that it knows of so many and no more.
+every survivor has reported at a step that it knows exactly the others that are left.
 """
 
 import os
@@ -24,7 +24,7 @@ from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 
 LEARNERS, PORT = 6, 29_800
-HALVES = range(3), range(3, LEARNERS)  # of the first host, and of the second
+HALVES = range(3), range(3, LEARNERS)  # islands of the first host, and of the second
 TIMES, TIMES_QUICK = 8, 2
 BOUND_S, LIMIT_S = 5.0, 60.0
 
@@ -33,7 +33,7 @@ REJOINED, HEALED = "started again", "the cable back"
 
 
 def measure(quick: bool = False) -> Report:
-    """Kills and cuts in turn; seconds until every survivor's ring is closed."""
+    """Kills and cuts in turn; times how soon every survivor's ring is closed."""
     torch.set_num_threads(1)
     report = Report(
         f"{LEARNERS} islands on 2 hosts, steps of {1e3 * soaked.STEP_S:.0f} ms: "
@@ -67,7 +67,7 @@ def target(what: str, seconds: Sequence[float]) -> Target:
 
 
 def observe(times: int) -> dict[str, list[float]]:
-    """Seconds of each kind of event, so many times in turn."""
+    """The seconds of each kind of event, repeated in turn."""
     found: dict[str, list[float]] = {
         what: [] for what in (KILLED, NEAR, FAR, REJOINED, HEALED)
     }
@@ -79,12 +79,12 @@ def observe(times: int) -> dict[str, list[float]]:
 
 
 class Archipelago:
-    """The islands, the cable between their hosts, and what they write down.
+    """The islands, the cable between their hosts, and their journals.
 
     Args:
-        crowd: Their processes.
-        cable: Puts it in, or pulls it out.
-        folder: Of their journals.
+        crowd: Processes of the islands.
+        cable: Function that plugs the cable in, or unplugs it.
+        folder: Folder of the journals.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class Archipelago:
         self.crowd, self.cable, self._folder = crowd, cable, folder
 
     def seconds_until(self, who: Sequence[int], members: int, since: float) -> float:
-        """Until the last of these islands has said that it knows of so many.
+        """The seconds until the last of these islands reports that it knows of so many.
 
         Raises:
-            TimeoutError: One of them did not come to say so.
+            TimeoutError: One of them did not report that in time.
         """
         times: dict[int, float] = {}
         while len(times) < len(who):
@@ -121,7 +121,7 @@ class Archipelago:
 def kill_and_return(
     islands: Archipelago, victim: int, found: dict[str, list[float]]
 ) -> None:
-    """One is killed, and started again when all have seen it."""
+    """Kills an island, and starts it again when all have noticed."""
     others = [number for number in range(LEARNERS) if number != victim]
     begin = time.monotonic()
     islands.crowd.kill(victim)
@@ -132,7 +132,7 @@ def kill_and_return(
 
 
 def cut_and_heal(islands: Archipelago, found: dict[str, list[float]]) -> None:
-    """The cable is pulled out, and put in again when both halves are rings."""
+    """Unplugs the cable, and plugs it in again when both halves are rings."""
     begin = time.monotonic()
     islands.cable(False)
     for what, half in zip((NEAR, FAR), HALVES, strict=True):
@@ -144,7 +144,7 @@ def cut_and_heal(islands: Archipelago, found: dict[str, list[float]]) -> None:
 
 @contextmanager
 def islands() -> Iterator[Archipelago]:
-    """All of them on one ring; ended in the end."""
+    """Starts all islands on one ring, and ends them on exit."""
     with hosts.emulated(2) as two, tempfile.TemporaryDirectory() as name:
         begin, folder = time.monotonic(), Path(name)
         with meeting_place(two, PORT):

@@ -1,4 +1,4 @@
-"""What TLS costs an exchange: two hosts that exchange in turn with and without it.
+"""What TLS costs an exchange: two hosts alternate exchanges with and without it.
 
 The two learners, on emulated hosts, are joined by links of islands twice: once plain,
 as `LIGHTNING_ADPSGD_UNPROTECTED=1` lets them be, and once with token and TLS. The same
@@ -33,7 +33,7 @@ from lightning_adpsgd.transport.links.peer_info import PeerInfo
 from lightning_adpsgd.transport.links.sockets import Address
 from lightning_adpsgd.transport.links.transport import LinkTransport
 
-TURNS, TURNS_QUICK, WARMUPS = 12, 4, 2  # even, or one would be first more often
+TURNS, TURNS_QUICK, WARMUPS = 12, 4, 2  # even, so that neither is first more often
 LIMIT_S = 170.0
 TIMEOUT = timedelta(minutes=1)
 WITH, WITHOUT = "token and TLS", "neither"
@@ -43,13 +43,13 @@ LINKS = {"unshaped": None, "10 Gbit/s": "10gbit", "1 Gbit/s": "1gbit"}
 def program(
     addresses: list[str], folder: Path, turns: int
 ) -> Callable[[Place], list[Taken]]:
-    """What exchanges took, in pairs: one with TLS, and one without."""
+    """Measures exchanges in pairs: one with TLS and one without."""
 
     def run(place: Place) -> list[Taken]:
         dist.init_process_group("gloo", timeout=TIMEOUT)
         schedule = Schedule(find_topology("ring"), num_super_learners=2)
         taken = list[Taken]()
-        # Taken as it is, with nothing left out: it has the clocks of one exchange.
+        # The `Switch` leaves nothing out here: it only has the clocks of one exchange.
         watch = Switch()
         kinds = {
             WITH: Credentials.from_environment({FOLDER: str(folder)}),

@@ -84,7 +84,7 @@ def connect(folder: Path) -> socket.socket:
 
 
 def exchange_once(engine: Gossip, schedule: Schedule, rounds: Iterator[int]) -> None:
-    """Steps on to the next round in which learner 0 asks, and waits for the answer."""
+    """Advances to the next round in which learner 0 asks, and waits for the answer."""
     before = engine.statistics().exchanges
     for round in rounds:
         engine.after_update()
@@ -118,7 +118,7 @@ def time_exchanges(
 
 @contextmanager
 def linked(index: int, folder: Path, name: str) -> Iterator[LinkTransport]:
-    """The two processes, joined as islands are; in a subfolder of that name."""
+    """Connects the two processes as islands; uses a subfolder of that name."""
     info = PeerInfo(index, f"process {index}", "benchmark", model="")
     transport = LinkTransport(info, Credentials())
     ready = threading.Event()
@@ -163,7 +163,7 @@ def measure_size(
     num_elements: int,
     repetitions: int,
 ) -> dict[str, Spread]:
-    """Seconds of each way on vectors of this length; of use in learner 0 alone."""
+    """The seconds of each way for vectors of this length; valid in learner 0 only."""
     outgoing, incoming = torch.randn(num_elements), torch.empty(num_elements)
     works = {
         LIMIT: lambda: wire.cross(outgoing, incoming),
@@ -210,7 +210,7 @@ def rows(num_elements: int, seconds: dict[str, Spread]) -> Iterator[Row]:
 
 
 def checksum_row(num_elements: int, seconds: dict[str, Spread]) -> Row:
-    """Two sums read as many bytes as a copy moves: one vector goes, one comes."""
+    """The row of checksums: two, one each way, read as many bytes as a copy moves."""
     ratio = seconds[COPY].median / seconds[SUMS].median
     share = 100 * seconds[SUMS].median / seconds[OVER_LINKS].median
     at_a_gigabit = 100 * seconds[SUMS].median / (32 * num_elements / 1e9)
@@ -234,7 +234,7 @@ def checksum_row(num_elements: int, seconds: dict[str, Spread]) -> Row:
 
 
 def measure(quick: bool = False) -> Report:
-    """An exchange of two processes on loopback beside a socket of their own."""
+    """Measures an exchange of two processes on loopback beside a plain socket."""
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     report = Report(

@@ -1,10 +1,10 @@
-"""Faults among learners that train, drawn from a seed, and what undoes them.
+"""Faults of learners in training, drawn from a seed, and their repair.
 
-They are killed, alone and two at once, stopped for shorter and for longer than the
-others wait, told to end, filled with NaN, and have a slow disk. Where each has a host
-of its own, some are parted from the rest, one is heard by no one, a cable is pulled out
-and put in again. Their rendezvous is killed, and comes back empty, at times just when
-one of them begins. Each comes back after a while. One of them is spared.
+Learners are killed, alone or two at once, stopped for shorter and for longer than the
+others wait, told to end, filled with NaN, or given a slow disk. If each has a host of
+its own, some are cut off, one is muted, or a cable is unplugged and plugged in again.
+The rendezvous is killed and comes back empty, at times just as a learner starts. Every
+fault is undone after a while. One learner is spared.
 """
 
 import heapq
@@ -30,12 +30,12 @@ HERE = "127.0.0.1"
 
 
 class World:
-    """The learners, their rendezvous, and what is to be undone, by time.
+    """The learners, their rendezvous, and the repairs that are due, by time.
 
     Args:
         first: A learner as it is at the beginning.
-        seed: Of all that happens.
-        live: What a learner's process does.
+        seed: Seed of everything that happens.
+        live: Program of a learner's process.
         hosts: One for each learner and one for the rendezvous; none: all on this one.
     """
 
@@ -60,11 +60,11 @@ class World:
 
     @property
     def address(self) -> str:
-        """Where the rendezvous is."""
+        """The address of the rendezvous."""
         return HERE if self.hosts is None else self.hosts.addresses[-1]
 
     def start_rendezvous(self) -> None:
-        """It knows nothing."""
+        """Starts an empty rendezvous."""
         host = self.first.num_learners
         self._rendezvous = meeting_place.start(
             self.address, self.first.port, self.hosts, host
@@ -72,13 +72,13 @@ class World:
         self.memory.append([])
 
     def kill_rendezvous(self) -> None:
-        """It takes all that it knows with it."""
+        """Kills the rendezvous, whose contents are lost."""
         meeting_place.end(self._rendezvous)
 
     # --- what happens, and when
 
     def well(self) -> list[int]:
-        """Those who train and are not suffering from anything."""
+        """The learners that train without a fault."""
         alive = set(self.crowd.alive()) - self._busy - {SPARED}
         lives = {
             number: step_journal.read(self.first.folder, number) for number in alive
@@ -90,7 +90,7 @@ class World:
     def note(
         self, kind: str, learners: Sequence[int], seconds: float, cure: Callable
     ) -> None:
-        """A fault has begun, and is undone after so many seconds."""
+        """Records a fault that begins now, and is undone after so many seconds."""
         now, of_rendezvous = time.monotonic(), "rendezvous" in kind
         fault = Fault(kind, tuple(learners), now, now + seconds, of_rendezvous)
         self.events.append(fault)
@@ -103,12 +103,12 @@ class World:
         self.later(seconds, undo)
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Does something after so many seconds."""
+        """Schedules an action after so many seconds."""
         due = time.monotonic() + seconds
         heapq.heappush(self._due, (due, next(self._order), action))
 
     def run(self, until: float) -> None:
-        """Faults until then, in a while drawn after each; then what is left undone."""
+        """Injects faults with random pauses until a time; then undoes the rest."""
         due = time.monotonic() + 2 * CALM_S[1]
         while (now := time.monotonic()) < until or self._due:
             if now >= due and now < until:
@@ -117,7 +117,7 @@ class World:
             self.pass_time()
 
     def pass_time(self) -> None:
-        """Does what is due; returns soon."""
+        """Runs the actions that are due; returns soon."""
         while self._due and time.monotonic() >= self._due[0][0]:
             heapq.heappop(self._due)[2]()
         if self._rendezvous.is_alive():
@@ -132,7 +132,7 @@ class World:
 
 
 def strike(world: World) -> None:
-    """One fault, if anybody is there to suffer it."""
+    """Injects one fault, if any learner is there to suffer it."""
     faults = FAULTS if world.hosts is None else {**FAULTS, **FAULTS_OF_LINKS}
     kinds = [kind for kind, weight in faults.items() for _ in range(weight)]
     fault = world.dice.choice(kinds)
@@ -144,17 +144,17 @@ def strike(world: World) -> None:
 
 
 def kill(world: World) -> None:
-    """One is killed."""
+    """Kills one learner."""
     kill_some(world, 1)
 
 
 def kill_two(world: World) -> None:
-    """Two are killed at once."""
+    """Kills two learners at once."""
     kill_some(world, 2)
 
 
 def kill_some(world: World, num: int) -> None:
-    """And come back as new processes."""
+    """Kills some learners, which come back as new processes."""
     well = world.well()
     victims = world.dice.sample(well, min(num, len(well)))
     kind = "kill" if len(victims) == 1 else "kill_two"
@@ -171,17 +171,17 @@ def start_all(world: World, victims: Sequence[int]) -> None:
 
 
 def stop_short(world: World) -> None:
-    """One is stopped for less than the others wait."""
+    """Stops one learner for less than the others wait."""
     stop(world, "stop_short", SHORT_S)
 
 
 def stop_long(world: World) -> None:
-    """One is stopped for longer than the others wait."""
+    """Stops one learner for longer than the others wait."""
     stop(world, "stop_long", LONG_S)
 
 
 def stop(world: World, kind: str, seconds: float) -> None:
-    """And continues."""
+    """Stops one learner, which then continues."""
     victim = world.dice.choice(world.well())
     world.crowd.signal(victim, signal.SIGSTOP)
     go_on = signal.SIGCONT
@@ -189,7 +189,7 @@ def stop(world: World, kind: str, seconds: float) -> None:
 
 
 def terminate(world: World) -> None:
-    """One is told to end, does so, and comes back."""
+    """Tells one learner to end; it does, and comes back."""
     victim = world.dice.choice(world.well())
     world.crowd.signal(victim, signal.SIGTERM)
 
@@ -202,12 +202,12 @@ def terminate(world: World) -> None:
 
 
 def fall_ill(world: World) -> None:
-    """The weights of one become NaN."""
+    """Makes the weights of one learner NaN."""
     tell(world, "fall_ill", FALL_ILL)
 
 
 def slow_disk(world: World) -> None:
-    """What one writes takes seconds to be on the disk."""
+    """Makes the writes of one learner take seconds to reach the disk."""
     tell(world, "slow_disk", SLOW_DISK)
 
 
@@ -221,13 +221,13 @@ def tell(world: World, kind: str, which: signal.Signals) -> None:
 
 
 def kill_rendezvous(world: World) -> None:
-    """It comes back empty."""
+    """Kills the rendezvous, which comes back empty."""
     world.kill_rendezvous()
     world.note("kill_rendezvous", [], RENDEZVOUS_S, world.start_rendezvous)
 
 
 def join_empty_rendezvous(world: World) -> None:
-    """It comes back empty just when one begins that was killed with it."""
+    """Kills rendezvous and learner; it comes back empty just as the learner begins."""
     victim = world.dice.choice(world.well())
     begins = RENDEZVOUS_S + world.dice.uniform(-0.5, 1.0)
     world.kill_rendezvous()
@@ -241,7 +241,7 @@ def join_empty_rendezvous(world: World) -> None:
 
 
 def part(world: World) -> None:
-    """Some are parted from the others and from the rendezvous, in both directions."""
+    """Cuts some off from the others and from the rendezvous, in both directions."""
     well, hosts = world.well(), _hosts(world)
     half = world.dice.sample(well, world.dice.randint(1, len(well)))
     hosts.part(half, True)
@@ -249,14 +249,14 @@ def part(world: World) -> None:
 
 
 def mute(world: World) -> None:
-    """One hears all others and is heard by none."""
+    """Mutes one learner, which still hears all others."""
     victim, hosts = world.dice.choice(world.well()), _hosts(world)
     hosts.mute(victim, True)
     world.note("mute", [victim], LONG_S, lambda: hosts.mute(victim, False))
 
 
 def flap(world: World) -> None:
-    """The cable of one is pulled out and put in again, several times."""
+    """Unplugs the cable of one learner and plugs it in again, several times."""
     victim, hosts = world.dice.choice(world.well()), _hosts(world)
     for turn in range(FLAPS):
         world.later(2 * turn * PLUGGED_S, lambda: hosts.plug(victim, False))
@@ -269,7 +269,7 @@ def _hosts(world: World) -> Hosts:
     return world.hosts
 
 
-# How often each comes, in proportion.
+# The relative frequency of each fault.
 FAULTS: dict[Callable[[World], None], int] = {
     kill: 8,
     kill_two: 2,

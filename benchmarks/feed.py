@@ -1,4 +1,4 @@
-"""What a learner is to do, the batches that it takes, and the clock over its steps."""
+"""A learner's task, the batches that it takes, and the clock over its steps."""
 
 import itertools
 import time
@@ -21,17 +21,17 @@ SHORTEST, LONGEST = 3, 400
 
 @dataclass(frozen=True)
 class Task:
-    """What the learners are to do.
+    """The task of the learners.
 
     Args:
-        seconds: For how long to measure; how many steps that is, learner 0 says.
-        steps: Instead of `seconds`: exactly so many, and the weights at the end.
-        counts: Instead of `seconds`: how many steps of each learner, by rank, count.
+        seconds: Length of the measurement; learner 0 decides how many steps that is.
+        steps: Exact number of steps, instead of `seconds`; the result has the weights.
+        counts: Number of counted steps by rank, instead of `seconds`.
         period: Steps after which what a method does repeats.
-        wait_s: Of a step in the timed form; none: it computes.
-        widths: Of the model.
+        wait_s: Length of a step in the timed form; None: steps compute.
+        widths: Widths of the model's layers.
         annealed: Whether the rate rises and falls over `steps`, from a higher peak.
-        seed: Of the start and of the batches.
+        seed: Seed of the first weights and of the batches.
         slower: By how much each learner's timed step is longer, in seconds, by rank.
     """
 
@@ -60,7 +60,7 @@ class Task:
         )
 
     def make_optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """The same for every method: no method's rate is tuned."""
+        """Makes the optimizer, the same for every method: no rate is tuned."""
         momentum = workload.MOMENTUM if self.wait_s is None else 0.0
         rate = workload.PEAK if self.annealed else workload.LR
         optimizer = torch.optim.SGD(parameters, lr=rate, momentum=momentum)
@@ -76,9 +76,9 @@ class Reading(NamedTuple):
     Attributes:
         exposed_s: Seconds that the training thread has waited for communication, as
             the engine counts them.
-        process_s: Of processor time, all threads.
-        thread_s: Of processor time, the training thread.
-        exchanges: As the engine counts them; 0 under methods that count nothing.
+        process_s: Processor seconds of all threads.
+        thread_s: Processor seconds of the training thread.
+        exchanges: Exchanges that the engine counts; 0 under methods that count none.
     """
 
     exposed_s: float
@@ -88,14 +88,14 @@ class Reading(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What the engine counts; nothing under methods that have none."""
+    """The engine's counters; zeros under methods that have none."""
 
     exposed_s: float = 0.0
     exchanges: int = 0
 
 
 class Trace(NamedTuple):
-    """What one learner leaves.
+    """The result of one learner.
 
     Attributes:
         stamps: When each counted step began, on the clock of the machine.
@@ -143,13 +143,13 @@ class Feed(IterableDataset[Batch]):
         yield from itertools.islice(endless, count + 2)
 
     def tick(self) -> None:
-        """A step begins."""
+        """Marks the beginning of a step."""
         if len(self._stamps) in (self._first, self._last):
             self._readings[len(self._stamps)] = self._read()
         self._stamps.append(time.monotonic())
 
     def trace(self, shipped: Tensor | None, local: Tensor | None) -> Trace:
-        """What was seen between the first counted step and the last."""
+        """The observations between the first counted step and the last."""
         counted = self._stamps[self._first : self._last + 1]
         ends = self._readings[self._first], self._readings[self._last]
         wanted = self._task.steps is not None

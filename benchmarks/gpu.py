@@ -5,8 +5,7 @@ process to process by Gloo over loopback, as they would over Ethernet. Each trai
 papers' model (43 million weights, 128 chunks of 21 frames) in bf16-mixed. The control
 is the same two processes under Lightning's single-device strategy, which know nothing
 of each other and load the GPU alike. `idle` has the engine's hooks and threads and no
-exchange. The clock is the GPU's: it has finished what was asked of it at both ends of a
-window.
+exchange. The GPU has finished all its work at both ends of a measured window.
 """
 
 import os
@@ -46,16 +45,16 @@ BOUND = 1.02
 
 @dataclass(frozen=True)
 class Size:
-    """Of the model and its batches; by default the papers'.
+    """The size of the model and its batches; by default the papers'.
 
     Args:
         features: Inputs of the LSTM.
         layers: LSTM layers.
-        cells: Of a layer in each direction.
+        cells: Cells of a layer in each direction.
         bottleneck: Width of the linear layer.
         states: Classes.
         batch: Chunks of a learner's step.
-        frames: Of a chunk.
+        frames: Frames of a chunk.
     """
 
     features: int = 260
@@ -67,7 +66,7 @@ class Size:
     frames: int = 21
 
     def make_model(self) -> AcousticModel:
-        """The same weights at every call."""
+        """Makes the model, with the same weights at every call."""
         torch.manual_seed(0)
         return AcousticModel(
             self.states,
@@ -84,13 +83,13 @@ class Size:
 
 
 class Window(NamedTuple):
-    """What a learner saw of its window.
+    """The measurements of one learner in a window.
 
     Attributes:
         step_ms: Duration of a step.
         exchanges: Exchanges in a step.
         peak_bytes: Most memory of the GPU that its tensors took; 0 on a CPU.
-        weight_bytes: Of the model's weights.
+        weight_bytes: Bytes of the model's weights.
     """
 
     step_ms: float
@@ -100,7 +99,7 @@ class Window(NamedTuple):
 
 
 def measure(quick: bool = False) -> Report:
-    """All methods in turn."""
+    """Measures all methods in turn."""
     report = Report(
         "What gossip adds to a step on a GPU at the papers' size (43 million weights, "
         "batch 128, 21 frames, bf16-mixed); two learners on one GPU.",
@@ -125,7 +124,7 @@ def measure(quick: bool = False) -> Report:
 def take_turns(
     size: Size, accelerator: str, precision: str, steps: int, turns: int
 ) -> dict[str, list[Window]]:
-    """Windows of learner 0, by method."""
+    """The windows of learner 0, by method."""
     windows: dict[str, list[Window]] = {name: [] for name in METHODS}
     for _ in range(turns):
         for name, found in windows.items():
@@ -158,7 +157,7 @@ def rows_of(windows: dict[str, list[Window]]) -> Iterator[Row]:
 def learn(
     place: Place, name: str, size: Size, accelerator: str, precision: str, steps: int
 ) -> Window:
-    """The program of a learner: each is the only one of its host, with GPU 0."""
+    """The program of a learner; each has a host of its own, and GPU 0."""
     quieten()
     apart = name == APART
     if apart:
@@ -182,7 +181,7 @@ def learn(
 
 
 def strategy_of(name: str) -> Any:
-    """What the Trainer takes; NCCL refuses two learners on one GPU, so all is Gloo."""
+    """The Trainer's strategy, over Gloo: NCCL refuses two learners on one GPU."""
     if name == APART:
         return "auto"
     if name == DDP:
@@ -201,7 +200,7 @@ class Clock(L.Callback):
     """Times the steps after the warm-up.
 
     Args:
-        steps: In the window.
+        steps: Steps in the window.
 
     Attributes:
         step_ms: Duration of a step.
@@ -241,7 +240,7 @@ class Clock(L.Callback):
                 self.peak_bytes = torch.cuda.max_memory_allocated(pl_module.device)
 
     def _look(self, trainer: L.Trainer) -> tuple[float, int]:
-        """Seconds, once the GPU is done, and exchanges so far."""
+        """The time, once the GPU is done, and the number of exchanges so far."""
         if trainer.strategy.root_device.type == "cuda":
             torch.cuda.synchronize()
         statistics = (

@@ -1,4 +1,4 @@
-"""Who did which batch and which exchange among learners that fail, and does it add up.
+"""The record of batches and exchanges among learners that fail, and its audit.
 
 Each life of a learner writes a line for whatever changes its weights, in the order in
 which it takes effect:
@@ -7,12 +7,12 @@ which it takes effect:
     average    what one part of an exchange added to x at this end
     put        what the weights of others, taken up, added to x
 
-`check` proves four things over the lines of all lives. Each x is the one before it and
-all that was added between. What an average adds at one end it takes away at the other,
-to the last bit, so that the mean stays. Who begins takes weights of the same training
-before it averages anything. Each batch of an epoch was done once. A fault may explain
-the loss of averages and of batches, and no more of them than the documents grant.
-`recorder` writes the lines. Here they are read and checked.
+`check` proves four things over the lines of all lives. Each x is the previous one plus
+all that was added in between. An average subtracts at one end exactly what it adds at
+the other, so the mean stays. A learner that starts takes weights of the same training
+before it averages. Each batch of an epoch was done once. A fault may explain lost
+averages and batches, but no more than the documents allow. `recorder` writes the lines.
+Here they are read and checked.
 """
 
 import itertools
@@ -24,23 +24,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 TOLERANCE = 1e-3  # of a balance: x is the sum of 68,000 weights in single precision
-AFTERMATH_S = 6.0  # after a fault, until the last connection that it broke is noticed
-PER_LANE, PER_LEARNER = 2, 2  # averages at one end, and batches, that a fault may cost
+AFTERMATH_S = 6.0  # from a fault until its last broken connection is noticed
+PER_LANE, PER_LEARNER = 2, 2  # one-sided averages, and batches, that a fault may cost
 
 
 class Step(NamedTuple):
-    """A batch.
+    """A step on one batch.
 
     Attributes:
         time: on the machine's monotonic clock.
-        epoch: of the batch.
+        epoch: epoch of the batch.
         unit: number of it in the epoch's data.
         member: number of the learner on the member list.
-        origin: of its weights.
-        position: steps of its training, whoever made them.
+        origin: origin of its weights.
+        position: number of steps of its training, by all learners.
         update: what the optimizer added to the sum of all weights.
         total: that sum, with what was exchanged and not merged yet.
-        lost: how many peers it has lost so far.
+        lost: number of peers that it has lost so far.
     """
 
     time: float
@@ -60,7 +60,7 @@ class Average(NamedTuple):
     Attributes:
         member: number of the peer on the member list.
         asked: whether this end asked.
-        part: number of it.
+        part: number of the part.
         value: what it added to the sum of all weights here.
     """
 
@@ -72,7 +72,7 @@ class Average(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Other weights were taken up."""
+    """The adoption of other weights."""
 
     time: float
     value: float
@@ -83,7 +83,7 @@ _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Step, Average, Put)}
 
 
 class Name(NamedTuple):
-    """A life of a learner."""
+    """The name of a life of a learner."""
 
     learner: int
     life: int
@@ -93,11 +93,11 @@ History = Mapping[Name, Sequence[Record]]
 
 
 class Fault(NamedTuple):
-    """What may excuse that something does not add up.
+    """A fault, which may explain why something does not add up.
 
     Attributes:
-        learners: whom it met.
-        is_of_rendezvous: whether it met the rendezvous, and so all that share batches.
+        learners: learners that it hit.
+        is_of_rendezvous: whether it hit the rendezvous, and so all that share batches.
     """
 
     kind: str
@@ -107,7 +107,7 @@ class Fault(NamedTuple):
     is_of_rendezvous: bool = False
 
     def is_near(self, time: float) -> bool:
-        """Whether something at this time may come of it."""
+        """Whether an event at this time may be its effect."""
         return self.begin - AFTERMATH_S <= time <= self.end + AFTERMATH_S
 
 
@@ -150,17 +150,17 @@ def _records(lines: Sequence[str]) -> Iterator[Record]:
 
 
 class Verdict(NamedTuple):
-    """What became of the accounts.
+    """The result of the audit.
 
     Attributes:
         worst_balance: largest difference between an x and what it should be.
         one_sided: averages at one end alone, each with a fault that explains it, or a
             connection that was lost at about that time.
-        of_lost: those of them that no fault, but such a connection explains.
-        moved: what those have added to the sum of all weights.
-        of_two_origins: averages of weights of two trainings.
-        untrained: averages of lives that had taken no weights, but for the first one.
-        lost: batches that no one did.
+        of_lost: those that only such a connection explains, and no fault.
+        moved: sum that those added to all weights.
+        of_two_origins: averages between weights of two trainings.
+        untrained: averages of lives that had not taken weights, except the first life.
+        lost: batches that no learner did.
         twice: batches that were done again.
         unexplained: sentences about what no fault explains.
     """
@@ -182,11 +182,11 @@ class Verdict(NamedTuple):
 
 
 def check(history: History, faults: Sequence[Fault], num_units: int) -> Verdict:
-    """The accounts of a run.
+    """Audits a run.
 
     Args:
-        faults: All that was done to the learners and the rendezvous.
-        num_units: Batches of an epoch.
+        faults: All faults of the learners and the rendezvous.
+        num_units: Number of batches of an epoch.
     """
     balances = {name: balance(records) for name, records in history.items()}
     wrong = [
@@ -221,9 +221,9 @@ def check(history: History, faults: Sequence[Fault], num_units: int) -> Verdict:
 
 
 def balance(records: Sequence[Record]) -> tuple[float, float]:
-    """The largest difference between an x and what was written, and when it was.
+    """The largest imbalance of an x, and its time.
 
-    Where weights are no numbers, only what comes after others were taken up counts.
+    If weights are NaN, only lines after the next adoption of weights count.
     """
     expected, worst = math.nan, (0.0, 0.0)
     for record in records:
@@ -254,7 +254,7 @@ def one_sided(
     ends: dict[Any, list[list[_End]]] = defaultdict(lambda: [[], []])
     for name, records in history.items():
         for one in (r for r in records if isinstance(r, Average)):
-            # Both ends round alike, so that the values differ in their signs alone.
+            # Both ends round alike, so the values differ only in their signs.
             value = one.value if one.asked else -one.value
             ends[one.part, value][one.asked].append(_End(name, one))
     alone = [end for asked, asks in ends.values() for end in _unpaired(asked, asks)]
@@ -280,7 +280,7 @@ def one_sided(
 
 
 def _losses(history: History) -> dict[int | None, list[float]]:
-    """When each learner has lost a peer, by its own account."""
+    """The times at which each learner has lost a peer, by its own records."""
     found = defaultdict[int | None, list[float]](list)
     for name, records in history.items():
         steps = (r for r in records if isinstance(r, Step))
@@ -295,7 +295,7 @@ def _unpaired(asked: list[_End], asks: list[_End]) -> list[_End]:
 
 
 class _Numbers:
-    """Which learner had a number of the member list, and which weights, at a time."""
+    """The learner and the weights behind a number of the member list, by time."""
 
     def __init__(self, history: History) -> None:
         self._steps: dict[int, list[tuple[float, int, str]]] = defaultdict(list)
@@ -305,11 +305,11 @@ class _Numbers:
                 self._steps[one.member].append(row)
 
     def learner(self, member: int, time: float) -> int | None:
-        """Of the step nearest to this time."""
+        """The learner of the step nearest to this time."""
         return self._nearest(member, time)[1]
 
     def origin(self, member: int, time: float) -> str:
-        """The same; empty if it never made a step."""
+        """The origin at that step; empty if there is none."""
         return self._nearest(member, time)[2]
 
     def _nearest(self, member: int, time: float) -> tuple[float, int | None, str]:
@@ -319,7 +319,7 @@ class _Numbers:
 
 
 def of_two_origins(history: History) -> list[str]:
-    """Averages between weights of two trainings."""
+    """The averages between weights of two trainings."""
     origins = _Origins(history)
     return [
         f"{name}: {one} is with a learner of another training"
@@ -329,7 +329,7 @@ def of_two_origins(history: History) -> list[str]:
 
 
 class _Origins:
-    """From when to when the weights of a member were those of a training."""
+    """The periods in which the weights of a member were those of one training."""
 
     def __init__(self, history: History) -> None:
         self._known: dict[int, dict[str, tuple[float, float]]] = defaultdict(dict)
@@ -339,7 +339,7 @@ class _Origins:
                 self._known[one.member][one.origin] = first, one.time
 
     def surely(self, member: int, time: float) -> str:
-        """Of a member between two steps with one origin; empty: it is not known."""
+        """The origin of a member, if equal at the steps around; empty: unknown."""
         found = [
             origin
             for origin, (first, last) in self._known[member].items()
@@ -360,7 +360,7 @@ def _with_foreigners(records: Sequence[Record], origins: _Origins) -> Iterator[A
 
 
 def untrained_of(history: History) -> list[str]:
-    """Averages of lives that had taken no weights, but for the life that was first."""
+    """The averages of lives that had not taken weights, except the first life."""
 
     def first_step(name: Name) -> float:
         times = (r.time for r in history[name] if isinstance(r, Step))
@@ -386,7 +386,7 @@ class Account(NamedTuple):
 def accounts_of(
     history: History, faults: Sequence[Fault], num_units: int
 ) -> Iterator[Account]:
-    """Of each epoch but the last, which the end of the run has cut short."""
+    """The accounts of all epochs but the last, which the end of the run cuts short."""
     steps = defaultdict[int, list[Step]](list)
     for records in history.values():
         for one in (r for r in records if isinstance(r, Step)):
@@ -410,7 +410,7 @@ def _account(
     hit = {learner for fault in near for learner in fault.learners}
     away = [fault for fault in near if fault.is_of_rendezvous]
     most = PER_LEARNER * (everybody if away else len(hit))
-    # Where one goes while the rendezvous is away, the rest of its share as well.
+    # If a learner dies while the rendezvous is away, the rest of its share is lost too.
     most += max((len(hit) * _share(steps, f, num_units) for f in away), default=0)
     wrong = list[str]()
     if lost > most:
@@ -421,7 +421,7 @@ def _account(
 
 
 def _share(steps: Sequence[Step], fault: Fault, num_units: int) -> int:
-    """Batches that were left for each learner when the rendezvous was lost."""
+    """The batches left for each learner when the rendezvous was lost."""
     done = {step.unit for step in steps if step.time < fault.begin}
     recent = fault.begin - AFTERMATH_S
     members = {s.member for s in steps if recent < s.time < fault.begin}

@@ -6,9 +6,9 @@
     host 1  eth0 10.77.0.2 --- port1  >  bridge, in a namespace of its own
     ...                              /
 
-What a host sends is shaped at its `eth0`, what it receives at the switch's port, both
-by a token bucket. Inside a host the loopback is not shaped, so that learners of one
-host are near each other. The namespaces hold everything: when they go, the links go.
+Token buckets shape what a host sends, at its `eth0`, and what it receives, at the
+switch's port. The loopback of a host is not shaped, so learners of one host are near
+each other. The namespaces hold everything: when they are removed, so are the links.
 
 Needs root, `ip` and `tc`. Delay and loss are not emulated.
 """
@@ -38,7 +38,7 @@ BURST = 256 * 1024  # bytes
 
 
 def reason_against() -> str | None:
-    """Why this machine cannot emulate hosts; none if it can."""
+    """The reason why this machine cannot emulate hosts; None if it can."""
     if not hasattr(os, "geteuid") or os.geteuid():
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -60,7 +60,7 @@ def are_missing(report: Report) -> bool:
 
 
 class Finished(NamedTuple):
-    """How the command of one host ended; `code` is -9 if it was killed."""
+    """The end of the command of one host; `code` is -9 if it was killed."""
 
     host: int
     code: int
@@ -87,11 +87,11 @@ class Hosts:
         return [f"10.77.0.{host + 1}" for host in range(len(self))]
 
     def namespace(self, host: int) -> str:
-        """What `ip netns exec` calls a host."""
+        """The name of a host for `ip netns exec`."""
         return self._namespaces[host]
 
     def environment(self, host: int) -> dict[str, str]:
-        """What a learner on a host needs to find the others."""
+        """The variables that a learner on a host needs to find the others."""
         return {
             "MASTER_ADDR": self.addresses[0],
             "MASTER_PORT": str(MASTER_PORT),
@@ -106,20 +106,20 @@ class Hosts:
 
         Args:
             rate: As `tc` writes it, "200mbit" say; none for no limit.
-            burst: Bytes that pass at once. A larger one would let whole messages of a
-                few megabytes run above the rate.
+            burst: Bytes that pass at once. With more, whole messages of a few megabytes
+                would exceed the rate.
         """
         for host, namespace in enumerate(self._namespaces):
             _shape(namespace, "eth0", rate, burst)
             _shape(self._switch, f"port{host}", rate, burst)
 
     def plug(self, host: int, plugged: bool) -> None:
-        """Puts the cable of a host into the switch, or pulls it out."""
+        """Plugs the cable of a host into the switch, or unplugs it."""
         state = "up" if plugged else "down"
         _ip("-n", self._switch, "link", "set", f"port{host}", state)
 
     def part(self, hosts: Sequence[int], apart: bool) -> None:
-        """Lets some hosts reach one another and no one else, or ends that."""
+        """Lets some hosts reach only one another, or ends that."""
         bridge = _APART if apart else _BRIDGE
         for host in hosts:
             _ip("-n", self._switch, "link", "set", f"port{host}", "master", bridge)
@@ -154,7 +154,7 @@ class Hosts:
         Args:
             command: The words of the command of a host.
             timeout_s: Seconds after which everything is killed.
-            environment: Beside this process's own and that of `environment`.
+            environment: Variables besides those of this process and `environment`.
         """
         with tempfile.TemporaryDirectory() as folder:
             outputs = [Path(folder) / str(host) for host in range(len(self))]
@@ -218,7 +218,7 @@ def emulated(num_hosts: int, rate: str | None = None) -> Iterator[Hosts]:
 def wait_or_kill(
     processes: "Sequence[subprocess.Popen[bytes]]", timeout_s: float
 ) -> list[int]:
-    """Exit codes; each process group is gone at the end, whatever became of it."""
+    """Waits; returns exit codes. No process group is left at the end, in any case."""
     deadline = time.monotonic() + timeout_s
     try:
         for process in processes:
@@ -273,7 +273,7 @@ def _remove(namespace: str) -> None:
 
 
 def _remove_leftovers() -> None:
-    """Hosts of runs that were killed before they could clean up."""
+    """Removes the hosts of runs that were killed before they could clean up."""
     for path in _NAMESPACES.glob(f"{_PREFIX}-*"):
         owner = re.match(rf"{_PREFIX}-(\d+)-", path.name)
         if owner and not Path(f"/proc/{owner[1]}").exists():

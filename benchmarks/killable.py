@@ -1,9 +1,9 @@
-"""Learners that are killed and started again, and what they leave behind.
+"""Learners that are killed and started again, and the files that they leave.
 
 A learner is a forked process in a process group of its own. It writes each step into a
 file at once, so that a kill loses none of them, and at the end its weights. Steps are
-waits of a fixed length around a gradient of a small model: what is measured is who
-waits for whom, not how learners share the cores of this machine.
+waits of a fixed length around a gradient of a small model: the figures show how
+learners wait for one another, not how they share these cores.
 """
 
 import ctypes
@@ -40,12 +40,12 @@ class Killable:
     """One life of a learner.
 
     Args:
-        number: Of the learner.
-        num_learners: In all.
-        life: How often it was started before.
-        port: Free for whatever a method needs; so are the hundred that follow.
-        folder: Where all learners of the run write.
-        until: When the run ends, on the machine's monotonic clock.
+        number: Number of the learner.
+        num_learners: Number of all learners.
+        life: Number of earlier starts.
+        port: Free port for a method's use; so are the hundred that follow.
+        folder: Folder into which all learners of the run write.
+        until: End of the run, on the machine's monotonic clock.
     """
 
     number: int
@@ -61,18 +61,18 @@ class Killable:
         return time.monotonic() >= self.until
 
     def make_model(self) -> nn.Module:
-        """The same weights for all learners."""
+        """Makes the model, with the same weights for all learners."""
         return workload.make_model(widths=NARROW)
 
     def batches(self) -> Iterator[Batch]:
-        """Until the run ends; each takes as long as a step, with what is done to it."""
+        """Batches until the run ends, one for each step of the fixed length."""
         journal = os.open(self.journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for batch in self.paced(STEP_S):
             os.write(journal, _STAMP.pack(time.monotonic()))
             yield batch
 
     def paced(self, step_s: float) -> Iterator[Batch]:
-        """The same with steps of another length, and not written down."""
+        """Batches for steps of another length, which no journal records."""
         for batch in workload.batches(1 + self.number + self.num_learners * self.life):
             begin = time.monotonic()
             if self.over:
@@ -82,27 +82,27 @@ class Killable:
 
     @property
     def journal(self) -> Path:
-        """Of the steps of this life."""
+        """The journal of the steps of this life."""
         return self.folder / f"{self.number}.{self.life}.steps"
 
     def announce(self) -> None:
-        """Says which process this learner is, to who kills it."""
+        """Tells the process that kills learners which process this one is."""
         write_json(self.folder / f"{self.number}.pid", os.getpid())
 
     def leave(self, weights: Tensor) -> None:
-        """Keeps the weights with which the run ended here."""
+        """Saves the weights of this learner at the end of the run."""
         torch.save(weights, self.folder / f"{self.number}.weights")
 
 
 @dataclass
 class Outcome:
-    """What a run left.
+    """The outcome of a run.
 
     Args:
-        lives: Of each learner, when its steps began, on the machine's clock.
-        weights: Of those that lived to the end.
-        kills: When, and which learner.
-        trouble: What learners said that ended by themselves in an error.
+        lives: Times at which steps began, by learner and life, on the machine's clock.
+        weights: Weights of the learners that lived to the end.
+        kills: Time and learner of each kill.
+        trouble: Output of learners that ended in an error of their own.
     """
 
     lives: dict[int, list[list[float]]]
@@ -123,17 +123,17 @@ def run(
     seed: int = 0,
     supervised: bool = False,
 ) -> Outcome:
-    """Runs a program as each learner, and kills one of them now and then.
+    """Runs a program as each learner, and kills one of them at intervals.
 
     Args:
         program: Of one life; it ends soon after `until`. If supervised: of a process
             that starts all learners, and starts them again if one of them dies.
         first: A learner as it is at the beginning; its number does not matter.
         seconds: Length of the run.
-        kill_every_s: Seconds from one kill to the next; none: no one is killed.
-        absent_s: After how long a killed learner is started again.
-        seed: Of who is killed.
-        supervised: Whether another process than this one starts the learners.
+        kill_every_s: Seconds from one kill to the next; None: no learner is killed.
+        absent_s: Seconds after which a killed learner is started again.
+        seed: Seed of the choice of the learners to kill.
+        supervised: Whether a process other than this one starts the learners.
     """
     begin = time.monotonic()
     first = replace(first, until=begin + seconds)
@@ -169,16 +169,16 @@ class Crowd:
         self.start_all()
 
     def start_all(self) -> None:
-        """The first life of each."""
+        """Starts the first life of each learner."""
         for number in range(self._first.num_learners):
             self.start(number)
 
     def alive(self) -> list[int]:
-        """Those whose processes run, or are stopped."""
+        """The learners whose processes run or are stopped."""
         return sorted(n for n, p in self._processes.items() if p.is_alive())
 
     def start(self, number: int) -> None:
-        """The next life of a learner."""
+        """Starts the next life of a learner."""
         killable = replace(self._first, number=number, life=self._lives[number])
         self._lives[number] += 1
         process = self._context.Process(target=_live, args=(self._program, killable))
@@ -186,7 +186,7 @@ class Crowd:
         self._processes[number] = process
 
     def kill(self, number: int) -> None:
-        """As the system does that has run out of memory."""
+        """Kills a learner, as a system that has run out of memory does."""
         process = self._processes[number]
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -194,7 +194,7 @@ class Crowd:
         process.join()
 
     def signal(self, number: int, which: signal.Signals) -> None:
-        """Sends a learner a signal; nothing if it has ended."""
+        """Sends a learner a signal; does nothing if it has ended."""
         with suppress(ProcessLookupError):
             os.kill(self._processes[number].pid, which)
 
@@ -205,13 +205,13 @@ class Crowd:
             process.join(max(0.0, deadline - time.monotonic()))
 
     def kill_all(self) -> None:
-        """Leaves no one behind."""
+        """Kills all learners."""
         for number in self._processes:
             Crowd.kill(self, number)
 
 
 class _Supervised(Crowd):
-    """Learners that another process starts, and starts again; they say who they are."""
+    """Learners that another process starts and restarts; they announce themselves."""
 
     @override
     def start_all(self) -> None:
@@ -223,7 +223,7 @@ class _Supervised(Crowd):
 
     @override
     def start(self, number: int) -> None:
-        """The other process does."""
+        """Does nothing, because the other process starts learners."""
 
     @override
     def kill(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""The methods among whose learners `kills` kills, each as a program of one life."""
+"""The methods of the benchmark `kills`, each as a program of one life of a learner."""
 
 import os
 import signal
@@ -36,12 +36,12 @@ TORCHFT, LOCAL_SGD = "torchft DDP", "torchft LocalSGD"
 
 @contextmanager
 def nothing(port: int) -> Iterator[None]:
-    """A method that needs no one beside its learners."""
+    """The surroundings of a method that needs only its learners."""
     yield
 
 
 def _started(*words: str, stderr: int | None = None) -> "subprocess.Popen[bytes]":
-    """A process of Python, once it has said its first line."""
+    """Starts a Python process; returns once it has printed its first line."""
     command = [sys.executable, *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr)
     assert process.stdout is not None
@@ -50,7 +50,7 @@ def _started(*words: str, stderr: int | None = None) -> "subprocess.Popen[bytes]
 
 
 def start_rendezvous(port: int) -> "subprocess.Popen[bytes]":
-    """Returns once it listens."""
+    """Starts a rendezvous; returns once it listens."""
     words = ("-m", "lightning_adpsgd", "rendezvous", "--port", str(port))
     return _started(*words, "--host", HERE)
 
@@ -65,12 +65,12 @@ def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 
 def rendezvous(port: int) -> AbstractContextManager[None]:
-    """That of islands."""
+    """The rendezvous of islands."""
     return _ended(start_rendezvous(port))
 
 
 def lighthouse(port: int) -> AbstractContextManager[None]:
-    """torchft's, in a process of its own."""
+    """The lighthouse of torchft, in a process of its own."""
     code = (
         "import site, sys, time; [site.addsitedir(p) for p in sys.argv[2:]]\n"
         "from torchft.coordination import LighthouseServer\n"
@@ -79,7 +79,7 @@ def lighthouse(port: int) -> AbstractContextManager[None]:
         "print('up', flush=True); time.sleep(1e6)"
     )
     folders = [str(p) for p in PEERS.glob("lib/python*/site-packages")]
-    quiet = subprocess.DEVNULL  # it tells of every step
+    quiet = subprocess.DEVNULL  # it logs every step
     return _ended(_started("-c", code, str(port), *folders, stderr=quiet))
 
 
@@ -94,14 +94,14 @@ class _Feed(IterableDataset[Batch]):
 
 
 class Module(L.LightningModule):
-    """What an island trains."""
+    """The module that an island trains."""
 
     def __init__(self, life: Killable) -> None:
         super().__init__()
         self.model, self.life = life.make_model(), life
 
     def batches(self) -> Iterator[Batch]:
-        """Of this life, each of which is written down as it begins."""
+        """The batches of this life; each is recorded as it begins."""
         return self.life.batches()
 
     @override
@@ -122,7 +122,7 @@ class Module(L.LightningModule):
 
 
 def train_island(module: Module, host: str = HERE) -> None:
-    """Through Lightning's Trainer, as a user of islands would."""
+    """Trains through Lightning's Trainer, as a user of islands would."""
     quieten()
     os.environ["LIGHTNING_ADPSGD_TOKEN"] = TOKEN
     # Hosts are network namespaces of this machine.
@@ -186,7 +186,7 @@ def _ddp_worker(life: Killable) -> None:
 
 
 def _together(life: Killable) -> Iterator[Batch]:
-    """Batches until one of the learners says that the time is over."""
+    """Batches until one of the learners reports that the time is over."""
     for batch in life.batches():
         over = torch.tensor(float(time.monotonic() >= life.until - 2 * STEP_S))
         dist.all_reduce(over)
@@ -257,11 +257,11 @@ def _ft_local_sgd(manager: Any, model: nn.Module) -> Callable[[Batch], object]:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a method is run.
+    """The way to run a method.
 
     Args:
-        program: Of one life of a learner.
-        around: What stands beside all learners and is not killed.
+        program: Program of one life of a learner.
+        around: Processes besides the learners, which are not killed.
         is_peer: Whether it needs what `make peers` installs.
         supervised: Whether the program starts the learners, and starts them again.
     """

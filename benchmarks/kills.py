@@ -1,9 +1,9 @@
-"""What it costs the others that one of six learners is killed every twenty seconds.
+"""What the others lose when one of six learners is killed every twenty seconds.
 
-It is started again ten seconds later. `adpsgd` as islands, `ddp` under torchrun's
-agent, which starts all learners again from the last checkpoint, and torchft, which
-averages over who is there. The control of each is itself with no one killed. What
-counts is that the others keep their pace, and that the loss is that without faults.
+It is started again ten seconds later. The methods are `adpsgd` as islands, `ddp` under
+torchrun's agent, which restarts all learners from the last checkpoint, and torchft,
+which averages over those present. The control of each is the same without kills. The
+others should keep their pace, and the loss should be that without faults.
 """
 
 import itertools
@@ -31,7 +31,7 @@ SLOWEST_WINDOW, WORSE_LOSS = 1.1, 1.02
 
 
 def measure(quick: bool = False) -> Report:
-    """Each method undisturbed and with kills, one run after the other."""
+    """Measures each method undisturbed and with kills, one run after the other."""
     torch.set_num_threads(1)
     seconds = QUICK_S if quick else SECONDS
     report = Report(
@@ -60,7 +60,7 @@ def measure(quick: bool = False) -> Report:
 
 
 def measure_method(method: str, seconds: float, report: Report) -> list[Row]:
-    """Undisturbed, and with kills."""
+    """The rows of one method: undisturbed, and with kills."""
     rows: list[Row] = []
     for faults, every in (("none", None), ("kills", KILL_EVERY_S)):
         outcome = run(METHODS[method], seconds, every)
@@ -74,7 +74,7 @@ def measure_method(method: str, seconds: float, report: Report) -> list[Row]:
 
 
 def run(kind: Kind, seconds: float, kill_every_s: float | None) -> Outcome:
-    """One run in a folder of its own."""
+    """Makes one run in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         port = 20_000 + 200 * (int.from_bytes(os.urandom(2)) % 50)
         first = Killable(0, LEARNERS, 0, port, Path(folder), 0.0)
@@ -115,7 +115,7 @@ def _said(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def steps_per_second(outcome: Outcome) -> list[float]:
-    """Of each life that lasted a window."""
+    """The speed of each life that lasted a window."""
     return [
         (len(life) - 1) / (life[-1] - life[0])
         for life in settled(outcome)
@@ -124,10 +124,10 @@ def steps_per_second(outcome: Outcome) -> list[float]:
 
 
 def settled(outcome: Outcome) -> list[list[float]]:
-    """When steps began between a learner's starts and deaths, the first ones left out.
+    """The times of steps between a learner's starts and deaths, without the first ones.
 
-    A learner that was started again without having been killed has lived on: that it
-    had to start over is what it has suffered from another's death.
+    A learner that was restarted without having been killed counts as one life, because
+    the restart is the effect of another's death.
     """
     return [
         stretch[START:]
@@ -151,7 +151,7 @@ def num_steps(outcome: Outcome) -> int:
 
 
 def slowest_window(outcome: Outcome) -> float:
-    """The largest over all lives, each against the median step of all."""
+    """The slowest window of all lives, relative to the median step of all."""
     lives = settled(outcome)
     steps = [b - a for life in lives for a, b in itertools.pairwise(life)]
     worst = max((mean for life in lives for mean in windows(life)), default=0.0)
@@ -170,7 +170,7 @@ def windows(life: Sequence[float]) -> Iterator[float]:
 
 @torch.no_grad()
 def held_out_loss(outcome: Outcome) -> float:
-    """Of the mean of the weights."""
+    """The held-out loss of the mean of the weights."""
     model = workload.make_model(widths=NARROW)
     mean = torch.stack(outcome.weights).mean(0)
     nn.utils.vector_to_parameters(mean, model.parameters())

@@ -1,11 +1,11 @@
-"""`torchrun` on emulated hosts: it trains, and what is set up wrongly is told.
+"""`torchrun` on emulated hosts: training works, and each wrong set-up is reported.
 
     python -m benchmarks.launch_hosts             every scenario, a line for each
     python -m benchmarks.launch_hosts firewall    this one, with what was printed
 
 Two hosts with two learners each; the two of a host are a super-learner. `Slope` has
 the same gradients whatever its weights, so that the weights at the end are known.
-Needs what `hosts` needs; a firewall also needs `nft`. Proves, and measures nothing.
+Needs what `hosts` needs; a firewall also needs `nft`. It measures nothing.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def rows(num_learners: int) -> Tensor:
 
 
 def weights_at_the_end(num_learners: int) -> Tensor:
-    """What the weights of all learners are after the last average: a closed form."""
+    """The weights of all learners after the last average, in closed form."""
     return -LR * STEPS * rows(num_learners).mean(0)
 
 
@@ -85,7 +85,7 @@ def learn(
     seed: int = 0,
     width: int = 3,
 ) -> None:
-    """Trains as one learner and prints what became of it."""
+    """Trains as one learner, and prints the result."""
     torch.set_num_threads(1)
     strategy = HADPSGDStrategy("random_ring", "async", super_learner_size, seed=seed)
     trainer = quiet_trainer(strategy, devices=devices, num_nodes=num_nodes)
@@ -107,7 +107,7 @@ def results(output: str) -> list[dict]:
     return sorted(map(json.loads, lines), key=lambda result: result["rank"])
 
 
-# --- what is wrong on the odd host
+# --- the faults of the odd host
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,11 @@ class Scenario:
 
     Attributes:
         rendezvous: Arguments of `torchrun` on a host.
-        expected: Patterns of what every host is told; none if the job trains.
-        change: What is made of the hosts before.
-        arguments: Of the learners on the odd host.
+        expected: Patterns that every host's output must match; none if the job trains.
+        change: Function that changes the hosts beforehand.
+        arguments: Arguments of the learners on the odd host.
         of_all: Arguments of all learners.
-        environment: On the odd host.
+        environment: Variables on the odd host.
         without: Variables that are absent on all hosts.
     """
 
@@ -153,7 +153,7 @@ def _c10d(hosts: Hosts, host: int) -> list[str]:
 
 
 def _name_means_loopback(hosts: Hosts) -> None:
-    """As Debian's installer writes /etc/hosts."""
+    """Writes /etc/hosts as Debian's installer does."""
     names = Path("/etc/netns") / hosts.namespace(ODD) / "hosts"
     lines = names.read_text().splitlines()
     others = [line for line in lines if not line.endswith(f"host{ODD}")]
@@ -169,7 +169,7 @@ def _second_interface(hosts: Hosts) -> None:
 
 
 def _firewall(verdict: str) -> Callable[[Hosts], None]:
-    """Lets nothing in at the ports that the system gives out, as a firewall would."""
+    """Blocks the ports that the system assigns, as a firewall would."""
 
     def close(hosts: Hosts) -> None:
         inside = ["ip", "netns", "exec", hosts.namespace(ODD), "nft"]
@@ -252,14 +252,14 @@ SCENARIOS = {
 
 
 def missing(name: str) -> str | None:
-    """Why a scenario cannot be played on this machine; none if it can."""
+    """The reason why this machine cannot run a scenario; None if it can."""
     if reason := reason_against():
         return reason
     walled = "firewall" in name
     return "no nft on this machine" if walled and not shutil.which("nft") else None
 
 
-# --- the play
+# --- running a scenario
 
 
 def play(
@@ -300,7 +300,7 @@ def _other_version() -> Iterator[str]:
 
 
 def wrong(name: str, finished: Sequence[Finished]) -> list[str]:
-    """In what the outcome departs from what is expected; empty if in nothing."""
+    """The differences from the expected outcome; empty if there are none."""
     expected = SCENARIOS[name].expected
     if not expected:
         return _wrong_in_training(finished)

@@ -33,15 +33,15 @@ PATIENCE = timedelta(minutes=2)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a learner is.
+    """The place of a learner.
 
     Args:
-        rank: Among all learners; those of a host follow one another.
-        world_size: Learners in all.
+        rank: Rank among all learners; those of a host are consecutive.
+        world_size: Number of all learners.
         per_host: Learners of each host.
         address: Of this learner's host.
         master: Address of the host of learner 0.
-        port: Free for the job's store; so are the nine that follow.
+        port: Free port for the job's store; so are the nine that follow.
     """
 
     rank: int
@@ -57,7 +57,7 @@ class Place:
         return self.rank // self.per_host
 
     def set_environment(self) -> None:
-        """Says to torch and Lightning what `torchrun` would say."""
+        """Tells torch and Lightning what `torchrun` would tell them."""
         os.environ.update(
             RANK=str(self.rank),
             LOCAL_RANK=str(self.rank % self.per_host),
@@ -70,7 +70,7 @@ class Place:
         )
 
     def make_store(self) -> TCPStore:
-        """A store of the benchmark's own, beside the job's."""
+        """Makes a store for the benchmark, besides the job's."""
         return TCPStore(
             self.master,
             self.port + 1,
@@ -81,10 +81,10 @@ class Place:
 
 
 class Meetings:
-    """Where all learners wait for one another, without a process group.
+    """Meetings at which all learners wait for one another, without a process group.
 
     Args:
-        place: Of a learner.
+        place: Place of this learner.
     """
 
     def __init__(self, place: Place) -> None:
@@ -124,16 +124,16 @@ def run(
     """Runs a program as each learner and returns what they return, by rank.
 
     Args:
-        program: It may be a closure; what it returns must pickle.
-        num_learners: In all; with hosts, as many on each of them, unless `per_host`
-            says how many on each of the first ones.
+        program: Function, which may be a closure; its result must pickle.
+        num_learners: Number of all learners; hosts have equally many, unless `per_host`
+            says how many each of the first ones has.
         timeout_s: Seconds after which all are killed.
-        hosts: Where they run; none: on this machine, over its loopback.
-        per_host: After how many learners another host begins; without hosts they are
-            told so, and none means that they are all of one.
+        hosts: Hosts of the learners; None: this machine, over its loopback.
+        per_host: Number of learners of a host; without `hosts` it is only what they are
+            told, and None means that they share one.
 
     Raises:
-        LearnersFailed: With the trace of the first that failed.
+        LearnersFailed: The message has the trace of the first learner that failed.
     """
     places = make_places(num_learners, hosts, per_host)
     context = multiprocessing.get_context("fork")
@@ -171,7 +171,7 @@ def make_places(
 
 
 def end_with_parent() -> None:
-    """Has the system kill this process when the one that forked it ends."""
+    """Makes the system kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -188,7 +188,7 @@ def _learner(
         hosts.enter(place.host)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if hosts is None else "eth0"
     torch.set_num_threads(1)
-    # Without it Lightning's launcher gives each learner as many as there are cores.
+    # Without it, Lightning's launcher gives each learner as many as there are cores.
     os.environ["OMP_NUM_THREADS"] = "1"
     warnings.simplefilter("ignore")
     place.set_environment()
@@ -204,7 +204,7 @@ def _learner(
 
 
 def _wait(processes: list[Any], timeout_s: float) -> None:
-    """Until all have ended, one has failed, or the time is over."""
+    """Waits until all have ended, one has failed, or the time is over."""
     deadline = time.monotonic() + timeout_s
     running = {process.sentinel: process for process in processes}
     while running and (left := deadline - time.monotonic()) > 0:
@@ -218,7 +218,7 @@ def _wait(processes: list[Any], timeout_s: float) -> None:
 def _kill(processes: list[Any]) -> None:
     for process in processes:
         if process.pid is not None and process.is_alive():
-            # Its own process group, unless it has not come to that yet.
+            # Its process group, unless it has not made one yet.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()

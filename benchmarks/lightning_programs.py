@@ -19,7 +19,7 @@ from lightning_adpsgd import HADPSGDStrategy
 
 
 class Module(L.LightningModule):
-    """The workload as Lightning wants it."""
+    """The workload as a LightningModule."""
 
     def __init__(self, feed: Feed, model: nn.Module, task: Task) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Module(L.LightningModule):
 
 
 def through_trainer(strategy: str) -> Callable[[Place, Task], Trace]:
-    """A program that trains with a strategy; none of Lightning's extras is on."""
+    """A program that trains with a strategy, without Lightning's extras."""
 
     def program(place: Place, task: Task) -> Trace:
         num_hosts = place.world_size // place.per_host
@@ -66,14 +66,14 @@ def through_trainer(strategy: str) -> Callable[[Place, Task], Trace]:
 
 
 def alone(place: Place, task: Task) -> Trace:
-    """Through a Trainer that is to see none of the other learners."""
+    """A program that trains through a Trainer that sees no other learner."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
         del os.environ[name]
     return train(place, task, "auto", devices=1, num_nodes=1)
 
 
 def within_host(place: Place, task: Task) -> Trace:
-    """`ddp` of the learners of a host, which see none of the other hosts."""
+    """A program of `ddp` within a host, which sees no other host."""
     local = place.rank % place.per_host
     os.environ.update(
         RANK=str(local),
@@ -92,7 +92,7 @@ def train(
     num_nodes: int,
     callbacks: Sequence[L.Callback] = (),
 ) -> Trace:
-    """One fit."""
+    """Makes one fit."""
     quieten()
     feed = Feed(place, task)
     module = Module(feed, task.make_model(place.rank), task)

@@ -1,11 +1,11 @@
-"""Frames per second of the training data's loader, per core, and what it takes to open.
+"""The training data loader's frames per second and core, and the cost of opening it.
 
 Corpora of 1, 10 and 100 million frames of 40 log-mel energies in float16, as the stage
-`features` leaves them, with labels. The files are sparse: holes that the system fills
-with zeros as they are read, so that the machinery is measured and no disk is. Each
-corpus is opened in a process of its own with one thread; batches of 256 chunks of 21
-frames come from the loader that training uses, in the order of an epoch, each with the
-four frames on both sides that differences need. Seconds are those of the processor.
+`features` leaves them, with labels. The files are sparse: the system fills holes with
+zeros as they are read, so the disk is not part of the measurement. Each corpus is
+opened in a process of its own with one thread; batches of 256 chunks of 21 frames come
+from the loader that training uses, in the order of an epoch, each with the four frames
+on both sides that differences need. Seconds are those of the processor.
 
 What a GPU consumes is projected. A frame costs 6 operations for each of the 43 million
 weights. One V100 took 192 hours for 16 epochs of 711 million frames, 27 % of its peak
@@ -43,15 +43,15 @@ TIMES = 20
 
 
 class Seen(NamedTuple):
-    """What a process saw that opened a corpus.
+    """The measurements of a process that opened a corpus.
 
     Attributes:
         first_s: From nothing to the first batch, when the chunks had to be counted.
         open_s: The same, later.
-        own_bytes: Growth of the process' own memory from before to the end.
+        own_bytes: Growth of the process's own memory until the end.
         mapped_bytes: Growth of what it has mapped of files, which the system takes
             back when it needs memory.
-        cold_s: Duration of a batch whose frames no one has read before.
+        cold_s: Duration of a batch whose frames were never read before.
         batch_s: Durations of a batch whose frames are in memory, in turns.
         copy_s: Durations of a copy of as many bytes in memory, in turns.
     """
@@ -66,7 +66,7 @@ class Seen(NamedTuple):
 
 
 def measure(quick: bool = False) -> Report:
-    """Rate, start and memory by the size of the corpus."""
+    """Measures rate, start and memory by the size of the corpus."""
     report = Report(
         "Loading chunks of 21 frames for training (1 process, 1 thread, batches of "
         f"{BATCH}); corpora of 1 to 100 million frames in sparse files.",
@@ -146,14 +146,14 @@ def make_corpus(folder: Path, num_frames: int) -> None:
 
 
 def observe(small: Path, large: Path, turns: int) -> Seen:
-    """Opens a corpus and takes batches; in a process that did so with a small one."""
+    """Opens a corpus and takes batches, after a small corpus as a warm-up."""
     torch.set_num_threads(1)
-    first_batch(small)  # so that what Python loads is there
+    first_batch(small)  # so that Python's imports are done
     own, mapped = _memory("RssAnon"), _memory("RssFile")
     first_s = processor_seconds(lambda: first_batch(large))
     open_s = [processor_seconds(lambda: first_batch(large)) for _ in range(turns)]
     loader = loader_of(large)
-    # Once more the same batches, so that their frames are in memory from then on.
+    # The same batches once more, so that their frames are in memory.
     cold_s, *batch_s = [
         processor_seconds(lambda: deque(islice(loader, BATCHES), 0)) / BATCHES
         for _ in range(turns + 1)
@@ -164,12 +164,12 @@ def observe(small: Path, large: Path, turns: int) -> Seen:
 
 
 def first_batch(folder: Path) -> Chunk:
-    """What training begins with."""
+    """The first batch of a training."""
     return next(iter(loader_of(folder)))
 
 
 def loader_of(folder: Path) -> DataLoader[Any]:
-    """The one that training uses."""
+    """The loader that training uses."""
     data = SpeechData(folder, folder / "align", batch_size=BATCH)
     return data.train_dataloader()
 

@@ -12,7 +12,7 @@ from lightning_adpsgd.islands import rendezvous
 
 @contextmanager
 def meeting_place(hosts: Hosts, port: int) -> Iterator[None]:
-    """A process that serves the rendezvous on the first host meanwhile."""
+    """A context in which a process serves the rendezvous on the first host."""
     process = start(hosts.addresses[0], port, hosts)
     try:
         yield
@@ -23,7 +23,7 @@ def meeting_place(hosts: Hosts, port: int) -> Iterator[None]:
 def start(
     address: str, port: int, hosts: Hosts | None = None, host: int = 0
 ) -> BaseProcess:
-    """Serves the rendezvous in a process; no hosts: on this one."""
+    """Serves the rendezvous in a process; without emulated hosts, on this one."""
     context = multiprocessing.get_context("fork")
     process = context.Process(
         target=_serve, args=(address, port, hosts, host), daemon=True
@@ -33,7 +33,7 @@ def start(
 
 
 def end(process: BaseProcess) -> None:
-    """Kills it: whoever comes next finds nothing."""
+    """Kills the rendezvous, so that the next one is empty."""
     process.kill()
     process.join()
 

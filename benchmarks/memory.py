@@ -1,4 +1,4 @@
-"""What memory the engine takes beside the weights, as the system counts it.
+"""The memory that the engine takes beside the weights, as the system counts it.
 
 Super-learners exchange a vector over Gloo and merge. The figure is the growth of a
 process' peak of resident memory over what it had with the vector alone, in units of the
@@ -37,7 +37,7 @@ BOUND = 3.0
 
 
 def measure(quick: bool = False) -> Report:
-    """The engine of one learner, by what travels, and of two to a super-learner."""
+    """Measures one learner's engine, by wire dtype, and a super-learner of two."""
     elements = ELEMENTS // 8 if quick else ELEMENTS
     report = Report(
         f"Host memory of the engine beside {elements:,} weights in float32.",
@@ -91,7 +91,7 @@ def learner(
     dist.init_process_group(
         "gloo", f"file://{folder}/store", world_size=world_size, rank=rank
     )
-    # Written, for a page that nobody has touched takes no memory yet.
+    # Written, because an untouched page takes no memory yet.
     vector = torch.zeros(elements // size * size).fill_(0.1)
     groups = make_groups(Partition((size, size)), TIMEOUT, vector.device)
     dist.barrier()
@@ -113,7 +113,7 @@ def learner(
 def running(
     vector: Tensor, groups: Groups, wire_dtype: torch.dtype | None
 ) -> Iterator[Gossip]:
-    """An engine that exchanges, from its making to its end."""
+    """A context with an engine that exchanges."""
     transport = DistributedTransport(groups.counterparts[0])
     schedule = Schedule(find_topology("ring"), num_super_learners=2)
     options = GossipOptions(wire_dtype=wire_dtype, timeout=TIMEOUT)

@@ -5,8 +5,8 @@ exchange reads: w alone where nothing awaits its merge, else ``w + d``: one or t
 one written. All are of the whole vector, as if exchanges had changed all of it; a step
 boundary without exchanges costs nothing. The limit is what `torch.Tensor.copy_` moves
 on vectors of the same length in the same run: one read, one written. A copy also
-fetches the lines that it overwrites and work in place does not, so that a ratio above 1
-is possible.
+fetches the cache lines that it overwrites, which work in place does not, so a ratio
+above 1 is possible.
 """
 
 import threading
@@ -47,7 +47,7 @@ def parts(replica: Replica) -> Iterator[Part]:
 
 
 def measure_size(num_elements: int, repetitions: int) -> list[Row]:
-    """Rates of the three on vectors of this length."""
+    """The rates of the three on vectors of this length."""
     vector = torch.randn(num_elements)
     chunk_elements = GossipOptions().chunk_elements
     replica = Replica([vector], chunk_elements, threading.Condition())
@@ -78,7 +78,7 @@ def row(
 
 
 def measure(quick: bool = False) -> Report:
-    """Merge and snapshot beside a copy, at 1 million and at 43 million elements."""
+    """Measures merge and snapshot beside a copy, with 1 and 43 million elements."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     report = Report(

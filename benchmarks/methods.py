@@ -2,8 +2,8 @@
 
 Lightning's own strategies and those of this package train through Lightning's Trainer,
 as their users do; the other libraries train in a plain loop. Both loops take the same
-batches of the same `Feed`, which also keeps the clock, so that what is compared is the
-time from one step to the next. `solo` is there in both loops.
+batches of the same `Feed`, which also keeps the clock, so the comparison is of the time
+from one step to the next. `solo` exists in both loops.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What adaptive optimizers make of local gradients, on a small transformer.
+"""The effect of local gradients on adaptive optimizers, with a small transformer.
 
 Momentum and AdamW's moments stay in each super-learner and are never averaged. A local
 second moment has seen a learner's own gradients, which are noisier than their mean over
@@ -9,9 +9,9 @@ which is searched by factors of two until both neighbours are worse.
 A causal transformer reads the bytes of Python's reference manual, as it comes with the
 interpreter. Eight learners train on a simulated clock, with the engine's own arithmetic
 (docs/virtual-cluster.md); an exchange takes half a step. `sync, complete` averages all
-weights after each step: with SGD that is `ddp`, to rounding, so that what differs with
-AdamW is what local moments do. Rates are chosen by one seed, on the held-out text that
-is reported, and all seeds are trained at the best.
+weights after each step: with SGD that is `ddp`, to rounding, so the difference with
+AdamW is the effect of local moments. Rates are chosen by one seed, on the held-out text
+that is reported, and all seeds are trained at the best.
 """
 
 import math
@@ -114,7 +114,7 @@ class Run:
 
 
 class Outcome(NamedTuple):
-    """What a training came to.
+    """The outcome of a training.
 
     Attributes:
         loss: of the consensus model on held-out text, nats a byte; infinite if the
@@ -202,7 +202,7 @@ def schedule(warm_up: float) -> Callable[[int], float]:
 
 
 def keep_average(average: list[Tensor], cluster: VirtualCluster) -> None:
-    """Moves the exponential average of the learners' mean on by a point."""
+    """Updates the exponential average of the learners' mean at a point."""
     (rows,) = cluster.weights()
     mean = rows.mean(0)
     if average:
@@ -213,13 +213,13 @@ def keep_average(average: list[Tensor], cluster: VirtualCluster) -> None:
 
 @torch.no_grad()
 def held_out_loss(module: nn.Module) -> float:
-    """On text that no one trains on."""
+    """The loss on text that no learner trains on."""
     source = text(held_out=True)
     return loss(module, sequences(source, HELD_OUT, torch.Generator())).item()
 
 
 def second(made: Sequence[torch.optim.Optimizer]) -> float:
-    """Mean root of the second moments, over all weights of all super-learners."""
+    """The mean root of the second moments, over all weights of all super-learners."""
     states = [state for optimizer in made for state in optimizer.state.values()]
     found = [s["exp_avg_sq"].flatten() for s in states if "exp_avg_sq" in s]
     return torch.cat(found).sqrt().mean().item() if found else math.nan
@@ -229,7 +229,7 @@ def second(made: Sequence[torch.optim.Optimizer]) -> float:
 
 
 class Trials:
-    """Trainings, each done once, in processes beside one another."""
+    """A pool of processes for trainings, each of which is done once."""
 
     def __init__(self, processes: int) -> None:
         self._known: dict[str, Outcome] = {}
@@ -240,7 +240,7 @@ class Trials:
         self._pool.terminate()
 
     def of(self, runs: Iterable[Run]) -> list[Outcome]:
-        """What each training came to."""
+        """The outcome of each training."""
         runs = list(runs)
         wanted = {repr(run): run for run in runs if repr(run) not in self._known}
         found = self._pool.imap(train, wanted.values(), chunksize=1)
@@ -264,12 +264,12 @@ def best_rates(trials: Trials, runs: Sequence[Run]) -> list[Run]:
 
 
 def at_rates(run: Run, *factors: float) -> list[Run]:
-    """The run at several times its rate."""
+    """The run at several multiples of its rate."""
     return [replace(run, rate=run.rate * factor) for factor in factors]
 
 
 def over_seeds(trials: Trials, run: Run, seeds: int) -> list[Outcome]:
-    """What a run came to, from each start."""
+    """The outcomes of a run, by seed."""
     return trials.of(replace(run, seed=seed) for seed in range(seeds))
 
 
@@ -279,7 +279,7 @@ def mean_loss(outcomes: Sequence[Outcome]) -> float:
 
 
 def measure(quick: bool = False) -> Report:
-    """Each method at its best rate, and variants of the asynchronous one there."""
+    """Measures each method, and variants of the asynchronous one, at the best rates."""
     report = Report(
         f"A causal transformer on {LEARNERS} simulated learners, {STEPS} steps each, "
         "with AdamW and with SGD.",
@@ -336,7 +336,7 @@ def second_of_ddp(trials: Trials, method: str) -> float:
 
 
 def rate_rows(trials: Trials, best: Sequence[Run]) -> Iterator[Row]:
-    """Loss of one seed at half, once and twice the best rate."""
+    """The loss of one seed at half, once and twice the best rate."""
     for run in best:
         chosen = at_rates(run, 0.5, 1, 2)
         losses = [outcome.loss for outcome in trials.of(chosen)]
@@ -380,7 +380,7 @@ def row(
     details: Mapping[str, float],
     ratio_to: str = "",
 ) -> Row:
-    """One line of a table: losses over seeds, and what they are beside a control."""
+    """One row of a table: losses over seeds, and their ratio to a control."""
     losses = [outcome.loss for outcome in found if math.isfinite(outcome.loss)]
     diverged = len(found) - len(losses)
     value = spread(losses or [math.log(SYMBOLS)])  # chance, where all have diverged

@@ -1,4 +1,4 @@
-"""What the strategy costs when there is no one to talk to.
+"""The cost of the strategy when there is no peer to talk to.
 
 One learner under `adpsgd` against the same under Lightning's single-device strategy;
 and a learner whose engine runs beside a peer, without an exchange: then each step pays
@@ -32,7 +32,7 @@ PEER_S = 0.5  # of a step of the idle peer
 
 
 def measure(quick: bool = False) -> Report:
-    """The three at both lengths of a step, in turn."""
+    """Measures the three at both lengths of a step, in turn."""
     torch.set_num_threads(1)
     report = Report(
         "The strategy's cost with nobody to talk to: the duration of a step.",
@@ -54,7 +54,7 @@ def measure(quick: bool = False) -> Report:
 
 
 def take_turns(widths: Sequence[int], repetitions: int) -> dict[str, Spread]:
-    """Milliseconds of a step, of learner 0."""
+    """The milliseconds of learner 0's steps."""
     durations: dict[str, list[float]] = {SINGLE: [], ONE: [], IDLE: []}
     for _ in range(repetitions):
         for name, values in durations.items():

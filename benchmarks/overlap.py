@@ -2,16 +2,16 @@
 
 Learners on emulated hosts train the same model on the same samples by each method, in
 turn. The control is `solo`: as many processes that compute the same and communicate
-nothing. What a method's steps per second lack of solo's is communication that shows,
-be it as waiting or as processor time that was taken from the computation. Beside it the
-time for which the training thread waited, as the engine counts it.
+nothing. Where a method's steps per second fall short of solo's, its communication is
+exposed, as waiting or as processor time that was taken from the computation. The time
+for which the training thread waited, as the engine counts it, stands beside the ratio.
 
 In the timed form a step waits as long as a real one took and computes nothing, so that
-the cores of this machine, which the hosts share, are not what is measured.
+the figures do not depend on the cores of this machine, which the hosts share.
 
 The loss is that of held-out samples after equally many samples for all, trained to the
 end: the rate rises, stays and falls. Its model is narrower, so that three seeds are
-affordable, and links are slowed as it is smaller. Those methods whose learners wait for
+affordable, and links are slowed in proportion. Those methods whose learners wait for
 one another do the same arithmetic on any link, and run on an unshaped one.
 """
 
@@ -72,12 +72,12 @@ class Layout(NamedTuple):
     per_host: int
 
     def __str__(self) -> str:
-        """As a table's cell."""
+        """The text in a cell of a table."""
         return f"{self.num_hosts} x {self.per_host}"
 
     @property
     def num_learners(self) -> int:
-        """Of all hosts."""
+        """The number of learners of all hosts."""
         return self.num_hosts * self.per_host
 
 
@@ -114,14 +114,14 @@ QUICK = (
 
 
 class Speed(NamedTuple):
-    """What one run of a method came to.
+    """The result of one run of a method.
 
     Attributes:
-        steps: Per second, of a learner.
+        steps: Steps per second of a learner.
         exposed: Share of the wall time in which the training thread waited, as the
             engine counts it; the mean of the learners.
         processor_ms: Processor time of a step, all threads of a learner.
-        exchanges: Of a learner, in a minute; the mean of the learners.
+        exchanges: Exchanges of a learner per minute; the mean of the learners.
     """
 
     steps: float
@@ -193,7 +193,7 @@ def compare(
 
 
 def turns(comparison: Comparison, deadline: float) -> Iterator[str]:
-    """The methods one after another, again and again, or while there is time."""
+    """The methods one after another, for all repetitions or while there is time."""
     for turn in range(comparison.repetitions):
         if turn and not comparison.timed and time.monotonic() > deadline:
             return
@@ -201,14 +201,14 @@ def turns(comparison: Comparison, deadline: float) -> Iterator[str]:
 
 
 def task_of(name: str, wait_s: float | None) -> Task:
-    """To measure a method's speed over whole periods."""
+    """The task that measures a method's speed over whole periods."""
     long = wait_s is not None or name in BOUNDED
     seconds = LONG_S if long else Task.seconds
     return Task(seconds, period=PERIODS.get(name, 1), wait_s=wait_s)
 
 
 def available(methods: Sequence[str]) -> list[str]:
-    """Those that are installed."""
+    """The methods that are installed."""
     missing = NEED_PEERS if peers_missing() else set()
     return [name for name in methods if name not in missing]
 
@@ -222,7 +222,7 @@ def run(
     where: str,
     limit_s: float = LIMIT_S,
 ) -> list[list[Trace]]:
-    """One training of all learners; none, and a line in the report, if it failed."""
+    """Makes one training of all learners; returns None if it failed, and reports it."""
     program, size = PROGRAMS[name], layout.num_learners
     try:
         return [
@@ -234,7 +234,7 @@ def run(
 
 
 def speed(traces: list[Trace]) -> Speed:
-    """What the learners' traces say together."""
+    """The speed, from the traces of all learners."""
     exposed, processor, exchanges = [], [], []
     for trace in traces:
         wall, num = trace.stamps[-1] - trace.stamps[0], len(trace.stamps) - 1
@@ -267,7 +267,7 @@ def rows_of(
 
 
 def ours(name: str) -> bool:
-    """Whether it is a setting of this package's strategy."""
+    """Whether a method is a setting of this package's strategy."""
     return "psgd" in name
 
 
@@ -279,7 +279,7 @@ def _median(values: Iterator[float]) -> float:
 
 
 def losses(report: Report) -> Iterator[Row]:
-    """Held-out losses, those of the asynchronous methods at both rates."""
+    """Measures held-out losses, those of the asynchronous methods at both rates."""
     flat, two_each = Layout(4, 1), Layout(2, 2)
     waiting = [name for name in available((*FLAT, *PEERS)) if name not in ASYNCHRONOUS]
     plan = [(name, flat, UNSHAPED) for name in waiting if name != SOLO_LOOP]
@@ -293,13 +293,13 @@ def losses(report: Report) -> Iterator[Row]:
 
 
 class Final(NamedTuple):
-    """What a training to the end came to.
+    """The result of a training to the end.
 
     Attributes:
-        loss: Of what learner 0 would save.
-        of_mean: Of the mean of all learners.
+        loss: Loss of the weights that learner 0 would save.
+        of_mean: Loss of the mean of all learners.
         distance: Relative consensus distance.
-        exchanges: Of a learner, a step.
+        exchanges: Exchanges of a learner per step.
     """
 
     loss: float
@@ -309,7 +309,7 @@ class Final(NamedTuple):
 
 
 def seeds_of(name: str, layout: Layout, link: str, report: Report) -> Iterator[Final]:
-    """One training for each seed."""
+    """The results of one training for each seed."""
     with hosts.emulated(layout.num_hosts, rate_to_loss(link)) as emulated:
         for seed in SEEDS:
             task = Task(
@@ -324,7 +324,7 @@ def seeds_of(name: str, layout: Layout, link: str, report: Report) -> Iterator[F
 
 
 def rate_to_loss(link: str) -> str | None:
-    """A link as much slower as the model is smaller."""
+    """The rate of a link, reduced as the model of the loss is smaller."""
     if link not in RATES:
         return None
     narrow, whole = (workload.num_weights(w) for w in (WIDTHS_TO_LOSS, WIDTHS))
@@ -332,7 +332,7 @@ def rate_to_loss(link: str) -> str | None:
 
 
 def final_of(name: str, traces: list[Trace]) -> Final:
-    """Of one training; methods that count nothing do what their period says."""
+    """The result of one training; methods without counters exchange once a period."""
     local = torch.stack([t.local for t in traces if t.local is not None])
     shipped = traces[0].shipped
     assert shipped is not None
@@ -347,13 +347,13 @@ def final_of(name: str, traces: list[Trace]) -> Final:
 
 
 def label(name: str, layout: Layout, link: str) -> str:
-    """Of a row: the link where it matters."""
+    """The label of a row, with the link where it matters."""
     size = f", {layout}" if layout.per_host > 1 else ""
     return name if link == UNSHAPED else f"{name}{size}, {link}"
 
 
 def loss_row(name: str, finals: Sequence[Final], control: float) -> Row:
-    """The loss of what would be saved, over the seeds, against `ddp`'s."""
+    """The row of the loss of the saved weights, over the seeds, against `ddp`'s."""
     loss = mean_with_interval([final.loss for final in finals])
     details = {
         "of the mean of all": fmean(final.of_mean for final in finals),
@@ -372,7 +372,7 @@ def relative_consensus_distance(weights: Tensor) -> float:
     return ((weights - mean).norm() / len(weights) ** 0.5 / mean.norm()).item()
 
 
-# --- what was to be reached
+# --- bounds
 
 
 def targets(rows: Sequence[Row]) -> Iterator[Target]:
@@ -405,6 +405,6 @@ def _find_case(rows: Sequence[Row], table: str, case: dict[str, str]) -> Row | N
 
 
 def _steps(rows: Sequence[Row], link: str, name: str) -> float:
-    """Per second; zero if it was not measured."""
+    """Steps per second; zero if not measured."""
     row = _find(rows, COMPUTED, link, name)
     return row.value.median if row is not None else 0.0

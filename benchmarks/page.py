@@ -1,4 +1,4 @@
-"""The page of results: tables and plots out of the files in `results/`."""
+"""The page of results: tables and plots from the files in `results/`."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -119,7 +119,7 @@ def _cells(row: File, has_ratio: bool, details: Iterable[str]) -> list[str]:
 
 
 def _figures(file: File) -> str:
-    """A benchmark's own dictionary of figures, as it came."""
+    """The section of a benchmark that returned a plain dictionary of figures."""
     known = ("benchmark", "date", "commit", "machine", "command", "seconds", "question")
     apart = ("notes", "skipped", "series")
     own = {key: value for key, value in file.items() if key not in known + apart}

@@ -20,16 +20,16 @@ from benchmarks.quiet import quieten
 from benchmarks.workload import Batch
 
 PEERS = Path(__file__).parents[1] / ".venv-peers"
-PERIOD = 8  # local steps between the averages of the methods that have such
+PERIOD = 8  # local steps between two averages, in methods that have them
 
 
 class Loop(NamedTuple):
-    """What a method adds to the plain loop.
+    """The parts of a method in the plain loop.
 
     Attributes:
         step: One training step on a batch.
         shipped: The weights that the method would save.
-        before_shipping: What its users call when training is over.
+        before_shipping: Function that its users call when training is over.
     """
 
     step: Callable[[Batch], object]
@@ -210,18 +210,18 @@ def _manager(place: Place, lighthouse: str, asynchronous_quorum: bool) -> Any:
         init_sync=False,
         use_async_quorum=asynchronous_quorum,
     )
-    manager.kept_store = store  # lives as long as its manager
+    manager.kept_store = store  # must live as long as its manager
     return manager
 
 
 def use_peers() -> None:
-    """Lets this process import what `make peers` has installed."""
+    """Lets this process import the libraries that `make peers` has installed."""
     for folder in PEERS.glob("lib/python*/site-packages"):
         site.addsitedir(str(folder))
 
 
 def peers_missing() -> str | None:
-    """Why other libraries cannot be compared with; none if they can."""
+    """The reason why other libraries cannot be compared; None if they can."""
     if not any(PEERS.glob("lib/python*/site-packages/decent_dp")):
         return "not installed: make peers"
     return None

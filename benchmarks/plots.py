@@ -21,12 +21,12 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-# Otherwise an SVG's names are drawn anew each time, and equal figures differ.
+# Otherwise an SVG has new random names each time, and equal figures differ.
 matplotlib.rcParams["svg.hashsalt"] = "benchmarks"
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
-# Okabe and Ito: told apart with any colour vision.
+# Okabe and Ito: colours that any colour vision can distinguish.
 OURS, CONTROL, PEER, PREDICTED = "#0072B2", "#000000", "#D55E00", "#CC79A7"
 _MARKERS = {OURS: "o", CONTROL: "s", PEER: "D", PREDICTED: "x"}
 _MEANINGS = {
@@ -63,7 +63,7 @@ def _save(figure: Figure, title: str, folder: Path) -> Path:
 
 
 def draw_curves(curves: Rows) -> Figure:
-    """Each curve is named at its end, in the order of the losses there."""
+    """Draws curves, each named at its end, in the order of the losses there."""
     figure = pyplot.figure(figsize=(7.2, 5.0), layout="constrained")
     axes = figure.add_subplot()
     dashes = {colour: itertools.cycle(_DASHES) for colour in _MEANINGS}
@@ -129,7 +129,7 @@ def draw(rows: Rows) -> Figure:
 
 
 def colour_of(label: str) -> str:
-    """Ours, a control, or a peer, by the name of what was measured."""
+    """The colour of ours, a control or a peer, by the name in the row."""
     if _PEERS.search(label):
         return PEER
     return CONTROL if _CONTROLS.search(label) else OURS
@@ -176,7 +176,7 @@ def _draw_panel(axes: Axes, name: str, rows: Rows) -> None:
 
 
 def _explain(figure: Figure, colours: Sequence[str]) -> None:
-    """A legend, unless all is of one kind."""
+    """Adds a legend, unless all markers are of one kind."""
     if len(colours) > 1:
         kinds = [
             Line2D(
@@ -194,7 +194,7 @@ def _explain(figure: Figure, colours: Sequence[str]) -> None:
 
 
 def _dots(row: Row) -> list[tuple[float, str]]:
-    """What is marked in a row, and the colours: what was measured comes first."""
+    """The markers of a row and their colours, the measured one first."""
     measured = colour_of(str(row["case"].get("method", _label(row))))
     dots = [(row["value"]["median"], measured)]
     if (predicted := row["details"].get("predicted")) is not None:
@@ -203,7 +203,7 @@ def _dots(row: Row) -> list[tuple[float, str]]:
 
 
 def _begin_of(rows: Rows, end: float) -> float:
-    """Zero, but for losses, which differ by little and mean nothing at zero."""
+    """The start of the axis: zero, except for losses, which differ by little."""
     if not rows[0]["unit"].startswith("nats"):
         return 0.0
     least = min(row["value"]["low"] for row in rows)

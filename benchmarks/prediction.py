@@ -1,11 +1,11 @@
 """Predicted beside measured speed, of 2, 4 and 8 learners on shaped links.
 
-Two processes calibrate: what their link carries, what arithmetic takes, how long a step
-of theirs takes alone. From these numbers the speed of 2, 4 and 8 learners is predicted
-for each method, and then measured in the same run. Steps are timed waits: eight
-learners that computed would share the cores of this machine, where real ones have their
-own. What they do for communication they still do on these cores, and the prediction is
-told how many share one.
+Two processes calibrate: they measure their link, arithmetic and the time of a step
+alone. From these numbers the speed of 2, 4 and 8 learners is predicted for each method,
+and then measured in the same run. Steps are timed waits: eight learners that computed
+would share the cores of this machine, where real ones have their own. Their
+communication still runs on these cores, and the prediction knows how many learners
+share one.
 """
 
 from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ METHODS = {
 
 
 def measure(quick: bool = False) -> Report:
-    """All methods, sizes and links; quickly: two sizes and the faster link."""
+    """Measures all methods, sizes and links; quickly: two sizes and the faster link."""
     report = Report(
         f"Predicted beside measured steps/s of a learner, whose steps wait for "
         f"{1e3 * WAIT_S:.0f} ms, of a model of 34 MB. Calibrated with two processes.",
@@ -92,7 +92,7 @@ def _described(found: Calibration) -> str:
 
 
 def calibrate(link: str) -> Calibration:
-    """The numbers of two hosts at this rate."""
+    """Measures the numbers of two hosts at this rate."""
     num_bytes = weights_of(make_model()).nbytes
     with hosts.emulated(2, RATES[link]) as emulated:
 
@@ -112,7 +112,7 @@ def calibrate(link: str) -> Calibration:
 
 
 def predicted(name: str, size: int, calibration: Calibration) -> Prediction:
-    """Of a method, from the calibration alone."""
+    """The prediction for a method, from the calibration alone."""
     method, step = METHODS[name], calibration.step_seconds
     assert step is not None
     workload = Workload(
@@ -131,11 +131,11 @@ def predicted(name: str, size: int, calibration: Calibration) -> Prediction:
     )
 
 
-# --- with as many as are asked for
+# --- with all learners
 
 
 def run(name: str, size: int, emulated: Hosts) -> list[Trace]:
-    """One training of all learners, each on a host of its own."""
+    """Makes one training of all learners, each on a host of its own."""
     program, task = PROGRAMS[name], Task(seconds=SECONDS, wait_s=WAIT_S)
     return learners.run(lambda place: program(place, task), size, LIMIT_S, emulated)
 
@@ -175,17 +175,17 @@ def row(name: str, link: str, traces: list[Trace], expected: Prediction) -> Row:
 
 
 def exposed(trace: Trace) -> float:
-    """Share of wall time in which the training thread waited."""
+    """The share of wall time in which the training thread waited."""
     return (trace.last.exposed_s - trace.first.exposed_s) / _wall(trace)
 
 
 def exchanges(trace: Trace) -> float:
-    """Per step."""
+    """The exchanges per step."""
     return (trace.last.exchanges - trace.first.exchanges) / _num_steps(trace)
 
 
 def processor_seconds(trace: Trace) -> float:
-    """Of a step."""
+    """The processor seconds of a step."""
     return (trace.last.process_s - trace.first.process_s) / _num_steps(trace)
 
 
@@ -202,7 +202,7 @@ def _num_steps(trace: Trace) -> int:
 
 
 def targets(rows: list[Row]) -> Iterator[Target]:
-    """How far the worst prediction of a method on a link is off."""
+    """The error of the worst prediction, for each method and link."""
     for link in RATES:
         for name in METHODS:
             ratios = [

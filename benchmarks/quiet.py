@@ -1,4 +1,4 @@
-"""Lightning without what a measurement must not contain: logs, checkpoints, bars."""
+"""Lightning without logs, checkpoints and bars, which would disturb a measurement."""
 
 import logging
 from typing import Any
@@ -7,7 +7,7 @@ import lightning as L
 
 
 def quieten() -> None:
-    """Leaves only errors of Lightning's messages."""
+    """Suppresses Lightning's messages, except errors."""
     for package in ("lightning.pytorch", "lightning.fabric", "torch", "torchft"):
         logging.getLogger(package).setLevel(logging.ERROR)
 
@@ -16,8 +16,8 @@ def quiet_trainer(strategy: Any, **options: Any) -> L.Trainer:
     """A Trainer of one epoch on the CPU, with none of Lightning's extras.
 
     Args:
-        strategy: Of the Trainer.
-        options: Of the Trainer too; they come before those that are set here.
+        strategy: Strategy of the Trainer.
+        options: Further arguments of the Trainer, which precede those set here.
     """
     quiet = {
         "accelerator": "cpu",

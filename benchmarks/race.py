@@ -8,14 +8,14 @@
 Each of four emulated hosts has a learner. The schedule, warm-up and decay, is fitted to
 the steps that a method makes in the time, which short calibrations and earlier runs
 have shown. Rates, and the methods' own settings, are chosen on held-out samples and
-seeds that are not reported. What is scored is the mean of all learners' weights.
+seeds that are not reported. The score is that of the mean of all learners' weights.
 
-In the columns of shards two hosts have two learners each, who hold one model together,
-beside HSDP. By themselves these columns have results of their own, `race_shards`.
+In the columns of shards, two hosts have two learners each, which hold one model, beside
+HSDP. Run alone, these columns have results of their own, `race_shards`.
 
-A finished run is a file in the folder of runs; what is there is not run again. The
-report is of what was asked for. The floor is `ddp` after as many steps as learners make
-that never communicate, on the samples that all hosts together can take.
+A finished run is a file in the folder of runs, and is not run again. The report covers
+what was asked for. The floor is `ddp` after as many steps as learners make that never
+communicate, on the samples that all hosts together can take.
 """
 
 import argparse
@@ -41,7 +41,7 @@ FOLDER = results.ROOT / "runs" / "race"
 
 
 def report_of(race: Race, folder: Path, only_found: bool = False) -> Report:
-    """Runs what is missing, unless only what is there is asked for, and reports."""
+    """Runs what is missing, unless told not to, and reports."""
     report = Report(
         f"Held-out loss of {NUM_HOSTS} learners after {race.seconds:g} s, each method "
         f"at its best rate; mean over {race.num_seeds} seeds, 95 % of a bootstrap over "
@@ -62,7 +62,7 @@ def report_of(race: Race, folder: Path, only_found: bool = False) -> Report:
 
 
 def without_lone_floors(standings: Sequence[Standing]) -> list[Standing]:
-    """The floor of a column is often that of another; alone it compares nothing."""
+    """Leaves out floors without other rows, which compare nothing."""
     raced = {
         (s.cell.problem, s.cell.column)
         for s in standings
@@ -76,7 +76,7 @@ def without_lone_floors(standings: Sequence[Standing]) -> list[Standing]:
 
 
 def skipped_of(standings: Sequence[Standing]) -> dict[str, str]:
-    """Why cells have no row; those that were not run, one line a column."""
+    """The reasons why cells have no row; one line a column for those not run."""
     skipped: dict[str, str] = {}
     not_run = defaultdict[str, list[str]](list)
     for cell, _, _, trouble in standings:
@@ -89,12 +89,12 @@ def skipped_of(standings: Sequence[Standing]) -> dict[str, str]:
 
 
 def found(race: Race, folder: Path) -> list[Standing]:
-    """What earlier calls have left."""
+    """The results of earlier calls."""
     return list(run_all(race, Track(None, folder)))
 
 
 def run(race: Race, folder: Path) -> list[Standing]:
-    """What earlier calls have left, and the rest again."""
+    """The results of earlier calls and, for the rest, of new runs."""
     print(f"at most about {race.estimated_s() / 60:.0f} minutes", flush=True)
     with hosts.emulated(NUM_HOSTS) as emulated:
         return list(run_all(race, Track(emulated, folder)))
@@ -164,7 +164,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _name_of(columns: Sequence[str]) -> str:
-    """Of the file of results."""
+    """The name of the file of results."""
     return "race_shards" if all(COLUMNS[c].is_sharded for c in columns) else "race"
 
 

@@ -1,4 +1,4 @@
-"""Writes the history of a life of a learner: whatever changes its weights, as it does.
+"""Writes the history of a life of a learner: each change of its weights, at once.
 
 `history` says what the lines mean, reads them and checks that they add up.
 """
@@ -33,7 +33,7 @@ class Recorder:
         os.write(self._file, line.encode())
 
     def follow_exchanges(self) -> None:
-        """From now on, each change by an exchange or by the weights of others."""
+        """Records all later changes by exchanges or by the weights of others."""
         for name, asks in (("ask", True), ("answer", False)):
             setattr(Lane, name, self._known_to(getattr(Lane, name), asks))
         add, put = Part.add, Part.put
@@ -63,15 +63,15 @@ class Recorder:
         return exchange
 
     def begin_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """All is merged that is merged at this step; the optimizer is next."""
+        """Marks the moment after the merges of a step and before its optimizer."""
         self._before = _sum_of(optimizer)
 
     def end_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """A hook of the optimizer, behind its step."""
+        """Marks the end of an update, as a hook after the optimizer's step."""
         self._update += _sum_of(optimizer) - self._before
 
     def step(self, replica: Replica, batch: tuple[int, int], island: Any) -> None:
-        """A batch has ended: its epoch and its number."""
+        """Records that a batch has ended, with its epoch and its number."""
         position, lost = island.position.steps, island.statistics().lost
         with replica.guard:
             total = 0.0

@@ -1,9 +1,9 @@
-"""Who gets in, and with what weights, where a rendezvous comes back empty amid churn.
+"""Which learners get in, with which weights, if a rendezvous restarts empty amid churn.
 
 Each time the rendezvous is killed, one or two learners are killed soon after it, and
 all come back about the same time, in any order: so a learner may begin on an empty list
-before any member has written down who is there. The members carry the list, so that it
-outlives its server. What histories show in the end is counted over all restarts.
+before any member has restored it. The members keep the list, so that it outlives its
+server. The findings of the histories are counted over all restarts.
 """
 
 import tempfile
@@ -25,11 +25,11 @@ GIVEN_UP_S, LANES_S, LOOK_S = 60.0, 20.0, 0.5
 
 
 class Restart(NamedTuple):
-    """One empty restart.
+    """One restart of an empty rendezvous.
 
     Attributes:
         begin: when the rendezvous was back.
-        whole: when all knew of all; none: they did not within a minute.
+        whole: when all knew of all; None: they did not within a minute.
         missing: learners that were not in by then.
         broken: neighbours on the ring that had not exchanged 20 s later.
     """
@@ -41,7 +41,7 @@ class Restart(NamedTuple):
 
 
 def measure(quick: bool = False) -> dict[str, Any]:
-    """Restarts one after another; what became of members, weights and lanes."""
+    """Restarts one after another; reports on members, weights and lanes."""
     torch.set_num_threads(1)
     times = TIMES_QUICK if quick else TIMES
     with tempfile.TemporaryDirectory() as name:
@@ -57,7 +57,7 @@ def measure(quick: bool = False) -> dict[str, Any]:
 def observe(
     times: int, learners: int, seed: int, folder: Path
 ) -> tuple[list[Restart], dict[str, Any]]:
-    """So many restarts, and what histories show of them."""
+    """Makes the restarts; returns them and the findings of the histories."""
     with soak.world(folder, seed, 1e6, learners) as world:
         begun = settle(world, time.monotonic(), range(learners))
         if begun.whole is None:
@@ -109,7 +109,7 @@ def wait(world: World, until: float) -> None:
 
 
 def settle(world: World, begin: float, learners: Sequence[int]) -> Restart:
-    """Waits until all learners have said, at a step, that they know of all."""
+    """Waits until all learners have reported, at a step, that they know of all."""
     missing = list(learners)
     while missing and time.monotonic() < begin + GIVEN_UP_S:
         world.pass_time()
@@ -125,7 +125,7 @@ def _knows_all(world: World, learner: int, begin: float) -> bool:
 
 
 def broken_lanes(world: World) -> int:
-    """Neighbours on the ring that do not exchange, though all are in."""
+    """The neighbours on the ring that do not exchange although all are in."""
     begin = time.monotonic()
     broken = 1
     while broken and time.monotonic() < begin + LANES_S:
@@ -135,7 +135,7 @@ def broken_lanes(world: World) -> int:
 
 
 def _strangers(world: World, begin: float) -> int:
-    """Neighbours that have not exchanged since then."""
+    """The neighbours that have not exchanged since a time."""
     met, present = set[tuple[int, int]](), set[int]()
     for learner in range(world.first.num_learners):
         records = history.tail(world.first.folder, learner)

@@ -1,8 +1,8 @@
-"""What a benchmark reports, and the file that it leaves in `results/`.
+"""The report of a benchmark, and its file in `results/`.
 
-A benchmark is a module of this folder with `measure`, which returns a `Report` (or,
-from a module that wants no more, a dictionary of figures). The file has that, and
-beside it the date, commit, machine and command. It is written whole or not at all.
+A benchmark is a module of this folder with `measure`, which returns a `Report` or, in
+simple cases, a dictionary of figures. The file has that result with the date, commit,
+machine and command. It is written whole or not at all.
 """
 
 import json
@@ -32,9 +32,9 @@ class Row:
         case: What was measured, from the general to the particular; the same keys in
             every row of a table.
         value: Median and quartiles.
-        unit: Of the value.
-        ratio: To a physical limit or a control, if any.
-        ratio_to: What `ratio` is to, if not to the report's `limit`.
+        unit: Unit of the value.
+        ratio: Ratio to a physical limit or a control, if any.
+        ratio_to: Reference of `ratio`, if not the report's `limit`.
         table: Rows of one table stand together on the page.
         details: Further figures of the same measurement, by name with unit.
     """
@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Target:
-    """A bound that was set beforehand, and what became of it."""
+    """A bound that was set beforehand, and its result."""
 
     claim: str
     bound: float
@@ -68,10 +68,10 @@ class Curve:
     """Loss against time.
 
     Args:
-        panel: Curves of one panel stand in one figure.
-        label: Of the curve.
-        seconds: From the start.
-        losses: Then; none where one was not finite.
+        panel: Panel that the curve is drawn in.
+        label: Label of the curve.
+        seconds: Times from the start.
+        losses: Losses at these times; None where one was not finite.
     """
 
     panel: str
@@ -82,16 +82,16 @@ class Curve:
 
 @dataclass
 class Report:
-    """What a benchmark found.
+    """The findings of a benchmark.
 
     Args:
         question: What it measures, in a sentence.
-        limit: What ratios are to.
+        limit: Reference of the ratios.
         rows: The figures.
         targets: Bounds set beforehand.
-        skipped: What was not measured, and why.
+        skipped: Missing measurements, with their reasons.
         notes: How to read the figures.
-        curves: Of what is better seen than read.
+        curves: Curves for a plot.
     """
 
     question: str
@@ -103,7 +103,7 @@ class Report:
     curves: list[Curve] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """The form of the file: of plain values alone."""
+        """The content of the file, in plain values."""
         rows = [
             {**asdict(row), "value": row.value._asdict(), "details": {**row.details}}
             for row in self.rows
@@ -136,7 +136,7 @@ def circumstances(command: str, seconds: float) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The properties of the machine that the figures depend on."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "cores": os.cpu_count(),

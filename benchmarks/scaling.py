@@ -1,8 +1,8 @@
-"""How steps/s of a learner change from 1 to 8 processes of this machine.
+"""The change of a learner's steps/s from 1 to 8 processes on this machine.
 
-Steps are timed waits, because the processes share the cores; the model is small enough
-for the loopback and what averaging costs in processor time. What is left is how long
-learners wait for one another.
+Steps are timed waits, because the processes share the cores; the model is so small that
+the loopback and the processor time of averaging do not matter. The rest is the time for
+which learners wait for one another.
 """
 
 import torch
@@ -22,7 +22,7 @@ METHODS = ("adpsgd", "hadpsgd", "sdpsgd", "ddp", "Decent-DP ring")
 
 
 def measure(quick: bool = False) -> Report:
-    """Each method at each number of learners, in turn."""
+    """Measures each method with each number of learners, in turn."""
     torch.set_num_threads(1)
     report = Report(
         f"Scaling of steps that take {1e3 * STEP_S:.0f} ms: steps/s of a learner.",
@@ -62,7 +62,7 @@ def _measure(
 
 
 def rows_of(rates: dict[tuple[str, int], list[float]]) -> list[Row]:
-    """By method, then by number of learners."""
+    """The rows, by method and then by number of learners."""
     rows = []
     for (name, size), values in sorted(rates.items()):
         # Alone, every method is the one without communication.

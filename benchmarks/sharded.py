@@ -1,4 +1,4 @@
-"""What gossip costs learners that hold a model together, sharded by FSDP2.
+"""The cost of gossip for learners that hold a model together, sharded by FSDP2.
 
 Two super-learners of two learners train a transformer, in turn with their control: two
 pairs under Lightning's own `ModelParallelStrategy`, each a job by itself, on the same
@@ -40,17 +40,17 @@ CASES: Mapping[str, dict[str, Any] | None] = {
     GOSSIP: {},
     EVERY_STEP: {"cpu_share": 1.0},
 }
-"""What is said to the strategy; none: it is Lightning's own."""
+"""Options of the strategy; None: Lightning's own strategy."""
 WIDTH, DEPTH, LENGTH, BATCH = 256, 4, 32, 2
 PACED_S = 0.4
-"""Twice what a step takes of the processors of two cores."""
+"""The nominal length of a step: twice its processor time on two cores."""
 FORMS = {"paced": PACED_S, "computed": 0.0}
 STEPS, WARMUPS, REPETITIONS, LIMIT_S = 45, 5, 5, 600.0
 PORTS_OF_A_JOB = 4
 
 
 class Reading(NamedTuple):
-    """What was counted in a learner until one moment."""
+    """The counters of a learner at one moment."""
 
     processor_s: float = 0.0
     exposed_s: float = 0.0
@@ -58,7 +58,7 @@ class Reading(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What one learner saw of a training.
+    """The measurements of one learner in a training.
 
     Attributes:
         stamps: seconds at the end of each step, on a clock that all learners share.
@@ -115,7 +115,7 @@ class Transformer(pl.LightningModule):
 
 
 class Watch(pl.Callback):
-    """Takes the time after each step, and what the strategy has counted."""
+    """Records the time after each step, and the strategy's counters."""
 
     def __init__(self) -> None:
         self.stamps: list[float] = []
@@ -137,7 +137,7 @@ class Watch(pl.Callback):
 
 
 def reading_of(strategy: Strategy) -> Reading:
-    """Seconds of the processor, and the counters of this package's strategy."""
+    """Reads processor seconds and the counters of this package's strategy."""
     if not isinstance(strategy, HADPSGDStrategy):
         return Reading(time.process_time())
     found = strategy.gossip_statistics()
@@ -146,7 +146,7 @@ def reading_of(strategy: Strategy) -> Reading:
 
 
 def bytes_of_tensors() -> int:
-    """Of this process; those that share memory count once."""
+    """The bytes of this process's tensors; those that share memory count once."""
     gc.collect()
     found = [one for one in gc.get_objects() if isinstance(one, Tensor)]
     local = [t.to_local() if isinstance(t, DTensor) else t for t in found]
@@ -155,7 +155,7 @@ def bytes_of_tensors() -> int:
 
 
 def measure(quick: bool = False) -> Report:
-    """All cases in turn, in both forms."""
+    """Measures all cases in turn, in both forms."""
     report = Report(
         "The cost of gossip between learners that hold a model in shards.",
         limit=PAIRS,
@@ -255,7 +255,7 @@ def row_of(form: str, name: str, runs: Mapping[str, Sequence[Sequence[Seen]]]) -
 
 
 def processor_s(run: Sequence[Seen]) -> float:
-    """What a step took of the processors, the mean of all learners."""
+    """The processor seconds of a step, mean over all learners."""
     return statistics.fmean(
         (seen.last.processor_s - seen.first.processor_s) / (len(seen.stamps) - WARMUPS)
         for seen in run
@@ -263,13 +263,13 @@ def processor_s(run: Sequence[Seen]) -> float:
 
 
 def exposed_share(seen: Seen) -> float:
-    """Of the steps after the first, what a learner waited for gossip."""
+    """The share of time that a learner waited for gossip, without the first steps."""
     seconds = seen.stamps[-1] - seen.stamps[WARMUPS - 1]
     return (seen.last.exposed_s - seen.first.exposed_s) / seconds
 
 
 def shards_a_step(seen: Seen) -> float:
-    """What a learner sent to other super-learners, in its shards."""
+    """The data that a learner sent to other super-learners per step, in its shards."""
     steps = len(seen.stamps) - WARMUPS
     return (seen.last.sent_bytes - seen.first.sent_bytes) / seen.shard / steps
 

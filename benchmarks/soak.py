@@ -1,11 +1,11 @@
-"""A long run in which eight super-learners suffer whatever comes, drawn from a seed.
+"""A long run of eight super-learners under random faults, drawn from a seed.
 
     python -m benchmarks.soak --minutes 30 --seed 0
 
-What that is, `fault_injection` says. They share the batches of each epoch, with a token
-and TLS, each on an emulated host of its own where this machine can. Learner 0 is
-spared, so that one journal tells of the whole run. What is left, `results/soak.json`,
-says what it did to those who lived, and whether their weights and their batches add up.
+`fault_injection` describes the faults. They share the batches of each epoch, with a
+token and TLS, each on an emulated host of its own where this machine can. Learner 0 is
+spared, so that one journal tells of the whole run. The result, `results/soak.json`, has
+the effect on the survivors, and whether their weights and batches add up.
 """
 
 import argparse
@@ -44,7 +44,7 @@ ENDING_S = 120.0  # after the last step, for all to end
 
 @contextmanager
 def own_hosts(num: int) -> Iterator[Hosts | None]:
-    """One for each, or none where this machine cannot emulate them."""
+    """Makes a host for each learner, or none if this machine cannot emulate them."""
     if reason := hosts.reason_against():
         print(f"all on one host, without faults of links: {reason}", file=sys.stderr)
         yield None
@@ -54,7 +54,7 @@ def own_hosts(num: int) -> Iterator[Hosts | None]:
 
 
 def live(where: Hosts | None, life: Killable) -> None:
-    """One life, on the host of its learner."""
+    """Runs one life, on the host of its learner."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent has one of its own
     address = "127.0.0.1"
     if where is not None:
@@ -68,7 +68,7 @@ def live(where: Hosts | None, life: Killable) -> None:
 def world(
     folder: Path, seed: int, seconds: float, learners: int, where: Hosts | None = None
 ) -> Iterator[World]:
-    """Learners that train for so long, and end of themselves."""
+    """Learners that train for a given time, and end by themselves."""
     issue(folder / CREDENTIALS, days=1)
     port = 20_000 + 200 * (int.from_bytes(os.urandom(2)) % 50)
     first = Killable(0, learners, 0, port, folder, time.monotonic() + seconds)
@@ -79,11 +79,11 @@ def world(
         made.close()
 
 
-# --- what it did to them
+# --- the effect on the learners
 
 
 def soak(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
-    """Runs it; its figures."""
+    """Makes the run; returns its figures."""
     begin = time.monotonic()
     with (
         own_hosts(LEARNERS + 1) as where,
@@ -132,7 +132,7 @@ def accounts(folder: Path, events: Sequence[Fault]) -> dict[str, Any]:
 
 
 def protocol(world: World, begin: float, folder: Path) -> dict[str, Any]:
-    """What happened, what it did to the rendezvous, and what learners said of it."""
+    """The faults, their effect on the rendezvous, and the learners' messages."""
     return {
         "memory of the rendezvous from start to end, MB": [
             [round(one[0] / 1e6, 1), round(one[-1] / 1e6, 1)]
@@ -147,7 +147,7 @@ def protocol(world: World, begin: float, folder: Path) -> dict[str, Any]:
 
 
 def figures(lives: Sequence[Sequence[Life]], events: Sequence[Fault]) -> dict[str, Any]:
-    """What the journals tell in single numbers."""
+    """The single numbers from the journals."""
     faults = [
         [(e.begin, e.end + 2.0) for e in events if number in e.learners]
         for number in range(len(lives))
@@ -172,7 +172,7 @@ def figures(lives: Sequence[Sequence[Life]], events: Sequence[Fault]) -> dict[st
 
 
 def series(lives: Sequence[Sequence[Life]]) -> dict[str, list[float]]:
-    """What the journals tell of each learner, and of learner 0 over time."""
+    """The series from the journals: of each learner, and of learner 0 over time."""
     grown = [step_journal.growth(life) for own in lives for life in own]
     return {
         "lives of each": [len(own) for own in lives],
@@ -190,7 +190,7 @@ def series(lives: Sequence[Sequence[Life]]) -> dict[str, list[float]]:
 def detected(
     lives: Sequence[Sequence[Life]], events: Sequence[Fault], kind: str
 ) -> dict[str, float]:
-    """Over all faults of a kind; a survivor's next step shows what it knows."""
+    """The times until survivors' next steps show faults of one kind."""
     of_kind = [event for event in events if event.kind == kind]
     each = [step_journal.detection(lives, e.learners, e.begin) for e in of_kind]
     known = [seconds for seconds in each if seconds is not None]
@@ -205,7 +205,7 @@ def detected(
 
 
 def losses(folder: Path, num_steps: int) -> dict[str, float]:
-    """On held-out samples, beside learners that average in each step undisturbed."""
+    """The held-out losses, beside those of undisturbed synchronous learners."""
     kept = [torch.load(path) for path in sorted(folder.glob("*.weights"))]
     mean = soaked.held_out_loss(torch.stack(kept).mean(0))
     control = soaked.held_out_loss(soaked.undisturbed(LEARNERS, num_steps))

@@ -1,7 +1,7 @@
-"""One life of a learner that soaks: an island that shares batches, and writes all down.
+"""One life of a learner in `soak`: an island that shares batches and records all.
 
-It proves who it is and encrypts what it sends, where there are credentials. It saves
-after each epoch. It is told by signals to fall ill, and that its disk is slow.
+With credentials, it authenticates itself and encrypts its messages. It saves after each
+epoch. Signals make its weights NaN, and its disk slow.
 """
 
 import itertools
@@ -58,7 +58,7 @@ class Units(Dataset[Unit]):
 
 
 def batch_of(number: int) -> Batch:
-    """One of the batches of an epoch."""
+    """The batch of a number in an epoch."""
     generator = torch.Generator().manual_seed(number)
     inputs = torch.randn(workload.BATCH, workload.WIDTHS[0], generator=generator)
     return Batch(inputs, _teacher()(inputs))
@@ -77,7 +77,7 @@ def _only(units: list[Unit]) -> Unit:
 
 
 class Module(L.LightningModule):
-    """What a learner trains."""
+    """The module that a learner trains."""
 
     def __init__(self, life: Killable) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Module(L.LightningModule):
 
 
 def live(life: Killable, host: str) -> None:
-    """One life, from the start of its process to the end of the run."""
+    """Runs one life, from the start of its process to the end of the run."""
     quieten()
     own_disk()
     os.environ["LIGHTNING_ADPSGD_CREDENTIALS"] = str(life.folder / CREDENTIALS)
@@ -158,7 +158,7 @@ def live(life: Killable, host: str) -> None:
 
 
 def own_disk() -> None:
-    """After a signal, what this process writes is late on the disk, for a while."""
+    """After a signal, delays this process's writes to the disk for a while."""
     until, plain = [0.0], os.fsync
 
     def make_slow(number: int, frame: object) -> None:
@@ -177,7 +177,7 @@ def own_disk() -> None:
 
 
 def undisturbed(num_learners: int, num_steps: int) -> Tensor:
-    """Weights of as many learners that take their mean in each step."""
+    """The weights of as many undisturbed learners that take their mean in each step."""
     model = workload.make_model(widths=NARROW)
     optimizer = workload.make_optimizer(model)
     feed = _epochs()
@@ -199,7 +199,7 @@ def _epochs() -> Iterator[Batch]:
 
 @torch.no_grad()
 def held_out_loss(weights: Tensor) -> float:
-    """On samples that no one trains on."""
+    """The loss on samples that no learner trains on."""
     model = workload.make_model(widths=NARROW)
     nn.utils.vector_to_parameters(weights, model.parameters())
     return workload.loss(model, next(workload.batches(99, workload.HELD_OUT))).item()
@@ -228,6 +228,6 @@ class Journaled(killed_methods.Module):
 
 
 def trouble(folder: Path) -> list[str]:
-    """What learners said that ended by themselves in an error."""
+    """The output of learners that ended in an error of their own."""
     texts = [path.read_text() for path in sorted(folder.glob("*.trouble"))]
     return [text[-500:] for text in texts if "SIGTERMException" not in text]

@@ -1,4 +1,4 @@
-"""What learners of a long run write down in each step, and what can be read from it."""
+"""The journal that learners of a long run write in each step, and its analysis."""
 
 import itertools
 import os
@@ -11,19 +11,19 @@ from typing import NamedTuple
 _ENTRY = struct.Struct("4d")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LONGEST_DETECTION_S = 15.0
-# Who joins at the same time as another dies leaves the number of members as it was.
+# A learner that joins as another dies leaves the number of members unchanged.
 _JOINING_S = (1.0, 6.0)
-FIRST = 3  # steps of a life that count for nothing
+FIRST = 3  # steps of a life that do not count
 
 
 class Entry(NamedTuple):
     """A step.
 
     Attributes:
-        time: On the machine's monotonic clock, when it had ended.
-        members: How many super-learners the learner knew of, itself counted.
-        loss: Of the batch.
-        memory: Of the process, in bytes.
+        time: Time of its end, on the machine's monotonic clock.
+        members: Number of super-learners that the learner knew of, including itself.
+        loss: Loss of the batch.
+        memory: Bytes of memory of the process.
     """
 
     time: float
@@ -48,12 +48,12 @@ class Journal:
 
 
 def memory_of(process: int | str = "self") -> float:
-    """Resident bytes of a process."""
+    """The resident bytes of a process."""
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * _PAGE_BYTES
 
 
 def read(folder: Path, number: int) -> list[Life]:
-    """All lives of a learner, in their order."""
+    """Reads all lives of a learner, in their order."""
     paths = sorted(folder.glob(f"{number}.*.journal"), key=_life_of)
     return [_read(path) for path in paths]
 
@@ -79,11 +79,11 @@ def _read(path: Path) -> Life:
 
 
 def gaps(life: Life, faults: Sequence[tuple[float, float]]) -> Iterator[float]:
-    """Seconds between steps, those left out in which the learner itself suffered.
+    """The seconds between steps, without those in which the learner had a fault.
 
     Args:
-        life: Its first steps do not count.
-        faults: Of this learner, from when to when.
+        life: Entries of a life, whose first steps do not count.
+        faults: Beginning and end of each fault of this learner.
     """
     for before, after in itertools.pairwise(life[FIRST:]):
         hit = any(begin < after.time and before.time < end for begin, end in faults)
@@ -94,14 +94,14 @@ def gaps(life: Life, faults: Sequence[tuple[float, float]]) -> Iterator[float]:
 def detection(
     lives: Sequence[Sequence[Life]], dead: Sequence[int], time: float
 ) -> float | None:
-    """After how long all who were there, and stay, knew of so many fewer members.
+    """The seconds until all survivors knew of the smaller number of members.
 
-    None if steps do not show it, as where another joined meanwhile.
+    None if steps do not show it, for example if another learner joined meanwhile.
 
     Args:
-        lives: By learner.
-        dead: Who died.
-        time: When.
+        lives: Lives by learner.
+        dead: Learners that died.
+        time: Time of their death.
     """
     found = []
     if any(_begins(life, time) for own in lives for life in own):
@@ -135,7 +135,7 @@ def _spans(life: Life, time: float) -> bool:
 
 
 def growth(life: Life, settled_s: float = 60.0) -> float | None:
-    """Bytes of memory that a life had more at its end than a while after its start."""
+    """The growth of a life's memory in bytes, from a while after its start."""
     if not life or life[-1].time - life[0].time < 2 * settled_s:
         return None
     early = [e.memory for e in life if e.time < life[0].time + settled_s]
@@ -144,7 +144,7 @@ def growth(life: Life, settled_s: float = 60.0) -> float | None:
 
 
 def members_over_time(life: Life, every_s: float = 10.0) -> list[int]:
-    """How many members a life knew of, once in a while."""
+    """The number of members that a life knew of, at intervals."""
     times = itertools.count(life[0].time, every_s)
     seen, due = [], next(times)
     for entry in life:
@@ -155,7 +155,7 @@ def members_over_time(life: Life, every_s: float = 10.0) -> list[int]:
 
 
 def loss_by_minute(lives: Sequence[Life]) -> list[float]:
-    """The mean over the batches of each minute since the first step."""
+    """The mean loss over the batches of each minute since the first step."""
     entries = [entry for life in lives for entry in life]
     if not entries:
         return []

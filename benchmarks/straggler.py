@@ -1,13 +1,13 @@
-"""What one slow learner of four costs the others.
+"""The cost of one slow learner of four to the others.
 
 It takes a second more for each step, or 2, 5 and 10 times as long. All steps are timed
 waits of a small model: otherwise the four would share the cores of this machine, and a
 waiting learner would make the others faster. One figure is the speed of the learners
 that share no super-learner with the straggler, against their speed without one.
 
-The other is what a user waits for: the time of an epoch, which is over when the last
-learner has made its last step. The ideal is total work over total speed: the batches of
-the epoch over the sum of the learners' own batches per second.
+The other is the time of an epoch, for which a user waits. An epoch is over when the
+last learner has made its last step. The ideal is total work over total speed: the
+batches of the epoch over the sum of the learners' own batches per second.
 """
 
 import itertools
@@ -40,12 +40,12 @@ WHOLE = (
     work_sharing.DEFAULT,
     work_sharing.DDP,
 )
-"""Settings of which epochs are timed; the first one shows the learners' speeds."""
+"""Settings whose epochs are timed; the first one shows the learners' speeds."""
 EPOCH_BOUND = 1.1
 
 
 def measure(quick: bool = False) -> Report:
-    """All methods with each straggler, in turn."""
+    """Measures all methods with each straggler, in turn."""
     torch.set_num_threads(1)
     report = Report(
         f"One straggler of {LEARNERS} learners whose steps take {1e3 * STEP_S:.0f} ms: "
@@ -74,7 +74,7 @@ def measure(quick: bool = False) -> Report:
 def measure_all(
     methods: Sequence[str], stragglers: Sequence[str], repetitions: int, report: Report
 ) -> dict[tuple[str, str], Spread]:
-    """Steps/s of the others, by straggler and method."""
+    """Measures the steps/s of the others, by straggler and method."""
     rates: dict[tuple[str, str], list[float]] = {}
     for _, straggler, name in itertools.product(
         range(repetitions), stragglers, methods
@@ -88,7 +88,7 @@ def measure_all(
 
 
 def run(name: str, slower_s: float) -> list[float]:
-    """Steps/s of each learner that is not with the straggler."""
+    """Measures the steps/s of each learner that is not with the straggler."""
     task = Task(
         counts=counts(name, slower_s),
         wait_s=STEP_S,
@@ -109,7 +109,7 @@ def near(rank: int, size: int) -> bool:
 
 
 def counts(name: str, slower_s: float) -> list[int]:
-    """Steps of each learner that take about as long for all."""
+    """The steps of each learner that take all about equally long."""
     slow = max(5, round(SECONDS / (STEP_S + slower_s)))
     fast = round(SECONDS / STEP_S) if name in ASYNCHRONOUS else slow
     size = SUPER_LEARNER.get(name, 1)
@@ -147,7 +147,7 @@ def epoch_rows(straggler: str) -> Iterator[Row]:
 def epoch_row(
     straggler: str, setting: str, seconds: Sequence[float], ideal: float
 ) -> Row:
-    """Of one fit; the first epoch stands apart."""
+    """The row of one fit; its first epoch stands apart."""
     first, *later = seconds
     found = spread(later)
     ratio = found.median / ideal

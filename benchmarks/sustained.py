@@ -1,4 +1,4 @@
-"""What `adpsgd` keeps of solo's speed over longer windows, which hold many exchanges.
+"""The share of solo's speed that `adpsgd` keeps over long windows with many exchanges.
 
 `overlap` compares many methods and gives each a few seconds. Where cores are contended
 an engine rests for many seconds between two exchanges (`cpu_share`), so that a short
@@ -44,7 +44,7 @@ Speeds = dict[str, list[Speed]]
 
 
 def measure(quick: bool = False) -> Report:
-    """Solo and `adpsgd` in turn, at both rates."""
+    """Measures solo and `adpsgd` in turn, at both rates."""
     report = Report(
         f"Speed kept over windows of {TASK.seconds:g} s.",
         limit="solo",
@@ -64,7 +64,7 @@ def measure(quick: bool = False) -> Report:
 def compare(
     task: Task, table: str, turns: int, emulated: Hosts, report: Report
 ) -> list[Speeds]:
-    """All methods in turn, at one rate after the other; the rows go into the report."""
+    """Measures all methods in turn, at each rate; adds the rows to the report."""
     compared = []
     for link, rate in RATES.items():
         emulated.shape(rate)
@@ -80,12 +80,12 @@ def compare(
 
 
 def step_of(compared: Sequence[Speeds]) -> float:
-    """Seconds of a step of solo, the median over all turns at all rates."""
+    """The seconds of a step of solo, median over all turns at all rates."""
     return spread([1 / found.steps for one in compared for found in one[SOLO]]).median
 
 
 def target(table: str, link: str, name: str, speeds: Speeds) -> Target:
-    """The median over turns of the ratio to the solo beside it."""
+    """The bound on the median, over turns, of the ratio to the solo beside it."""
     pairs = zip(speeds[name], speeds[SOLO], strict=True)
     ratio = spread([mine.steps / solo.steps for mine, solo in pairs]).median
     what = f"{name}, 4 hosts, {link}" + (", timed wait" if table == TIMED else "")

@@ -52,9 +52,9 @@ def mean_with_interval(
 def take_turns(
     works: Mapping[str, Callable[[], object]], repetitions: int, warmups: int = 2
 ) -> dict[str, Spread]:
-    """Seconds that each work takes, all of them in turn.
+    """Measures the seconds of each work, all of them in turn.
 
-    In turn, so that whatever else the machine does meets all of them alike.
+    They take turns, so that other work of the machine affects all of them alike.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for repetition in range(warmups + repetitions):
@@ -67,7 +67,7 @@ def take_turns(
 
 
 def processor_seconds(work: Callable[[], object]) -> float:
-    """Seconds of the processor that a work takes, whatever else the machine does."""
+    """Measures a work's processor seconds, whatever else the machine does."""
     begin = time.process_time()
     work()
     return time.process_time() - begin

@@ -1,11 +1,11 @@
-"""How topologies mix: gaps, traffic, peers, and consensus distances that are measured.
+"""How topologies mix: gaps, traffic, peers, and measured consensus distances.
 
-In each step of a learner its weights take unit noise in every coordinate, which stands
-for lr times the noise of a gradient; there is no other gradient. Rounds are the rule of
-the engine: ``W <- T^T (W + noise)`` where all wait for all; and, where no one does, a
-learner at a time, drawn at random, steps, asks whom `Topology.asks` says, and takes the
-mean with it at once. The consensus distance per coordinate, once it has settled, is in
-units of one step's noise.
+In each step of a learner, unit noise is added to every coordinate of its weights. It
+stands for lr times the noise of a gradient; there is no other gradient. Rounds follow
+the engine: ``W <- T^T (W + noise)`` in the synchronous mode. In the asynchronous one,
+one random learner at a time steps, asks the peers of `Topology.asks`, and takes the
+mean with each at once. The consensus distance per coordinate, once it has settled, is
+in units of one step's noise.
 
     python -m benchmarks.topologies           measures, prints the tables as Markdown
     python -m benchmarks.topologies --draw    also draws docs/images/topologies.svg
@@ -36,13 +36,13 @@ IMAGE = DOCS / "images" / "topologies.svg"
 GUIDE = DOCS / "how-to-choose-a-topology.md"
 
 
-# --- what arithmetic says
+# --- by arithmetic
 
 
 def gap(name: str, size: int) -> float:
-    """How much a round shrinks the slowest disagreement, over a whole period.
+    """The factor by which a round shrinks the slowest disagreement, over a period.
 
-    Drawn at random: the root of what it leaves of the squared distance, on average.
+    For a random topology, it is the root of the mean factor of the squared distance.
     """
     topology = TOPOLOGIES[name]
     if name == "random_ring":
@@ -55,7 +55,7 @@ def gap(name: str, size: int) -> float:
 
 
 def peers(name: str, size: int) -> int:
-    """Connections of the busiest super-learner, two threads each in "async"."""
+    """Connections of the busiest super-learner, each with two threads in "async"."""
     topology = TOPOLOGIES[name]
     if topology.period(size) == 0:
         return size - 1
@@ -63,7 +63,7 @@ def peers(name: str, size: int) -> int:
 
 
 def sent_synchronously(name: str, size: int) -> float:
-    """Models that a super-learner sends in a round, on average over all of them."""
+    """The models that a super-learner sends in a round, on average."""
     if name == "complete":
         return 2 * (size - 1) / size  # a ring all-reduce
     parts = (TOPOLOGIES[name].part(i, size, 0) for i in range(size))
@@ -80,11 +80,11 @@ def sent_asynchronously(name: str, size: int) -> float:
     return 2 * asked / (size * len(rounds))
 
 
-# --- what is measured
+# --- by measurement
 
 
 def settling_rounds(name: str, size: int) -> int:
-    """After which a disagreement of the start is down to a twentieth, or less."""
+    """The rounds that shrink an initial disagreement to a twentieth or less."""
     left = max(1 - gap(name, size), 0.1)
     return 20 + math.ceil(-3 / math.log(left))
 
@@ -95,7 +95,7 @@ def distance(weights: Any) -> float:
 
 
 def synchronous_distance(name: str, size: int, seed: int) -> float:
-    """Settled consensus distance where all wait for all."""
+    """The settled consensus distance if all learners wait for one another."""
     generator = torch.Generator().manual_seed(seed)
     rounds_of = _remembered(TOPOLOGIES[name], size, seed)
     settling = settling_rounds(name, size)
@@ -110,7 +110,7 @@ def synchronous_distance(name: str, size: int, seed: int) -> float:
 
 
 def asynchronous_distance(name: str, size: int, seed: int) -> float:
-    """Settled consensus distance where no one waits, at equal speeds on average."""
+    """The settled consensus distance if no learner waits, at equal mean speeds."""
     random, topology = np.random.default_rng(seed), TOPOLOGIES[name]
     settling = settling_rounds(name, size)
     weights = np.zeros((size, COORDINATES))
@@ -143,7 +143,7 @@ def _remembered(
 
 
 def sizes_of(name: str, sizes: Sequence[int]) -> list[int]:
-    """Those of which there is such a topology."""
+    """The numbers of super-learners for which a topology exists."""
     return [size for size in sizes if _exists(name, size)]
 
 
@@ -185,7 +185,7 @@ def table(
 def arithmetic_tables(
     sizes: Sequence[int], names: Sequence[str] = tuple(TOPOLOGIES)
 ) -> list[str]:
-    """All that is not measured, as Markdown."""
+    """The tables that need no measurement, as Markdown."""
 
     def cell(title: str, name: str, size: int) -> str:
         function, spec = ARITHMETIC[title]
@@ -197,7 +197,7 @@ def arithmetic_tables(
 def measure(
     quick: bool = False, names: Sequence[str] = tuple(TOPOLOGIES)
 ) -> dict[str, Any]:
-    """Figures by title, topology and number of super-learners."""
+    """Measures figures by title, topology and number of super-learners."""
     seeds = SEEDS[:2] if quick else SEEDS
     sizes = SIZES[:3] if quick else SIZES + ODD_SIZES
     return {
@@ -213,7 +213,7 @@ def measure(
 
 
 def measured_tables(found: dict[str, Any], sizes: Sequence[int]) -> list[str]:
-    """What `measure` found, as Markdown: median and half the distance of quartiles."""
+    """The tables of `measure`, as Markdown: median and half the interquartile range."""
 
     def cell(title: str, name: str, size: int) -> str:
         value: Spread = found[title][name][str(size)]
@@ -226,7 +226,7 @@ def measured_tables(found: dict[str, Any], sizes: Sequence[int]) -> list[str]:
 
 
 def add_rows(name: str, found: dict[str, Any], guide: str) -> str:
-    """The guide with the rows of one topology, in place of those that it may have."""
+    """The guide with new rows for one topology, which replace old ones."""
     for sizes in (SIZES, ODD_SIZES):
         for one in arithmetic_tables(sizes, [name]) + measured_tables(found, sizes):
             header, rule, row = one.splitlines()
@@ -240,7 +240,7 @@ def add_rows(name: str, found: dict[str, Any], guide: str) -> str:
 
 
 def draw(found: dict[str, Any]) -> None:
-    """Consensus distance against S, a line for each topology."""
+    """Draws the consensus distance against S, with a line for each topology."""
     import matplotlib as mpl  # only for the picture
 
     mpl.use("svg")

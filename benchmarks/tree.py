@@ -1,6 +1,6 @@
-"""What states in context cost: statistics, growing the tree, composing the graph.
+"""The cost of states in context: statistics, growing the tree, composing the graph.
 
-Everything is made up in the sizes of Switchboard: phones in random order that last 8
+All data are generated, in the sizes of Switchboard: phones in random order that last 8
 frames on average, contexts whose Gaussians depend on the phones around them, 30,000
 words and n-grams of them drawn by Zipf's law. Seconds are those of the processor, of
 one process with one thread; each measurement has a process of its own, so that its peak
@@ -46,7 +46,7 @@ class Cost(NamedTuple):
 
 
 def measure(quick: bool = False) -> Report:
-    """Frames, leaves and arcs per second of one core, and the memory of each."""
+    """Measures frames, leaves and arcs per second of one core, and memory."""
     report = Report(
         "States in context: statistics of frames, decision trees, decoding graphs "
         "(1 process, 1 thread).",
@@ -78,7 +78,7 @@ def _apart(work: Callable[..., Iterator[int]], *arguments: float | str) -> Cost:
 
 
 def _cost(work: Callable[..., Iterator[int]], *arguments: float | str) -> Cost:
-    """Of what a generator does from its first `yield` on; its second gives the size."""
+    """The cost of a generator from its first `yield` to the one with the size."""
     steps = work(*arguments)
     next(steps)
     before, begin = _peak(), time.process_time()

@@ -1,9 +1,9 @@
-"""What many virtual learners cost beside one: the same samples, the same local batch.
+"""The cost of many virtual learners beside one: same samples, same local batch.
 
 Sixteen super-learners of one learner on a ring take turns in one process, in each mode;
-the control is one learner. All make as many steps on as many samples, so that what is
-left is the work of averaging and of simulated time, and what it costs that the weights
-of sixteen do not fit into a cache where those of one do.
+the control is one learner. All make equally many steps on equally many samples. The
+difference is the work of averaging and of simulated time, and the cost of sixteen sets
+of weights that do not fit into a cache, where one does.
 
 The limit of averaging is the memory: what a mode must read and write of weights, at the
 speed at which a vector as long as all the weights is copied.
@@ -26,7 +26,7 @@ from lightning_adpsgd.virtual.cluster import VirtualCluster
 
 LEARNERS, STEPS = 16, 8
 LEARNING_RATE = 0.01
-ALONE = "no averages"  # what is left is that weights are not in a cache
+ALONE = "no averages"  # the rest is the cost of weights outside of a cache
 MODES = (ALONE, "sync", "delay_by_one", "async")
 NEVER = 1 << 40  # steps
 BOUND = 1.3
@@ -67,14 +67,14 @@ def frames(learner: int) -> Iterator[workload.Batch]:
 
 
 def rows(size: int = workload.BATCH) -> Callable[[int], Iterator[workload.Batch]]:
-    # Drawn once: what is measured is not how fast samples are.
+    # Drawn once, because the speed of samples is not measured.
     return lambda learner: itertools.cycle(
         itertools.islice(workload.batches(learner, size), 4)
     )
 
 
 class Model(NamedTuple):
-    """What is trained.
+    """The model that is trained.
 
     Attributes:
         make: function that gives the same weights at each call.
@@ -99,7 +99,7 @@ MODELS = {
 
 
 def measure(quick: bool = False) -> Report:
-    """Sixteen virtual learners of each mode beside one."""
+    """Measures sixteen virtual learners in each mode beside one."""
     torch.set_num_threads(1)
     report = Report(
         f"Time of {LEARNERS} virtual learners in one process, per step.",
@@ -122,8 +122,8 @@ def measure(quick: bool = False) -> Report:
 
 
 def measure_model(model: str, repetitions: int) -> list[Row]:
-    """Seconds per step of one learner and of sixteen in each mode, in turn."""
-    # Asynchronous, where one learner has nobody to average with: plain SGD.
+    """Measures seconds per step of one learner and of sixteen in each mode, in turn."""
+    # Asynchronous: one learner alone has no peer to average with, so this is plain SGD.
     works = {"one learner": trains(model, 1, "async")}
     works |= {mode: trains(model, LEARNERS, mode) for mode in MODES}
     seconds = take_turns(works, repetitions, warmups=1)
@@ -132,7 +132,7 @@ def measure_model(model: str, repetitions: int) -> list[Row]:
 
 
 def pass_seconds(model: str) -> float:
-    """To read or write the weights of one learner, where sixteen learners' lie."""
+    """The seconds to read or write one learner's weights among those of sixteen."""
     num_bytes = workload.weights_of(MODELS[model].make()).nbytes
     source = torch.zeros(LEARNERS * num_bytes // 4)
     target = torch.zeros_like(source)
@@ -169,7 +169,7 @@ def trains(model: str, num_learners: int, mode: str) -> Callable[[], object]:
 
 
 def row(model: str, mode: str, taken: Spread, one: float, a_pass: float) -> Row:
-    """Milliseconds of a step, and what the memory takes of it for averages."""
+    """The row: milliseconds of a step, and the memory's part of it for averages."""
     ratio = taken.median / one
     steps = STEPS * LEARNERS
     value = Spread(*(1e3 * seconds / steps for seconds in taken))

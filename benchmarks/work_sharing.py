@@ -2,9 +2,9 @@
 
 The ideal is the total work over the total speed: B batches take B over the sum of the
 learners' batches per second. A batch is a timed wait of 50 ms, 250 ms in the slow
-learner, so that cores are not what is measured. What Lightning and gossip add to it is
-part of a learner's speed, which is taken from the control with equal shares, of the
-same run; the ratio to the waits alone stands beside it. An epoch is over when the last
+learner, so that the cores do not matter. The time that Lightning and gossip add is part
+of a learner's speed. That speed is taken from the control with equal shares of the same
+run; the ratio to the waits alone stands beside it. An epoch is over when the last
 learner has made its last step. With equal shares, and under `ddp`, that takes four
 times the ideal.
 """
@@ -31,7 +31,7 @@ from lightning_adpsgd import HADPSGDStrategy
 LEARNERS, SLOW, TIMES_SLOWER = 4, 3, 5
 STEP_S = 0.05
 SPEED_OF_WAITS = (LEARNERS - 1) / STEP_S + 1 / (TIMES_SLOWER * STEP_S)
-"""Batches per second of all learners together, if nothing but the waits took time."""
+"""Batches per second of all learners together, if only the waits took time."""
 
 SHARED, EQUAL, DDP = "work_sharing=True", "work_sharing=False", "ddp"
 DEFAULT = "adpsgd by default"
@@ -42,7 +42,7 @@ SECONDS_PER_FIT = 8.0
 
 
 class Epochs(NamedTuple):
-    """What the learners noted of the epochs of one fit.
+    """The learners' records of the epochs of one fit.
 
     Attributes:
         seconds: Until the last learner was done.
@@ -99,7 +99,7 @@ def train(
     num_epochs: int,
     slow_s: float = TIMES_SLOWER * STEP_S,
 ) -> Epochs:
-    """One fit of all learners."""
+    """Makes one fit of all learners."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         trainer = quiet_trainer(
@@ -127,7 +127,7 @@ def make_strategy(setting: str) -> Any:
 
 
 def measure(quick: bool = False) -> Report:
-    """Ratios to the ideal, the first epoch apart from the later ones.
+    """Measures ratios to the ideal, with the first epoch apart from the later ones.
 
     A learner that has not seen an epoch before does not know how slow it is.
     """
@@ -156,7 +156,7 @@ def measure(quick: bool = False) -> Report:
 
 
 def row_of(setting: str, num_batches: int, seconds: list[float], speed: float) -> Row:
-    """Of one fit, given the batches per second of all learners together."""
+    """The row of one fit, given the batches per second of all learners together."""
     first, *later = (value * speed / num_batches for value in seconds)
     found = spread(later)
     case = {"method": setting, "batches": num_batches}

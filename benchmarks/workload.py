@@ -3,7 +3,7 @@
 A teacher draws the labels of random inputs; the student is a perceptron of 8.5 million
 weights (34 MB): large beside its computation, so that communication shows. In the timed
 form its layers wait instead of computing, and their gradients are filled with a number:
-then what is measured is not how learners share the cores of this machine.
+then the figures do not depend on how learners share the cores of this machine.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 WIDTHS = (256, 2000, 2000, 2000, 10)
-NARROW = (256, 256, 10)  # 68,000 weights, where their exchange is not the question
+NARROW = (256, 256, 10)  # 68,000 weights, if their exchange does not matter
 BATCH, HELD_OUT = 32, 4000
 LR, PEAK, MOMENTUM = 0.02, 0.05, 0.9
 
@@ -32,12 +32,12 @@ class Batch(NamedTuple):
 def make_model(
     seconds: float | None = None, widths: Sequence[int] = WIDTHS, seed: int = 0
 ) -> nn.Sequential:
-    """The same weights at every call with a seed.
+    """Makes the model, with the same weights for the same seed.
 
     Args:
-        seconds: Of a forward and a backward pass, in the timed form; none: it computes.
-        widths: From the inputs, which must be 256, to the 10 classes.
-        seed: Of torch's global generator.
+        seconds: Length of forward and backward in the timed form; None: it computes.
+        widths: Widths from the inputs, which must be 256, to the 10 classes.
+        seed: Seed of torch's global generator.
     """
     torch.manual_seed(seed)
     sizes = list(itertools.pairwise(widths))
@@ -50,12 +50,12 @@ def make_model(
 
 
 def num_weights(widths: Sequence[int]) -> int:
-    """Of a model with these widths."""
+    """The number of weights of a model with these widths."""
     return sum((i + 1) * o for i, o in itertools.pairwise(widths))
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """Of a computed model, where nothing is annealed."""
+    """Makes the optimizer of a computed model without annealing."""
     return torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
 
 
@@ -64,9 +64,9 @@ WARM_UP, AT_PEAK, FALLS = 0.1, 0.6, 8
 
 
 def rate_at(share: float) -> float:
-    """Of the peak rate, after a share of the steps: linear, level, then falling.
+    """The rate, relative to its peak, after a share of the steps.
 
-    Each time by the square root of a half, as in the papers' schedule.
+    Linear, then level, then falling by the square root of a half, as in the papers.
     """
     if share < WARM_UP:
         return max(share, 0.01) / WARM_UP
@@ -78,7 +78,7 @@ def rate_at(share: float) -> float:
 def anneal(
     optimizer: torch.optim.Optimizer, peak: float, num_steps: int
 ) -> torch.optim.Optimizer:
-    """Has an optimizer follow the schedule by itself, in whatever loop it steps."""
+    """Makes an optimizer follow the schedule by itself, in any loop."""
     numbers = itertools.count()
 
     def set_rate(stepping: torch.optim.Optimizer, *_: object) -> None:
@@ -129,7 +129,7 @@ class _Wait(torch.autograd.Function):
 
 
 def keep_memory() -> None:
-    """Lets the C library keep what it frees: large gradients then fault no pages.
+    """Makes the C library keep freed memory, so that large gradients fault no pages.
 
     For the timed form, in which filling a gradient is to cost little, and where steps
     of different processes are compared.
@@ -142,7 +142,7 @@ def keep_memory() -> None:
 
 
 def make_teacher() -> Callable[[Tensor], Tensor]:
-    """From inputs to classes."""
+    """Makes the teacher, from inputs to classes."""
     generator = torch.Generator().manual_seed(1234)
     first = torch.randn(WIDTHS[0], 64, generator=generator) * 3 / WIDTHS[0] ** 0.5
     second = torch.randn(64, WIDTHS[-1], generator=generator)
@@ -167,7 +167,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def held_out_loss(weights: Tensor, widths: Sequence[int] = WIDTHS) -> float:
-    """Of the model with these weights, a vector, on samples that no one trains on."""
+    """The loss of the model with these weights, a vector, on held-out samples."""
     model = make_model(widths=widths)
     nn.utils.vector_to_parameters(weights, model.parameters())
     return loss(model, next(batches(seed=99, size=HELD_OUT))).item()

@@ -82,8 +82,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_doctor(commands: _Commands) -> None:
     add = commands.add_parser(
         "doctor",
-        help="say whether Lightning knows the strategies, and what is here to run on",
-        description="Looks at the installation and at this machine. What needs doing "
+        help="check the installation and this machine",
+        description="Looks at the installation and at this machine. A problem "
         "begins with `!`, with the remedy below, and makes the exit status 1.",
     )
     add.set_defaults(command=_doctor)
@@ -172,22 +172,22 @@ def _described(found: Calibration) -> str:
 
 
 def _add_predict(commands: _Commands) -> None:
-    add = commands.add_parser("predict", help="the speed of a cluster of such machines")
+    add = commands.add_parser("predict", help="predict a cluster's speed")
     add.add_argument("--calibration", type=Path, required=True, metavar="FILE")
     add.add_argument("--learners", type=int, required=True)
     add.add_argument("--super-learner-size", type=int, default=1, metavar="N")
     add.add_argument("--topology", choices=sorted(TOPOLOGIES), default="ring")
     add.add_argument("--weight-mb", type=float, default=172.6, help="size of weights")
     add.add_argument("--local-batch", type=int, default=128)
-    add.add_argument("--step-s", type=float, help="seconds, not the calibration's")
+    add.add_argument("--step-s", type=float, help="step time, instead of FILE's")
     add.add_argument("--spread", type=float, default=0.0, help="spread of log(step)")
-    add.add_argument("--slow", type=float, default=1.0, help="last learner's factor")
-    add.add_argument("--gbit", type=float, help="link, not the calibration's")
+    add.add_argument("--slow", type=float, default=1.0, help="last learner's slowdown")
+    add.add_argument("--gbit", type=float, help="link rate, instead of FILE's")
     add.add_argument("--inner-gbit", type=float, help="link inside a super-learner")
     add.add_argument("--wire-dtype", choices=("bfloat16", "float16", "int8", "int4"))
     add.add_argument("--learners-per-machine", type=int, default=1)
     add.add_argument("--cpu-share", type=float, default=0.05, help="exchanges' share")
-    add.add_argument("--samples", type=float, help="samples in all: adds hours")
+    add.add_argument("--samples", type=float, help="total samples: adds hours")
     add.set_defaults(command=_predict)
 
 
@@ -268,7 +268,7 @@ def _table(
 def _add_rendezvous(commands: _Commands) -> None:
     add = commands.add_parser(
         "rendezvous",
-        help="where islands find one another",
+        help="serve the store in which islands meet",
         description="Serves the store of `HADPSGDStrategy(islands=...)` until it is "
         "interrupted. It keeps nothing on disk and may be started again at any time.",
     )
@@ -297,7 +297,7 @@ def _rendezvous(chosen: argparse.Namespace) -> None:
 def _add_credentials(commands: _Commands) -> None:
     add = commands.add_parser(
         "credentials",
-        help="a token and certificates for islands on several machines",
+        help="make a token and certificates for islands on several machines",
         description="Makes a folder with a token and TLS certificates. Copy it to all "
         f"machines of the job, and name it there in {FOLDER}.",
     )
@@ -320,7 +320,7 @@ def _issue_credentials(chosen: argparse.Namespace) -> None:
 def _add_export(commands: _Commands) -> None:
     add = commands.add_parser(
         "export",
-        help="one file of a checkpoint in shards",
+        help="convert a sharded checkpoint to one file",
         description="Writes the weights and the plain data of a folder of shards into "
         "one file, for `load_from_checkpoint`; optimizer states stay behind. Takes the "
         "memory of the whole model, on any machine.",
@@ -341,13 +341,13 @@ def _export(chosen: argparse.Namespace) -> None:
 def _add_report(commands: _Commands) -> None:
     add = commands.add_parser(
         "report",
-        help="a page of what trainings have left in folders",
+        help="make a page from the files of trainings",
         description="Makes one HTML file of curves, speeds, lanes of learners and word "
         "errors that lie below folders. It needs no network and nothing beside it.",
     )
     add.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     add.add_argument("--out", type=Path, default=Path("report.html"))
-    add.add_argument("--title", help="of the page")
+    add.add_argument("--title", help="title of the page")
     add.set_defaults(command=_report)
 
 

@@ -17,15 +17,15 @@ from lightning_adpsgd.topology.named import Topology
 from lightning_adpsgd.topology.schedule import check_any_size
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
-"""How long a peer may say nothing."""
+"""The default of `timeout`: how long a peer may be silent."""
 
 CommunicationName = Literal["sync", "delay_by_one", "async", "ready_pairs"]
 InsideName = Literal["ddp", "model_parallel"]
 WireDtypeName = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 WireDtype = torch.dtype | WireDtypeName
-"""What travels; by its name where a type cannot be written, as in YAML."""
+"""The dtype on the wire, or its name where a dtype cannot be written, as in YAML."""
 _WIRE_DTYPES = (None, "auto", *(getattr(torch, n) for n in get_args(WireDtypeName)))
-# What a type is called, and a value of it.
+# The name of a type in messages, and an example.
 _CALLED: dict[Any, tuple[str, Any]] = {
     int: ("a whole number", 1),
     float: ("a number", 1.0),
@@ -40,7 +40,7 @@ _MODES_OF = {
     "max_staleness": ("async",),
 }
 _UNITS = {"timeout": " of seconds", "max_wait": " of seconds"}
-# Modes that have one order alone, and why.
+# Modes that allow a single order, and the reason.
 _ORDER_OF: dict[str, tuple[Order, str]] = {
     "ready_pairs": ("step_then_average", "is complete before the next forward"),
     "delay_by_one": ("average_then_step", "is joined before the step"),
@@ -138,7 +138,7 @@ class Dials:
 
     @property
     def has_sizes(self) -> bool:
-        """Whether super-learners have individual sizes that differ."""
+        """Whether super-learners have different sizes."""
         sizes = self.super_learner_size
         return isinstance(sizes, tuple) and len(set(sizes)) > 1
 
@@ -205,7 +205,7 @@ class Dials:
 
     def _check_combinations(self) -> None:
         for name, modes in _MODES_OF.items():
-            # "auto" is what applies.
+            # "auto" fits every mode.
             is_given = getattr(self, name) not in (None, "auto")
             if is_given and self.communication not in modes:
                 names = " and ".join(f'`communication="{mode}"`' for mode in modes)

@@ -18,7 +18,7 @@ from uuid import uuid4
 _UNFINISHED = ".unfinished"
 _BOOT, _NUMBERS = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
 _ABANDONED_S = 24 * 3600.0
-"""After so long without a write, a file of a process that is not known here is left."""
+"""The time without a write after which a file of an unknown process is abandoned."""
 
 _MAY_PASS = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT}
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
@@ -82,9 +82,9 @@ def remove_leftovers(folder: Path) -> list[Path]:
 
 
 def persist(action: Callable[[], _Result], patience_s: float) -> _Result:
-    """Retries an action on a file while its error may pass.
+    """Retries an action on a file while its error may be temporary.
 
-    Errors that may pass are a full disk, an input or output error and an unreachable
+    Temporary errors are a full disk, an input or output error and an unreachable
     server. The pause between two attempts doubles, up to half a minute. Each failed
     attempt logs a warning.
 
@@ -93,7 +93,7 @@ def persist(action: Callable[[], _Result], patience_s: float) -> _Result:
         patience_s: seconds for which it is retried.
 
     Raises:
-        OSError: The last error, after that time; an error that cannot pass, at once.
+        OSError: The last error, after that time; a permanent error, at once.
     """
     end, pause = time.monotonic() + patience_s, _FIRST_PAUSE_S
     while True:
@@ -154,7 +154,7 @@ def _is_running(pid: str) -> bool:
 
 @cache
 def _process_numbers() -> str:
-    """Equal where a number is that of the same process; containers have their own."""
+    """Identifies the process numbering of this boot; containers have their own."""
     text = boot_id()
     with suppress(OSError):
         text += os.readlink(_NUMBERS)

@@ -51,7 +51,7 @@ def _warn(error: Exception) -> None:
 def _register(module: ModuleType) -> None:
     attribute, kind = _REGISTRIES[module.__name__]
     registry = getattr(module, attribute, None)
-    if registry is None:  # the module is still being imported; the finder will be back
+    if registry is None:  # still being imported; the loader registers later
         return
     root = ROOTS[module.__name__.partition(".")[0]]
     chosen = import_names().chosen
@@ -80,7 +80,7 @@ def _make(root: str, kind: str, **dials: Any) -> Any:
     return resolve_name(f"lightning_adpsgd.{kind}")(**dials)
 
 
-# The attribute of a registry, and what its names make.
+# The attribute of a registry, and the class that its names make.
 _TRAINER = ("StrategyRegistry", "strategy.trainer:HADPSGDStrategy")
 _FABRIC = ("STRATEGY_REGISTRY", "strategy.fabric:HADPSGDFabricStrategy")
 _REGISTRIES = {

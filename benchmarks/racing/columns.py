@@ -1,4 +1,4 @@
-"""The columns of the race: how fast links are, and what befalls one of the hosts."""
+"""The columns of the race: the speed of the links, and the fault of one host."""
 
 import random
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ NUM_HOSTS = 4
 """And learners: each has a host, or two of them share one."""
 TIMES_SLOWER = 5
 STEPS_OF_SHARDS = 4
-"""How many nominal steps one takes where learners share hosts: to gather shards takes
-the cores of this machine for long."""
+"""The nominal steps that a step takes where learners share hosts, because gathering
+shards keeps the cores of this machine busy for long."""
 SMALLEST_BURST = 32_000
 
 
 @dataclass(frozen=True)
 class Column:
-    """Circumstances.
+    """The circumstances of a column.
 
     Args:
         title: Names the links of a model of 34 MB. A smaller model has slower ones, so
             that an exchange takes as many steps.
-        bits_per_s: Of that link.
+        bits_per_s: Rate of that link.
         has_slow_host: Whether one host takes five times as long for a step.
         kills: Whether one host is killed half-way.
         per_host: Learners of a host; two of them hold a model in shards, and their
@@ -36,7 +36,7 @@ class Column:
     per_host: int = 1
 
     def rate(self, problem: Problem) -> str:
-        """Of the links that are emulated, as `tc` writes it."""
+        """The rate of the emulated links, as `tc` writes it."""
         return f"{self._scale(problem) * self.bits_per_s / 1e3:.0f}kbit"
 
     def burst(self, problem: Problem) -> int:
@@ -51,12 +51,12 @@ class Column:
         return tuple(self._usual * times for times in slower)
 
     def victim(self, seed: int) -> int | None:
-        """The host that is killed; never the first, where jobs meet."""
+        """The host that is killed: never the first, at which jobs meet."""
         return random.Random(seed).randrange(1, NUM_HOSTS) if self.kills else None
 
     @property
     def share_of_samples(self) -> float:
-        """That all hosts together can take, of four equal ones that live."""
+        """The samples that all hosts can take, relative to four equal ones."""
         speeds = sum(self._usual / slower for slower in self.times_slower)
         return (speeds - 0.5 * self.kills) / NUM_HOSTS
 

@@ -1,4 +1,4 @@
-"""What a learner does in a run: its batches, its pace, its clock and its snapshots."""
+"""The course of a learner in a run: its batches, pace, clock and snapshots."""
 
 import itertools
 import time
@@ -29,16 +29,16 @@ class Heat:
 
     Args:
         problem: Name of a `Problem`.
-        seconds: That the run is to take.
+        seconds: Intended length of the run.
         rate: Peak learning rate.
-        seed: Of the start and the data.
+        seed: Seed of the first weights and the data.
         option: The method's own setting, if it has one: a period or a share.
-        steps: Of each learner, by rank; empty: a calibration, in which learner 0 counts
-            how many fit into `seconds`.
+        steps: Steps of each learner, by rank; empty: a calibration, in which learner 0
+            counts how many fit into `seconds`.
         times_slower: The length of each learner's steps, by rank.
         own_pace: Whether learners may make different numbers of steps.
-        victim: Who is killed half-way.
-        with_curve: Whether weights are kept on the way.
+        victim: Learner that is killed half-way.
+        with_curve: Whether weights are kept during the run.
     """
 
     problem: str
@@ -53,20 +53,20 @@ class Heat:
     with_curve: bool = False
 
     def slowness(self, rank: int) -> int:
-        """How many times the nominal step a learner's step takes."""
+        """The length of a learner's step, in nominal steps."""
         return self.times_slower[rank] if self.times_slower else 1
 
 
 class Finish(NamedTuple):
-    """What one learner leaves.
+    """The result of one learner.
 
     Attributes:
-        steps: That it made.
+        steps: Number of steps that it made.
         seconds: From the start to the end of its last step.
         speed: Steps per second, the first ones of a calibration left out.
-        sent_bytes: By its host, all protocols.
-        exchanges: Averages that it took part in.
-        weights: At the end, its own.
+        sent_bytes: Bytes that its host sent, in all protocols.
+        exchanges: Number of averages that it took part in.
+        weights: Its own weights at the end.
         curve: Its weights at these seconds.
     """
 
@@ -80,11 +80,11 @@ class Finish(NamedTuple):
 
 
 class Course(IterableDataset[Batch]):
-    """A learner's batches; what else it needs is beside them.
+    """A learner's batches, with its optimizer, pace and clock.
 
     Args:
-        place: Of the learner.
-        heat: What all of them run.
+        place: Place of the learner.
+        heat: Run that all of them are in.
     """
 
     def __init__(self, place: Place, heat: Heat) -> None:
@@ -112,18 +112,18 @@ class Course(IterableDataset[Batch]):
                 self.num_steps = UNCOUNTED + self._agree()
 
     def make_optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """The same for all methods: momentum, and a schedule over this one's steps."""
+        """Makes the optimizer of any method: momentum, and a schedule over `steps`."""
         rate = self.heat.rate
         optimizer = torch.optim.SGD(parameters, rate, momentum=MOMENTUM)
         return anneal(optimizer, rate, self.num_steps) if self.heat.steps else optimizer
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Of the whole model; it stays when a method starts over."""
+        """The optimizer of the whole model; it stays when a method starts over."""
         return self.make_optimizer(self.model.parameters())
 
     def tick(self) -> None:
-        """A step begins."""
+        """Marks the beginning of a step."""
         now = time.monotonic()
         if not self._stamps:
             self._sent = sent_bytes()
@@ -132,12 +132,12 @@ class Course(IterableDataset[Batch]):
         self.pace.begin()
 
     def stop(self) -> None:
-        """The last step has ended."""
+        """Marks the end of the last step."""
         self._end = time.monotonic()
         self._sent = sent_bytes() - self._sent
 
     def finish(self) -> Finish:
-        """What was seen, after `stop`."""
+        """The result, after `stop`."""
         steps = len(self._stamps)
         counted = self._stamps[0 if self.heat.steps else min(UNCOUNTED, steps - 1) :]
         speed = len(counted) / (self._end - counted[0])
@@ -157,7 +157,7 @@ class Course(IterableDataset[Batch]):
             self._curve.append((seconds, weights_of(self.model)))
 
     def _agree(self) -> int:
-        """How many steps a calibration has, by the clock of learner 0."""
+        """The number of steps of a calibration, by the clock of learner 0."""
         store = self.meetings.store
         if self.place.rank == 0:
             stamps = [*self._stamps, time.monotonic()]
@@ -181,7 +181,7 @@ def weights_of(model: nn.Module) -> Tensor:
 
 
 def sent_bytes() -> int:
-    """By the network of this process, on all its interfaces but the loopback."""
+    """The bytes sent on all interfaces of this process's network but the loopback."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
     fields = (line.partition(":") for line in lines)
     return sum(int(rest.split()[8]) for name, _, rest in fields if name.strip() != "lo")

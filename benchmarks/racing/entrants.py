@@ -35,13 +35,13 @@ class Entrant:
     """A method as a row of the report.
 
     Args:
-        program: What each learner does.
+        program: Program of each learner.
         is_ours: Whether it is a setting of this package.
-        options: Bounds of its own setting, which is tuned by factors of two, and where
-            the search begins; none: it has none.
-        survives: Whether those that are left continue when a learner dies.
+        options: Bounds of its own setting, which is tuned by factors of two, and the
+            start of the search; None: it has none.
+        survives: Whether the others continue when a learner dies.
         own_pace: Whether learners make different numbers of steps.
-        needs_peers: Whether it is what `make peers` installs.
+        needs_peers: Whether it needs the libraries that `make peers` installs.
         is_sharded: Whether the learners of a host hold one model together.
     """
 
@@ -60,7 +60,7 @@ class Entrant:
 
 
 class Racer(L.LightningModule):
-    """The course as Lightning wants it."""
+    """The course as a LightningModule."""
 
     def __init__(self, course: Course) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Racer(L.LightningModule):
 
 
 def ours(is_sharded: bool = False, **dials: Any) -> Entrant:
-    """A setting of this package's strategy; the learners of a host are one."""
+    """A setting of this package's strategy, with one super-learner on each host."""
 
     def program(place: Place, heat: Heat) -> Finish:
         quieten()
@@ -142,7 +142,7 @@ def peer(maker: Callable[[int], plain_loops.Maker], gloo: bool, **more: Any) -> 
 
 
 def run(entrant: Entrant, place: Place, heat: Heat) -> Finish | None:
-    """Runs a method as one learner; none from the one that is killed."""
+    """Runs a method as one learner; returns None in the one that is killed."""
     if place.rank != heat.victim:
         return entrant.program(place, heat)
     if child := os.fork():
@@ -161,7 +161,7 @@ def _kill_half_way(child: int, place: Place, heat: Heat) -> None:
         return  # It had ended: a calibration was far too low.
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    # In place of the dead: nobody is to wait for it at the end.
+    # In place of the dead learner, so that no other waits for it at the end.
     meetings.leave()
 
 

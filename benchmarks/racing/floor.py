@@ -1,4 +1,4 @@
-"""The floor: what the same steps reach when communication costs nothing."""
+"""The floor: the loss of the same steps if communication cost nothing."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Methods in a plain loop: what each does in a step, and how survivors continue.
+"""Methods in a plain loop: the step of each, and the way survivors continue.
 
 A loop is kinder to a method than a Trainer: it costs less beside the step. Where a
 learner is killed, those that are left make a new process group at once and continue,
@@ -35,16 +35,16 @@ PATIENCE, UNTIL_NOTICED = timedelta(seconds=30), timedelta(seconds=3)
 OUTER_RATE = 0.7  # of DiLoCo, with Nesterov's momentum, as its authors recommend
 POWER_RANK, PLAIN_STEPS = 2, 10  # of PowerSGD: its rank, and steps before it begins
 ONE_BUCKET_MB = 1000.0
-"""For PowerSGD, which waits for a collective in one of Gloo's two threads: with two
-buckets at a time no thread is left to do what they wait for."""
+"""For PowerSGD, which waits for a collective in one of Gloo's two threads. With two
+buckets at a time, no thread would be left for the collectives."""
 
 
 class Loop(NamedTuple):
-    """What a method does.
+    """The parts of a method.
 
     Attributes:
         step: One training step on a batch.
-        close: What it does after the last one.
+        close: Function for the end, after the last step.
     """
 
     step: Callable[[Batch], object]
@@ -82,7 +82,7 @@ def in_loop(make: Maker, gloo: bool = True) -> Program:
 
 
 def done(course: Course, act: Callable[[], object]) -> bool:
-    """Whether an act went well; if a learner died in it, the others have regrouped."""
+    """Whether an action succeeded; if a learner died in it, the others regrouped."""
     try:
         act()
     except RuntimeError:
@@ -94,7 +94,7 @@ def done(course: Course, act: Callable[[], object]) -> bool:
 
 
 def regroup(course: Course, victim: int) -> None:
-    """Those that are left agree on where they are; a step in which one died is lost."""
+    """Makes the survivors agree on their step; a step in which one died is lost."""
     dist.destroy_process_group()
     left = [rank for rank in range(course.place.world_size) if rank != victim]
     dist.init_process_group(
@@ -110,7 +110,7 @@ def regroup(course: Course, victim: int) -> None:
 
 
 def gradient_step(course: Course, model: nn.Module) -> Callable[[Batch], None]:
-    """Gradient, the rest of the step's length, and the update."""
+    """Computes the gradient, waits for the rest of the step, and updates."""
     optimizer = course.optimizer
 
     def step(batch: Batch) -> None:
@@ -123,12 +123,12 @@ def gradient_step(course: Course, model: nn.Module) -> Callable[[Batch], None]:
 
 
 def solo(course: Course, stack: ExitStack) -> Loop:
-    """No communication: what the mean at the end is of."""
+    """No communication: the models whose mean is taken at the end."""
     return Loop(local_step(course))
 
 
 def local_step(course: Course) -> Callable[[Batch], None]:
-    """Of a learner by itself."""
+    """The step of a learner by itself."""
     return gradient_step(course, course.model)
 
 
@@ -149,13 +149,13 @@ def ddp(
 
 
 def hsdp(course: Course, stack: ExitStack) -> Loop:
-    """FSDP2 over all: shards within a host, all-reduced between hosts in each step."""
+    """FSDP2 over all: shards within a host, an all-reduce between hosts each step."""
     shard(course.model, _mesh(course))
     return Loop(counted(course, local_step(course)))
 
 
 def within_hosts(course: Course, stack: ExitStack) -> Loop:
-    """FSDP2 of the learners of each host, which hear nothing of others."""
+    """FSDP2 of the learners of each host, without communication between hosts."""
     shard(course.model, _mesh(course)["shard"])
     return Loop(local_step(course))
 
@@ -198,7 +198,7 @@ def with_power_sgd(wrapped: DistributedDataParallel) -> None:
 
 
 def every(average: Callable[[Course], Callable[[], None]]) -> Maker:
-    """Local steps, and an average of some kind each so many (the heat's option)."""
+    """Local steps, and an average of some kind after every `heat.option` of them."""
 
     def make(course: Course, stack: ExitStack) -> Loop:
         step, take = local_step(course), average(course)
@@ -227,8 +227,8 @@ def plain_average(course: Course) -> Callable[[], None]:
 
 
 def outer_step(course: Course) -> Callable[[], None]:
-    """DiLoCo: what all have done together is one gradient of an outer optimizer."""
-    # All alike at the start; after a death each has gone on alone for a while.
+    """DiLoCo: the mean update of all is one gradient of an outer optimizer."""
+    # Equal at the start; after a death, each has continued alone for a while.
     anchor = nn.Parameter(mean_of_all(weights_of(course.model)))
     outer = torch.optim.SGD([anchor], OUTER_RATE, momentum=MOMENTUM, nesterov=True)
 
@@ -251,7 +251,7 @@ def set_weights(model: nn.Module, weights: Tensor) -> None:
 
 
 def random_share(course: Course, stack: ExitStack) -> Loop:
-    """After each step the mean of a random share of the weights (SPARTA)."""
+    """After each step, takes the mean of a random share of the weights (SPARTA)."""
     step, share = local_step(course), course.heat.option
     generator = torch.Generator().manual_seed(course.heat.seed)
 
@@ -259,7 +259,7 @@ def random_share(course: Course, stack: ExitStack) -> Loop:
         step(batch)
         weights = weights_of(course.model)
         num = max(1, round(share * weights.numel()))
-        # Who is drawn twice is averaged twice alike.
+        # A weight that is drawn twice gets the same average twice.
         chosen = torch.randint(weights.numel(), (num,), generator=generator)
         weights[chosen] = mean_of_all(weights[chosen])
         set_weights(course.model, weights)
@@ -271,7 +271,7 @@ def borrowed(maker: Callable[[int], plain_loops.Maker]) -> Maker:
     """A method of another library, with this course's optimizer and pace.
 
     Args:
-        maker: Of the method, given the steps between its averages.
+        maker: Function that makes the method, from the steps between its averages.
     """
 
     def make(course: Course, stack: ExitStack) -> Loop:

@@ -1,4 +1,4 @@
-"""What is trained: two models, their generated data, and samples held out.
+"""The problems: two models, their generated data, and held-out samples.
 
 The perceptron learns a teacher's labels, as `workload` has them, at a fourth of its
 bytes. The recurrent network labels the frames of generated speech: phones of random
@@ -7,7 +7,7 @@ moved by a speaker and covered with noise.
 
 Every step has a nominal length. The gradient is computed, and the rest of the length is
 slept, in the forward and the backward pass as a slower processor would have spent it.
-So the cores of this machine, which all hosts share, are not what is measured.
+So the figures do not depend on the cores of this machine, which all hosts share.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from benchmarks.workload import Batch, loss
 
 STEP_S = 0.07
 WHOLE_BYTES = 4 * 8.5e6
-"""Of the model that `overlap` sends: links are slowed as a model is smaller."""
+"""The bytes of the model of `overlap`; links of smaller models are slower."""
 MOMENTUM = 0.9
 TO_CHOOSE_BY, TO_REPORT = 10**9, 10**9 + 1
 """Seeds of the held-out samples."""
@@ -41,7 +41,7 @@ class Pace:
         self._begin = time.monotonic()
 
     def until(self, share: float) -> None:
-        """Sleeps until this share of the step has passed; not if it has."""
+        """Sleeps until this share of the step has passed, if it has not yet."""
         left = self._begin + share * self._seconds - time.monotonic()
         if left > 0:
             time.sleep(left)
@@ -54,7 +54,7 @@ class Paced(nn.Module):
         super().__init__()
         self.layers, self._pace = nn.ModuleList(layers), pace
         sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
-        # Of the backward pass, what precedes the gradients of each layer.
+        # The share of the backward pass that precedes the gradients of each layer.
         self._before = [sum(sizes[n + 1 :]) / sum(sizes) for n in range(len(sizes))]
 
     @override
@@ -70,7 +70,7 @@ class Paced(nn.Module):
 
 
 class Recurrent(nn.LSTM):
-    """A bidirectional LSTM of which the outputs alone are wanted."""
+    """A bidirectional LSTM that returns only its outputs."""
 
     def __init__(self, features: int, cells: int) -> None:
         super().__init__(features, cells, batch_first=True, bidirectional=True)
@@ -85,11 +85,11 @@ class Problem:
     """A model with its data.
 
     Args:
-        layers: Fresh ones at each call, by torch's global generator.
-        batches: Endless ones of a size, which the seed alone decides.
+        layers: Function that makes new layers, from torch's global generator.
+        batches: Function for endless batches of a size, determined by the seed.
         batch: Samples of a learner's batch.
-        held_out: Samples of which the loss is taken.
-        rate: At which the search for a learning rate begins.
+        held_out: Samples for the reported loss.
+        rate: Learning rate at which the search begins.
     """
 
     layers: Callable[[], list[nn.Module]]
@@ -99,21 +99,21 @@ class Problem:
     rate: float
 
     def make_model(self, seed: int, pace: Pace | None = None) -> Paced:
-        """The same weights at every call with a seed."""
+        """Makes the model, with the same weights for the same seed."""
         torch.manual_seed(seed)
         return Paced(self.layers(), pace or Pace(0.0))
 
     def batches_of(self, seed: int, rank: int) -> Iterator[Batch]:
-        """Those of one learner."""
+        """The batches of one learner."""
         return self.batches(1000 * seed + rank + 1, self.batch)
 
     @property
     def num_bytes(self) -> int:
-        """Of the weights."""
+        """The bytes of the weights."""
         return 4 * sum(p.numel() for p in self.make_model(0).parameters())
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """All weights, a vector, of what each learner that holds shards has of them."""
+        """The vector of all weights, from the shards of each learner."""
         shapes = [weight.shape for weight in self.make_model(0).parameters()]
         # Each has some rows of every weight.
         cuts = [torch.empty(shape).chunk(len(parts)) for shape in shapes]
@@ -126,7 +126,7 @@ class Problem:
 
     @torch.no_grad()
     def held_out_loss(self, weights: Tensor, seed: int) -> float:
-        """Of the model with these weights, a vector."""
+        """The held-out loss of the model with these weights, a vector."""
         model = self.make_model(0)
         nn.utils.vector_to_parameters(weights, model.parameters())
         return loss(model, next(self.batches(seed, self.held_out))).item()
@@ -152,7 +152,7 @@ FRAMES = 21  # of a chunk, as in the papers
 CHANGE, PREFERRED = 0.25, 16
 """Odds that a phone ends at a frame; phones that may follow a phone."""
 CONTEXT, NOISE, SPEAKER = 1.5, 1.5, 0.7
-"""Deviations, where the means of phones deviate by 1."""
+"""Standard deviations, relative to that of the means of phones."""
 
 
 def recurrent_layers() -> list[nn.Module]:
@@ -163,7 +163,7 @@ def speech(seed: int, size: int) -> Iterator[Batch]:
     """Chunks of frames [size, FRAMES, FEATURES] with their phones [size, FRAMES]."""
     world = torch.Generator().manual_seed(4321)
     means = torch.randn(PHONES, FEATURES, generator=world)
-    # What a phone sounds like depends on the phone before it.
+    # The sound of a phone depends on the phone before it.
     context = CONTEXT * torch.randn(PHONES, PHONES, FEATURES, generator=world)
     follows = torch.randint(PHONES, (PHONES, PREFERRED), generator=world)
     speakers = SPEAKER * torch.randn(SPEAKERS, FEATURES, generator=world)
@@ -195,7 +195,7 @@ def _phones(
 
 
 def _smeared(targets: Tensor) -> Tensor:
-    """Each frame half of what it aims at, half where the features came from."""
+    """Each frame, as the mean of its target and the smeared frame before it."""
     frames = [targets[:, 0]]
     for frame in range(1, FRAMES):
         frames.append((frames[-1] + targets[:, frame]) / 2)

@@ -15,12 +15,12 @@ Means = Mapping[Cell, float]
 
 
 def means_of(standings: Sequence[Standing]) -> Means:
-    """Mean losses of the cells that could be run."""
+    """The mean losses of the cells that could be run."""
     return {s.cell: fmean(r["loss"] for r in s.results) for s in standings if s.results}
 
 
 def rows_of(standings: Sequence[Standing]) -> Iterator[Row]:
-    """One for each method in each column, least loss first."""
+    """The row of each method in each column, least loss first."""
     means = means_of(standings)
     by_cell = {standing.cell: standing for standing in standings}
     columns = list(COLUMNS)
@@ -75,7 +75,7 @@ def targets_of(means: Means) -> Iterator[Target]:
 
 
 def curves_of(standings: Sequence[Standing], seconds: float) -> Iterator[Curve]:
-    """Loss against time, each the mean over the seeds of the mean of all learners."""
+    """The curves of loss against time, each the mean over seeds of the mean model's."""
     for standing in standings:
         if standing.results:
             cell = standing.cell
@@ -86,7 +86,7 @@ def curves_of(standings: Sequence[Standing], seconds: float) -> Iterator[Curve]:
 def _mean_curve(
     standing: Standing, seconds: float
 ) -> tuple[list[float], list[float | None]]:
-    """Where a seed was not finite, the curve has a gap."""
+    """The mean curve, with a gap where a seed was not finite."""
     times, losses = [], []
     for points in zip(*(result["curve"] for result in standing.results), strict=False):
         times.append(round(fmean(point[0] for point in points), 2))

@@ -1,4 +1,4 @@
-"""One training of all learners, and the file that it leaves: none is run twice."""
+"""One training of all learners, and its file, so that no training is run twice."""
 
 import json
 import math
@@ -35,14 +35,14 @@ Role = Literal["calibrate", "choose", "report"]
 Result = dict[str, Any]
 _Value = TypeVar("_Value")
 PATIENCE_S = 90.0
-"""Beside the race itself: start, slow first steps, the end."""
+"""The time besides the race itself: start, slow first steps, the end."""
 CALIBRATION_S = 8.0
 FAR_FROM_ITS_TIME, ATTEMPTS = 0.1, 2
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A method in a column, for one model; all by name."""
+    """A method in a column, for one model, each by name."""
 
     problem: str
     column: str
@@ -56,15 +56,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Run:
-    """What is run.
+    """One run.
 
     Args:
-        cell: What of.
-        seconds: For how long.
+        cell: Cell that it belongs to.
+        seconds: Length of the run.
         rate: Peak learning rate.
         option: The method's own setting; 0 where it has none.
-        seed: Of start and data, and of who is killed.
-        role: What the run is for; on the way to a report weights are kept.
+        seed: Seed of first weights, data and the learner to kill.
+        role: Purpose of the run; for a report, weights are kept during it.
     """
 
     cell: Cell
@@ -76,14 +76,14 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """The name of its file."""
         cell = self.cell
         words = [cell.problem, cell.column, cell.method, f"{self.option:g}"]
         words += [f"{self.rate:g}", str(self.seed), f"{self.seconds:g}s", self.role]
         return re.sub(r"[^\w.]+", "-", "_".join(words))
 
     def heat(self, steps: Sequence[int]) -> Heat:
-        """For the learners; without steps, a calibration."""
+        """The heat for the learners; without steps, a calibration."""
         column = COLUMNS[self.cell.column]
         return Heat(
             self.cell.problem,
@@ -104,15 +104,15 @@ NOT_RUN = "not been run"
 
 
 class NotRun(RuntimeError):
-    """What was asked for has not been run."""
+    """A run that is asked for has not been made."""
 
 
 class Track:
-    """Runs what has no file yet.
+    """Makes the runs that have no file yet.
 
     Args:
-        hosts: That are emulated; none: nothing is run, only what is there is found.
-        folder: Of one file for each run, and of the speeds that they have shown.
+        hosts: Emulated hosts; None: nothing is run, and only existing files are found.
+        folder: Folder of one file for each run, and of the measured speeds.
     """
 
     def __init__(self, hosts: Hosts | None, folder: Path) -> None:
@@ -120,10 +120,10 @@ class Track:
         folder.mkdir(parents=True, exist_ok=True)
 
     def result(self, run: Run) -> Result:
-        """What it left, or leaves.
+        """The result of a run, which is made if it has no file.
 
         Raises:
-            NotRun: It left nothing, and there are no hosts.
+            NotRun: The run has no file, and there are no hosts.
         """
         path = self._folder / f"{run.name}.json"
         if not path.exists() and self._hosts is None:
@@ -135,7 +135,7 @@ class Track:
         return json.loads(path.read_text())
 
     def speeds(self, run: Run) -> list[float]:
-        """Steps per second of each learner, as this setting has last shown them."""
+        """The steps per second of each learner, as last measured with this setting."""
         path = self._speed_file(run)
         if path.exists():
             return json.loads(path.read_text())
@@ -147,7 +147,7 @@ class Track:
         return self._calibrated(run)
 
     def keep_speeds(self, run: Run, speeds: Sequence[float]) -> None:
-        """For the next run of this setting, at whatever rate and seed."""
+        """Keeps speeds for the next run of this setting, with any rate and seed."""
         write_json(self._speed_file(run), list(speeds))
 
     def _speed_file(self, run: Run) -> Path:
@@ -155,7 +155,7 @@ class Track:
         return self._folder / f"{setting.name}.speed.json"
 
     def _speeds_with_period(self, run: Run) -> list[float]:
-        """A step alone, and an average divided by the steps between two of them.
+        """The speeds from the time of a step, plus that of an average over its period.
 
         A calibration over hundreds of steps would take as long as the race.
         """
@@ -183,7 +183,7 @@ class Track:
         return _result(run, finishes)
 
     def _timed(self, run: Run) -> list[Finish | None]:
-        """Once more if it took far from its time, with the speed that it showed."""
+        """Repeats a run that missed its time by far, with the speed that it showed."""
         if run.role == "calibrate":
             return self._train(run, run.heat(()))
         finishes: list[Finish | None] = []
@@ -215,7 +215,7 @@ class Track:
             )
 
     def _floor(self, run: Run) -> Result:
-        """As many steps as fit, of the samples that all hosts together can take."""
+        """Trains the floor, with the samples that all hosts together can take."""
         column = COLUMNS[run.cell.column]
         cell = Cell(run.cell.problem, FAST, AT_THE_END)
         alone = fmean(self.speeds(replace(run, cell=cell, option=0)))
@@ -227,7 +227,7 @@ class Track:
 
 
 def in_step(speeds: Sequence[float], run: Run) -> list[float]:
-    """Of learners that must make equally many steps: all, or those of a host."""
+    """The learners that must make equally many steps: all, or those of a host."""
     has_own = run.cell.entrant.own_pace
     size = COLUMNS[run.cell.column].per_host if has_own else len(speeds)
     return [s for same in _by(size, speeds) for s in [min(same)] * len(same)]
@@ -261,7 +261,7 @@ def _result(run: Run, finishes: Sequence[Finish | None]) -> Result:
 
 
 def _curve(run: Run, finishes: Sequence[Finish]) -> list[tuple[float, float | None]]:
-    """Held-out losses of the mean of all, on the way."""
+    """The held-out losses of the mean of all, during the run."""
     problem = PROBLEMS[run.cell.problem]
     points = []
     for together in zip(*(finish.curve for finish in finishes), strict=False):
@@ -276,7 +276,7 @@ def _by(size: int, values: Sequence[_Value]) -> list[Sequence[_Value]]:
 
 
 def _mean(run: Run, parts: Sequence[Tensor]) -> Tensor:
-    """Of all super-learners, each of which may be in parts."""
+    """The mean of all super-learners, each of which may be in parts."""
     size = COLUMNS[run.cell.column].per_host
     if size > 1:
         parts = [*map(PROBLEMS[run.cell.problem].joined, _by(size, parts))]

@@ -1,4 +1,4 @@
-"""What is run for a race, in which order, and how long it will take.
+"""The runs of a race, their order, and the time that they will take.
 
 In a column each method is tuned first. Then the runs that are reported take turns by
 seed, so that whatever else the machine does meets all alike.
@@ -36,21 +36,21 @@ from benchmarks.racing.tuning import (
 
 AROUND_A_RUN_S = 9.0
 TUNED, TUNED_WITH_OPTION = 3.4, 6.5
-"""Settings that a search tries, on average."""
+"""The average number of settings that a search tries."""
 
 
 @dataclass(frozen=True)
 class Race:
-    """What is to be run.
+    """The runs of a race.
 
     Args:
         problems: Names of models.
         columns: Names of columns.
         methods: Names of entrants.
-        seconds: Of each run.
-        num_seeds: Of the runs that are reported.
-        most_trials: Settings of a method that are tried; it begins with a good guess.
-        choosing_seeds: Of each of these; none of them is reported.
+        seconds: Length of each run.
+        num_seeds: Number of seeds that are reported.
+        most_trials: Most settings of a method that are tried, from a good guess on.
+        choosing_seeds: Number of seeds of each trial; none of them is reported.
     """
 
     problems: Sequence[str] = tuple(PROBLEMS)
@@ -68,7 +68,7 @@ class Race:
             yield [Cell(problem, column, name) for name in names]
 
     def estimated_s(self) -> float:
-        """Seconds that all takes, if nothing has been run before."""
+        """The seconds that all runs take, if none has been made before."""
         return sum(self._estimated_s(c) for cells in self.lineups() for c in cells)
 
     def _estimated_s(self, cell: Cell) -> float:
@@ -81,13 +81,13 @@ class Race:
 
 
 class Standing(NamedTuple):
-    """What became of a cell.
+    """The outcome of a cell.
 
     Attributes:
-        cell: Which.
-        setting: That was chosen.
-        results: Of the reported seeds; none if it could not be run.
-        trouble: Why it could not be run.
+        cell: The cell.
+        setting: Chosen setting.
+        results: Results of the reported seeds; none if it could not be run.
+        trouble: Reason why it could not be run.
     """
 
     cell: Cell
@@ -97,7 +97,7 @@ class Standing(NamedTuple):
 
 
 def run_all(race: Race, track: Track) -> Iterator[Standing]:
-    """Runs what has not been run, column by column."""
+    """Makes the missing runs, column by column."""
     for cells in race.lineups():
         settings: dict[Cell, Setting] = {}
         for cell in cells:
@@ -132,7 +132,7 @@ def _standing(cell: Cell, setting: Setting, results: Sequence[Result]) -> Standi
 def tune(race: Race, track: Track, cell: Cell) -> Setting:
     """The best setting by the samples that are for choosing.
 
-    Where a host is killed, it is that of the column without.
+    Where a host is killed, it is the setting of the same column without the kill.
     """
     if cell.column == KILL:
         cell = Cell(cell.problem, FAST, cell.method)
@@ -149,7 +149,7 @@ def tune(race: Race, track: Track, cell: Cell) -> Setting:
 
 
 def start_of(cell: Cell) -> tuple[Setting, tuple[float, float] | None]:
-    """Where the search begins, and the bounds of the option."""
+    """The start of the search, and the bounds of the option."""
     rate, options = PROBLEMS[cell.problem].rate, cell.entrant.options
     if options is None:
         return Setting(rate), None
@@ -164,7 +164,7 @@ def _trials(race: Race, track: Track, cell: Cell, setting: Setting) -> Iterator[
 
 
 def run_of(race: Race, cell: Cell, setting: Setting, seed: int, role: Role) -> Run:
-    """The floor is the same in columns in which as many samples can be taken."""
+    """The run of a cell; columns with equally many samples share a floor."""
     if cell.method == FLOOR and cell.column not in _OWN_FLOOR:
         cell = Cell(cell.problem, FAST, FLOOR)
     return Run(cell, race.seconds, setting.rate, setting.option, seed, role)

@@ -18,15 +18,15 @@ Bounds = tuple[float, float]
 def next_setting(
     losses: Mapping[Setting, float], start: Setting, bounds: Bounds | None
 ) -> Setting | None:
-    """What to try next: a neighbour of the best so far; none if all are known.
+    """The setting to try next: a neighbour of the best so far; None if all are known.
 
     Neighbours differ by a factor of two in one number. So the best rate and the best
     option lie inside of what was tried, or at a bound of the option.
 
     Args:
-        losses: Of what was tried; infinite where it diverged.
-        start: What is tried first.
-        bounds: Of the option; none: the method has none.
+        losses: Losses of the tried settings; infinite where one diverged.
+        start: First setting.
+        bounds: Bounds of the option; None: the method has none.
     """
     if not losses:
         return start
@@ -39,7 +39,7 @@ def best(losses: Mapping[Setting, float]) -> Setting:
 
 
 def neighbours(setting: Setting, bounds: Bounds | None) -> list[Setting]:
-    """In the order in which they are tried."""
+    """The neighbours of a setting, in the order in which they are tried."""
     rate, option = setting
     found = [Setting(2 * rate, option), Setting(rate / 2, option)]
     if bounds is not None:
@@ -50,5 +50,5 @@ def neighbours(setting: Setting, bounds: Bounds | None) -> list[Setting]:
 
 
 def loss_or_infinity(loss: float | None) -> float:
-    """Of a run that may have diverged or failed."""
+    """The loss of a run; infinity if it diverged or failed."""
     return math.inf if loss is None else loss

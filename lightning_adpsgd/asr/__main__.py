@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Transcribes files; returns 0, or 1 with a message for each file that failed."""
+    """Transcribes files; returns 0, or 1 after a message for each file that failed."""
     options = parser().parse_args(arguments)
     # Here, so that the help needs no torch.
     from lightning_adpsgd.asr.recogniser import Recogniser, RecogniserError

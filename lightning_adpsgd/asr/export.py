@@ -252,7 +252,7 @@ def write_onnx(model: AcousticModel, path: Path) -> None:
     example = torch.zeros(1, sizes["window"], sizes["input_size"])
     axes = {0: "batch", 1: "time"}
     with warnings.catch_warnings():
-        # torch's newer exporter is no choice: it unrolls an LSTM over a fixed time.
+        # torch's newer exporter cannot be used: it unrolls an LSTM over a fixed time.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             _Posteriors(model).eval(),

@@ -342,7 +342,7 @@ class AcousticModel(LightningModule):
         return width != expected
 
     def _raise_unless_finite(self, loss: Tensor) -> None:
-        # Elsewhere than on the CPU to look at a value is to wait for the device.
+        # On other devices than the CPU, reading a value means waiting for the device.
         if loss.device.type != "cpu" and self.global_step % _CHECK_EVERY_STEPS:
             return
         if not bool(loss.isfinite()):

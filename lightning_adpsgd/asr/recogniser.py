@@ -132,7 +132,7 @@ class Recogniser:
 
     def _words(self, sound: SoundFile, channel: int) -> Iterator[TimedWord]:
         with tempfile.TemporaryFile() as file:
-            # On disk: the frames of a day are 1.4 GB.
+            # On disk, because the frames of a day are 1.4 GB.
             for block in sound.log_mel(channel, self._num_mels):
                 block.astype(np.float32).tofile(file)
             frames = np.memmap(file, np.float32, "r+").reshape(-1, self._num_mels)
@@ -207,7 +207,7 @@ def _read_model(sizes: dict[str, Any], path: Path) -> AcousticModel:
     model = AcousticModel(**sizes)
     try:
         model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # torch has a different one for each way to be broken
+    except Exception as error:  # torch raises a different one for each kind of damage
         raise RecogniserError(f"{path}: cannot be loaded: {error}") from error
     return model.eval()
 

@@ -22,8 +22,8 @@ class TrainingClock:
 
     Attributes:
         steps: Optimizer steps.
-        samples: Samples of this learner; of samples that T learners read together,
-            because they share layers, 1/T.
+        samples: Samples of this learner. Where T learners share layers, and so read the
+            same samples, each counts 1/T.
         is_restored: Whether the next `begin` continues from a checkpoint.
     """
 

@@ -22,9 +22,9 @@ AXES = {
     "learners": ("global_samples",),
     "wer": ("global_samples", "epochs"),
 }
-"""Groups of figures and those of them that can be an x axis; the first is the default.
+"""The x axes that each group of figures can have; the first is the default.
 
-`gossip` has the x axis of `learners`, and `wer` alone is against `wer/global_samples`.
+`gossip` uses the axes of `learners`; only `wer` is drawn against `wer/global_samples`.
 """
 
 

@@ -39,7 +39,7 @@ class Progress(NamedTuple):
 
 
 NONE_YET = Progress(0, 0, 0, 0, 0, math.inf, math.inf, math.inf)
-"""The progress before the first validation; its losses are above any other."""
+"""The progress before the first validation; its losses exceed all others."""
 
 
 class LossSums(NamedTuple):

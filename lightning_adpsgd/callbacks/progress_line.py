@@ -16,7 +16,7 @@ from lightning_adpsgd.callbacks.gossip import statistics_of
 from lightning_adpsgd.callbacks.reporting import consensus_of
 
 _KEY = "lightning_adpsgd/progress"
-_WINDOW = 8  # looks; a learner whose steps are long counts in lumps
+_WINDOW = 8  # updates; with fewer, long steps would make the speed jump
 
 
 class ProgressLine(Monitor):

@@ -120,7 +120,7 @@ class Timeline(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if within_training(trainer):
             self._note("validation", self._begin)
-            # The meeting before a validation is in it.
+            # The validation's entry includes the meeting before it.
             self._before = _Counts.of(trainer)
             self._write(trainer)
 

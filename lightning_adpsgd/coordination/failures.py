@@ -84,7 +84,7 @@ class FailureReport:
 
     def _follow(self, message: str, cause: BaseException) -> None:
         if self._rank != 0:
-            # Learner 0 tells the reason. A launcher may end all when one has ended.
+            # Learner 0 reports the reason first: a launcher may end all after one.
             self._coordinator.silent_learners()
             raise LearnerFollows(1) from cause
         repeats = isinstance(cause, LearnerFailed)

@@ -1,4 +1,4 @@
-"""The batch sampler that yields the batches which a learner gets from the pool.
+"""The batch sampler that yields the batches that a learner gets from the pool.
 
 In each epoch it yields the units that the first learner of the super-learner, the
 leader, claims from the pool, and remembers them until training on them begins. So an
@@ -100,8 +100,8 @@ class EpochUnderWay:
     def num_claimed(self) -> int:
         """Units that learners have claimed.
 
-        The learners of a super-learner must not disagree about what has happened: where
-        there are several, this is what was so at their last claim.
+        The learners of a super-learner must agree on this number. So if there are
+        several, it is the number at their last claim.
         """
         return self._pool.num_claimed if self._pool else self.last_claim.num_claimed
 
@@ -148,21 +148,21 @@ class SharedBatches:
         self.epoch = 0
 
     def load(self, state: EpochState) -> None:
-        """Goes on with an epoch that another job began, if islands are in no other."""
+        """Continues an epoch of another job, unless islands are in a different one."""
         self._loaded, self.seed, self.epoch = state, state.seed, state.epoch
 
     def close(self) -> None:
-        """Hands out no more; `state` stays what it is."""
+        """Hands out no more batches; `state` stays unchanged."""
         self._last, self._is_closed = self.state(), True
 
     def start_epoch(self, number: int) -> None:
-        """Hands out from another epoch; what is held of the one before is dropped."""
+        """Begins to hand out another epoch; drops what is held of the previous one."""
         self.epoch = number
         if self.under_way is not None and self.under_way.number != number:
             self._held.clear()
 
     def begin_batch(self) -> None:
-        """Training begins on the batch that was handed out first."""
+        """Records that training begins on the batch that was handed out first."""
         if self._held:
             epoch, _ = self._held.popleft()
             epoch.num_begun += 1
@@ -183,7 +183,7 @@ class SharedBatches:
         return _Handing(self, (epoch.samples(n, learner) for epoch, n in self._held))
 
     def draw(self) -> list[int] | None:
-        """The samples of one batch more; None at the end of the epoch, or for now."""
+        """The samples of one more batch; None at the end of the epoch, or for now."""
         pool = self._pool()
         if pool is None or self._is_closed:
             return None
@@ -249,7 +249,7 @@ class SharedBatches:
         )
 
     def _num_finished(self, number: int) -> int:
-        """Called by the thread of the pool too: never more than is so."""
+        """Also called by the pool's thread, so it must never be too large."""
         current = self.under_way
         if current is None or current.number != number:
             return 0
@@ -258,7 +258,7 @@ class SharedBatches:
 
 
 class _Handing(Iterator[list[int]]):
-    """Goes on after an end that was one for the present."""
+    """An iterator that can continue after a temporary end."""
 
     def __init__(self, batches: SharedBatches, held: Iterable[list[int]]) -> None:
         self._batches, self._held = batches, deque(held)

@@ -100,7 +100,7 @@ class BlockOrder:
 
 @lru_cache(maxsize=2)
 def _run(order: BlockOrder, number: int) -> Tensor:
-    # Batches are smaller: what one of them needs has mostly been computed already.
+    # Batches are smaller, so most of their samples have been computed already.
     first = number * _RUN
     return order.between(first, min(first + _RUN, len(order)))
 
@@ -109,8 +109,8 @@ def permuted(places: Tensor, size: int, key: str) -> Tensor:
     """The images of places under a permutation of 0 to `size` - 1, drawn from `key`.
 
     A short permutation is listed. For longer ones, a Feistel network permutes the
-    numbers of 2 h bits. A number beyond `size` goes through it again until it is not
-    (Black and Rogaway 2002), twice on average.
+    numbers of 2 h bits. A number beyond `size` is permuted again until it is not (Black
+    and Rogaway 2002), twice on average.
     """
     draw = random.Random(key)
     if size <= _LISTED:

@@ -23,7 +23,7 @@ from lightning_adpsgd.epochs.ranges import Ranges, from_rows, union
 from lightning_adpsgd.epochs.work_units import Terms
 
 _LOOK_S = 0.001
-"""Time between two looks for what the first learner of a super-learner has said."""
+"""The time between two looks for a message of a super-learner's first learner."""
 
 
 class LearnerIndex(NamedTuple):
@@ -230,6 +230,6 @@ class ClaimCounter:
         count, num = self._index.num_super_learners, self._num_units
         if self._stays or not self._rate.others_end_first(num, count, num_held):
             return False
-        # The one that would be the last to leave stays, so that nothing remains.
+        # The last super-learner stays, so that nothing remains.
         self._stays = self._keys.add("left", 1) == count
         return not self._stays

@@ -21,9 +21,9 @@ from lightning_adpsgd.epochs.ranges import (
 )
 
 _AHEAD = 2
-# Stretches of an epoch for each island that goes on alone.
+# The number of stretches of an epoch for each island that continues alone.
 _STRETCHES = 16
-# Units left for each island, below which the end of the epoch is near.
+# The number of units left per island below which the end of the epoch is near.
 _NEAR = 8
 
 
@@ -80,8 +80,8 @@ class Lease:
         self._told_twice = set[int]()
         self._share: Ranges | None = None
         self._revisions = dict[str, int]()
-        # Units that some island held, or that this one has tried to claim. Of those in
-        # `left` other islands may know less, and take them for held.
+        # Units that some island held, or that this one tried to claim. Even if they are
+        # in `left`, other islands may still believe that they are held.
         self._held_once: Ranges = ()
         rate.start_epoch()
 
@@ -92,7 +92,7 @@ class Lease:
 
     @property
     def is_near_its_end(self) -> bool:
-        """Whether others may soon take units that this island takes on its own."""
+        """Whether others may soon take units that this island takes alone."""
         return count(self.ledger.left) <= _NEAR * max(1, len(self.ledger.held))
 
     # --- used by the training thread
@@ -124,7 +124,7 @@ class Lease:
         return number
 
     def _stretches(self, place: int, num: int) -> Ranges:
-        """This island's share of all units, whichever are left."""
+        """This island's share of all units, whether or not they are left."""
         end = self.num_units
         length = max(1, -(-end // (_STRETCHES * num)))
         begins = range(place * length, end, num * length)
@@ -149,7 +149,7 @@ class Lease:
     def plan(self, found: Ledger, gone: set[str]) -> Plan:
         """The plan for a ledger from the rendezvous, including its replacement.
 
-        `gone` has the islands with a part in it that have left or died.
+        `gone` names the islands of the ledger that have left or died.
         """
         name = self._name
         self._note_finished()
@@ -157,7 +157,7 @@ class Lease:
         if found.life != self.ledger.life and not self.is_fresh:
             mine = union(out, as_ranges(self.ahead), finished)
             found = found.joined(self.ledger, name, mine)
-        # Only then: what it gives back must have been known to be its own.
+        # Only then, because it must be known to own the units that it gives back.
         if found.another_waits(name) and not self.is_awaited:
             self._give_back(self.ahead)
         ahead = as_ranges(self.ahead)
@@ -171,7 +171,7 @@ class Lease:
             rests = self.is_awaited and not (claimed or without(ahead, lost))
             ledger = ledger.rest(name, rests or self.has_ended)
         twice = without(twice, ahead)
-        # Noted now: whether the claim is answered or not, others may come to know it.
+        # Noted now, because others may learn of the claim even if no answer arrives.
         held = ledger.held.values()
         self._held_once = union(self._held_once, *found.held.values(), *held)
         after = ledger.after(found)
@@ -210,7 +210,7 @@ class Lease:
         slow = self._rate.others_end_first(
             self.num_units, len(ledger.held), len(self.out) + num_ahead
         )
-        # The one that would be the last to leave the rest to others stays.
+        # The last island does not leave the rest to others.
         others = set(ledger.held) - {self._name}
         if slow and not others <= set(ledger.resting):
             return 0

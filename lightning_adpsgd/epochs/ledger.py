@@ -2,7 +2,7 @@
 
     left       units that no island has
     held       units that each island has claimed and not finished
-    awaited    units claimed before the books were lost, as other islands remember
+    awaited    units claimed before the ledger was lost, as other islands remember
     resting    islands that want no more of this epoch
 
 A unit in none of these is finished. An island that reads a ledger from the rendezvous
@@ -109,7 +109,7 @@ class Ledger(NamedTuple):
         """
         known, mine = self.held.get(name, ()), union(holds, finished)
         twice = without(without(mine, known), self.left)
-        # Units that it does not know to be its own: the answer never reached it.
+        # Units that it claimed without knowing, because the answer never arrived.
         left = union(without(self.left, mine), without(known, mine))
         held = {**self.held, name: without(holds, twice)}
         return self._replace(left=left, held=held), twice
@@ -137,7 +137,7 @@ class Ledger(NamedTuple):
         now = others | {name} if rests else others
         return self._replace(resting=tuple(sorted(now)))
 
-    # --- where the books were lost
+    # --- after the loss of a ledger
 
     def begun_anew(self, name: str, life: str) -> "Ledger":
         """This island's version of the ledger, for a rendezvous that has none."""
@@ -157,8 +157,8 @@ class Ledger(NamedTuple):
             )
         written, recalled = self.held.get(name, ()), self.awaited.get(name, ())
         told = union(written, recalled)
-        # The island has not finished a claim of which it never heard. What it has in
-        # this life already, it wrote itself, by a claim whose answer was lost.
+        # The island cannot have finished a claim that it never heard of. What it
+        # already has in this life, it wrote itself, by a claim whose answer was lost.
         unheard = union(
             without(written, mine), common(without(recalled, mine), known.left)
         )
@@ -167,11 +167,11 @@ class Ledger(NamedTuple):
         may_be_left = union(known.left, mine, *theirs.values())
         left = union(common(self.left, may_be_left), unheard)
         held_here = union(*self.held.values())
-        # Nobody knows better who has a unit than one that has it.
+        # An island that has a unit is the authority on it.
         contested = common(mine, union(*self.awaited.values()))
         settled = union(held_here, contested)
         remembered, awaited = known.of_others(name), self.awaited
-        # What either remembers: whoever was there first may know of less.
+        # The memory of both, because the first to write may know less.
         awaited = {
             other: without(
                 union(remembered.get(other, ()), awaited.get(other, ())), settled

@@ -3,10 +3,10 @@
 A separate thread maintains this island's part of the ledger (`ledger`) and claims units
 ahead of need; the training thread takes them.
 
-An epoch ends when no unit is left and every island has asked for more in vain. Until
-then, units of a dead island may be returned. So the training thread waits once in an
-epoch, with one batch in hand, for islands that are not as far. It does not wait for a
-dead island (by the member list), for the rendezvous, or forever.
+An epoch ends when no unit is left and every island has asked for more and got none.
+Until then, units of a dead island may be returned. So the training thread waits once in
+an epoch, with one batch in hand, for islands that are not as far. It does not wait for
+a dead island (by the member list), for the rendezvous, or forever.
 
 While the rendezvous cannot be reached, an island continues on its own. The epoch is cut
 into stretches, which belong to the members in turn. From the units that it knows to be
@@ -143,7 +143,7 @@ class IslandPool(ServiceThread):
                 self._wait(
                     lambda: self._has_answer(lease, waits, begin), self._times.slowest_s
                 )
-                # Under the lock still, or what is ahead might be given back.
+                # Still under the lock, or the units claimed ahead might be given back.
                 number = self._answer(lease, waits)
             finally:
                 lease.is_awaited = False
@@ -178,7 +178,7 @@ class IslandPool(ServiceThread):
     def _close(self, leaves: bool) -> None:
         if self._lease is not None:
             self._lease.close(leaves)
-            # An earlier one that is not reported yet never will be.
+            # An earlier epoch that is not reported yet never will be.
             self._closed = [self._lease]
         self._lease = None
 
@@ -200,7 +200,7 @@ class IslandPool(ServiceThread):
         if lease.ahead or ledger.is_over:
             return True
         if not waits and (not ledger.left or self._last_turn > begin):
-            return True  # nothing is left, or it was left to others
+            return True  # nothing is left, or only units left to others
         self._is_alone = bool(self.away) or self._hears_nothing(lease, begin)
         return self._is_alone
 
@@ -351,7 +351,7 @@ class IslandPool(ServiceThread):
         absent, now = ledger.names - live - {self.own}, time.monotonic()
         since = {name: self._absent_since.get(name, now) for name in absent}
         self._absent_since = since
-        # One that was never seen may be newer than the member list known here.
+        # An island never seen may be newer than the member list known here.
         late = self._times.end_s
         return {n for n in absent if n in self._seen or now - since[n] > late}
 
@@ -359,7 +359,7 @@ class IslandPool(ServiceThread):
         with self._state:
             self.away = reason
             self._state.notify_all()
-            # There is no hurry to hear the same once more.
+            # There is no hurry to read the same ledger again.
             self._state.wait_for(lambda: self._ending, self._times.look_s)
 
     def _note_presence(self, lease: Lease) -> None:

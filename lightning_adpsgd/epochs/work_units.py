@@ -244,7 +244,7 @@ def _order(sampler: Any, seed: int) -> Tensor | BlockOrder:
     if type(sampler) is RandomSampler and not sampler.replacement:
         num_samples = len(sampler.data_source)  # pyright: ignore[reportArgumentType]
         if sampler.num_samples == num_samples:
-            # As the sampler does, without a list of as many Python numbers.
+            # As the sampler does, but without a list of Python integers.
             return torch.randperm(num_samples, generator=sampler.generator)
     return _indices(sampler)
 

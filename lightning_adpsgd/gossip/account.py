@@ -89,7 +89,7 @@ class Account:
         return self._tally.exchanges / max(1, self._replica.step - self._begin)
 
     def peers_by_age(self) -> list[int]:
-        """All peers that are asked, the one with the latest exchange first."""
+        """All peers that are asked, those with the latest exchange first."""
         with self._state:
             return sorted(self._last_steps, key=self._last_steps.__getitem__)[::-1]
 

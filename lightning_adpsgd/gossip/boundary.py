@@ -75,7 +75,7 @@ class Boundary:
         return pairing.pair
 
     def _agreed(self, pair: Pair) -> Pair:
-        """What the first learner has found, in all learners of the super-learner."""
+        """The first learner's decision, in all learners of the super-learner."""
         number = -1 if pair.partner is None else pair.partner
         found = torch.tensor([number, pair.asks], dtype=torch.int64, device="cpu")
         self._node.agree(found, 2 * self._timeout)
@@ -85,7 +85,7 @@ class Boundary:
     def _exchange(self, partner: int, asks: bool) -> None:
         with self._state:
             all_ended = self._account.num_ended + len(self._sections)
-            # From here on the partner is answered.
+            # From here on, this end answers the partner.
             self._pairing.partner = partner
             self._state.notify_all()
         for peers in self._sections if asks else ():

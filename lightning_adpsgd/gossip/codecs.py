@@ -29,12 +29,12 @@ from typing_extensions import override
 INT4: torch.dtype = vars(torch)["int4"]
 """`torch.int4`; type checkers do not know it."""
 
-# This much finer than the largest weight, a float32 ends.
+# A float32 resolves no more bits than this below the largest weight.
 _PRECISION_BITS = 22
 _OUT_OF_RANGE = torch.iinfo(torch.int16).min
 # 2^(1/4), 2^(1/2) and 2^(3/4) to the last bit, whatever a system's `pow` says.
 _QUARTER_OCTAVES = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
-# Exponents of scales that are told apart: beyond, a float32 is 0 or infinite.
+# Exponents of scales that are distinguished: beyond, a float32 is 0 or infinite.
 _MOST_QUARTERS = 1024
 
 
@@ -111,12 +111,12 @@ class Cast(Codec):
 class Lattice(Codec):
     """Sends a few bits per number: the lattice point ``round(w / s)`` modulo 2^bits.
 
-    A message about n weights in b blocks is, as bytes: b checks of lattice points
-    (int32), by which a disagreement beyond the span is noticed; b exponents e of the
+    A message about n weights in b blocks is, as bytes: b checksums of the lattice
+    points (int32), which reveal a disagreement beyond the span; b exponents e of the
     scale ``s = 2^(e / 4)`` and b least exponents of powers of two (int16); the residues
-    of b blocks. A block whose disagreement is too large, or whose exponents differ, is
-    left as it is by both ends, who also agree on a wider span for the next exchange,
-    and on a narrower one where the block fits well.
+    of b blocks. Both ends leave a block as it is if its disagreement is too large or
+    its exponents differ. They also agree on a wider span for the next exchange, or on a
+    narrower one where the block fits well.
 
     Args:
         bits: bits per number, 8 or 4.
@@ -190,14 +190,14 @@ class Lattice(Codec):
         return math.sqrt(self._form.block) * torch.linalg.vector_norm(largest).item()
 
     def _checks(self, points: Tensor, scratch: "_Scratch") -> Tensor:
-        """A sum with a word for each place: two that wrap around do not cancel."""
+        """A sum with a word for each place: two points that wrap do not cancel."""
         words = self._check_words = self._check_words.to(points.device)
         products = torch.mul(points, words, out=scratch.products)
         return products.sum(1, dtype=torch.int32)
 
 
 class _Form(NamedTuple):
-    """What a lattice's messages look like, and how it finds its scales.
+    """The layout of a lattice's messages, and the rules for its scales.
 
     Attributes:
         bits: bits per number.
@@ -213,7 +213,7 @@ class _Form(NamedTuple):
 
     @property
     def span(self) -> int:
-        """The largest disagreement that is told apart, in lattice points."""
+        """The largest disagreement that the bits distinguish, in lattice points."""
         return (1 << (self.bits - 1)) - 1
 
     @property
@@ -261,7 +261,7 @@ class _Form(NamedTuple):
         return found.view(torch.int8).bitwise_right_shift_(4)
 
     def first_exponents(self, largest: Tensor) -> Tensor:
-        # A block of zeros, as biases begin, takes after the largest weight of the part.
+        # A block of zeros, such as new biases, uses the largest weight of the part.
         largest = torch.nan_to_num(largest, 0.0, 0.0)
         of_weight = _exponent_of(largest.clamp(min=float(largest.max()) / 64))
         # At first it spans an eighth of the largest weight to either side.
@@ -285,7 +285,7 @@ class _Form(NamedTuple):
     def narrower(self, reach: int) -> int:
         """Quarter octaves by which a block narrows its span after a largest change."""
         occupied = max(reach, 0.5) * self.headroom / self.span
-        # A lucky agreement would cost the next exchange.
+        # A span narrowed after an accidental agreement would fail in the next exchange.
         most = -12 if 4 * reach < self.span else -1
         return max(math.ceil(4 * math.log2(occupied)), most)
 
@@ -309,7 +309,7 @@ class _Scratch(NamedTuple):
     narrow: Tensor
 
 
-# Lent to one thread at a time: fresh memory of this size comes from the system, page by
+# Lent to one thread at a time: the system provides new memory of this size page by
 # page, which takes longer than all arithmetic on it.
 _kept: list[Tensor] = []
 
@@ -349,7 +349,7 @@ def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
 
 @cache
 def _check_words(number: int) -> Tensor:
-    """Words that all members agree on, int32 [number]."""
+    """Fixed words, equal in all members, int32 [number]."""
     words = (
         xxhash.xxh32_intdigest(struct.pack("<q", n)) - 2**31 for n in range(number)
     )
@@ -357,16 +357,16 @@ def _check_words(number: int) -> Tensor:
 
 
 def _exponent_of(values: Tensor) -> Tensor:
-    """The smallest e with ``value < 2^e``, of values from 0 on, int32; if it is finite.
+    """The smallest e with ``value < 2^e``, int32, for values that are not negative.
 
-    That of infinity or NaN is larger than any other.
+    For infinity and NaN, it is larger than for any other value.
     """
-    # As it stands in a float32: in bits 23 to 30, with an offset.
+    # A float32 holds it in bits 23 to 30, with an offset.
     return ((values.float().view(torch.int32) >> 23) & 255) - 126
 
 
 _NON_FINITE = 255 - 126
-"""What `_exponent_of` says of infinity and NaN."""
+"""The result of `_exponent_of` for infinity and NaN."""
 
 
 def _is_lost(least: Tensor, my_least: Tensor) -> bool:
@@ -382,7 +382,7 @@ def _scale(exponents: Tensor, dtype: torch.dtype) -> Tensor:
 
 @cache
 def _scales(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """All that `_scale` knows, by the place of their exponents."""
+    """All results of `_scale`, by the place of their exponents."""
     octaves = (divmod(e, 4) for e in range(-_MOST_QUARTERS, _MOST_QUARTERS + 1))
     scales = [math.ldexp(_QUARTER_OCTAVES[rest], octave) for octave, rest in octaves]
     return torch.tensor(scales, dtype=torch.float64, device=device).to(dtype)

@@ -1,8 +1,8 @@
 """Asynchronous gossip: averaging with peers in the background, without waiting.
 
 A super-learner has two copies of its weights (AD-PSGD, arXiv 1710.06952, with the merge
-written as a difference so that no local step is lost): w and x = w + d, of which
-`weights.replica` says more::
+written as a difference so that no local step is lost): w and x = w + d (see
+`weights.replica`)::
 
     exchange of i and j  c = a (x_j - x_i);  d_i += c;  d_j -= c
     merge of i           w_i += d_i;  d_i = 0
@@ -181,7 +181,7 @@ class Gossip(Communication, Exchanges):
 
     @override
     def start(self) -> None:
-        # What this thread has queued on the weights so far comes before any exchange.
+        # Work that this thread has queued on the weights precedes every exchange.
         self.replica.show(self._shards)
         for peer, peers in product(self.members.circle.peers(), self.sections):
             peers.add(peer)
@@ -226,8 +226,8 @@ class Gossip(Communication, Exchanges):
     @override
     def abort(self) -> None:
         self.release()
-        # A peer that lives lets go as soon as it knows; one that does not is not waited
-        # for: its threads are daemons.
+        # A live peer lets go as soon as it knows. A dead one is not waited for: the
+        # threads of its lanes are daemons.
         self.say_goodbye(_ABORT_S)
 
     @override
@@ -253,7 +253,7 @@ class Gossip(Communication, Exchanges):
             self.replica.updating = False
             self.threads.raise_if_failed()
             with self.replica.guard:
-                pass  # what is queued on a GPU comes before any exchange
+                pass  # work queued on a GPU precedes every exchange
             if round is not None and self._boundary.meet():
                 self._merging.merge_all(Votes(self._quarantine.wants_reload))
                 self._account.merged(steps_late=0, waits=True)
@@ -388,11 +388,11 @@ class Gossip(Communication, Exchanges):
         limit = self._options.max_staleness
         if limit is None or self._account.steps_alone <= limit:
             return
-        # All of them, in turn or not: two stale ends must not wait for each other's
-        # question, nor one for a straggler's.
+        # All of them, in turn or not: two stale ends must not wait for each other to
+        # ask, nor one of them for a straggler.
         for peers in self.sections:
             peers.call_all()
-        # No exchange that is waited for rests to spare a link or the cores.
+        # An exchange that training waits for does not rest, whatever it costs.
         self._traffic.hurry_on()
         self._wait_until(
             lambda: self._account.steps_alone <= limit,

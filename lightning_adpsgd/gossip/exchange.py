@@ -65,11 +65,11 @@ from lightning_adpsgd.weights.streams import to_device, to_host
 ASK, ALIVE, LEAVE, GRANT, PULL = 1, 2, 3, 4, 5
 REQUEST, ADMIT, DECLINE = 12, 13, 14
 ASKS = (ASK, 11, 15, 16)
-"""What an end says on a lane: the asked one `GRANT` and `ADMIT`, the asker the others.
+"""The words of a lane: the asked end says `GRANT` and `ADMIT`, the asker the others.
 
-`ASKS` ask for an exchange in one of the lane's forms. A `REQUEST` comes before, unless
-there is no time for it: `ADMIT` answers it when the asked one is free, and `DECLINE`
-says that the asker is not any more. The numbers between are the words of `pairing`.
+`ASKS` ask for an exchange in one of the lane's forms. A `REQUEST` comes before, if
+there is time: `ADMIT` answers it when the asked end is free, and `DECLINE` says that
+the asker no longer is. The numbers between are the words of `pairing`.
 """
 
 
@@ -174,7 +174,7 @@ class Lane:
     def ask(self, num_under_way: int, step_seconds: float = math.inf) -> Outcome:
         """Asks for an exchange and makes it; `num_under_way` includes this one.
 
-        One that would take long beside a step of `step_seconds` has another form.
+        An exchange that would be long beside a step of `step_seconds` changes its form.
         """
         form, begin = self._choice.choose(step_seconds), time.monotonic()
         outcome = self._exchange(
@@ -314,7 +314,7 @@ class _Exchange:
         self._waiting.append(_Waiting(changes, judged))
 
     def close(self, weight: float) -> None:
-        """Averages the last messages, whose verdicts no further one carried."""
+        """Averages the last messages, whose verdicts no later message carried."""
         mine = [verdict for one in self._waiting for verdict in one.verdicts]
         if not mine:
             return

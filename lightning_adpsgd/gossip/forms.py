@@ -14,11 +14,11 @@ from lightning_adpsgd.gossip.codecs import Codec, WireChoice, wire_dtypes
 from lightning_adpsgd.gossip.wire import Parts, codecs_of
 from lightning_adpsgd.weights.replica import PART_ELEMENTS, Chunk, Part, Replica, Span
 
-# Fewer bytes take latency, which no form saves.
+# The time of fewer bytes is mostly latency, which no form reduces.
 _WORTH_BYTES = 1 << 18
-# In steps: an exchange that would take longer goes narrower, or in short messages.
+# In steps: an exchange that would take longer uses fewer bits, or short messages.
 _LONG, _LONGER = 0.5, 1.0
-# One in this many goes a width wider, and shows whether the link has become faster.
+# One exchange in this many is a form wider, to find out whether the link is faster.
 _TRY_EVERY = 64
 # Short messages of an exchange; three are in flight or await their verdicts.
 _SHORT_MESSAGES = 8
@@ -49,13 +49,13 @@ def forms_of(
 
 
 def spans(parts: Iterable[Part]) -> Iterator[Part | Span]:
-    """The same parts, as few as large: what is done to each costs most of its time."""
+    """The same parts joined into few large ones, because each has a fixed cost."""
     for several in grouped(parts, PART_ELEMENTS):
         yield Span(several) if len(several) > 1 else several[0]
 
 
 def grouped(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
-    """Consecutive parts of at most so many elements, or one that has more."""
+    """Groups of parts with at most `most` elements, or of a single larger part."""
     group, length = list[Part](), 0
     for part in parts:
         if group and length + len(part) > most:
@@ -71,8 +71,8 @@ class FormChoice:
     """Chooses the form of each exchange of a lane.
 
     It begins with the last one: over a slow link, an exchange at full width would hold
-    up the others for many steps, and average weights as old. What has more bytes takes
-    at most as much longer, so that forms become wider where links are fast.
+    up the others for many steps, and average weights as old. The time grows at most in
+    proportion to the bytes, so a quick exchange shows that a wider form is fast enough.
 
     Args:
         sizes: bytes of an exchange in each form, the largest first.
@@ -80,9 +80,9 @@ class FormChoice:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes, self._calls = sizes, 0
-        # In each form, the longest that an exchange takes as far as is known.
+        # For each form, the known upper bound on the time of an exchange.
         self._seconds = [math.inf] * len(sizes)
-        # In steps, of all forms but the last, which is for what takes longer.
+        # In steps, for all forms but the last, which is for everything longer.
         self._limits = [_LONG] * (len(sizes) - 2) + [_LONGER]
 
     def choose(self, step_seconds: float) -> int:
@@ -97,7 +97,7 @@ class FormChoice:
 
     @property
     def _is_try(self) -> bool:
-        # And the second, fourth, eighth, which know little yet.
+        # The second, fourth, eighth and so on too, when little is known yet.
         of_few = self._calls > 1 and self._calls.bit_count() == 1
         return of_few or self._calls % _TRY_EVERY == 0
 

@@ -18,9 +18,9 @@ _log = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 60.0
 # The rate of exchanges is reported after this time if there are fewer per step.
 _REPORT_AFTER_S, _RARE = 60.0, 0.2
-# Of so many step boundaries the duration of a step is taken.
+# The number of step boundaries from which the duration of a step is computed.
 _STEPS = 6
-# Where Linux tells for how long threads have waited for a core.
+# Where Linux reports for how long threads have waited for a core.
 _PRESSURE = Path("/proc/pressure/cpu")
 
 
@@ -39,7 +39,7 @@ class CoreShare:
     def __init__(self, share: float) -> None:
         self._share, self.has_bound = share, False
         self._lock = threading.Lock()
-        # When all is paid; what an exchange costs, and what is paid ahead of its end.
+        # When all is paid; the cost of an exchange; the part paid before its end.
         self._even_at, self._cost, self._ahead = 0.0, 0.0, 0.0
 
     @contextmanager
@@ -156,10 +156,10 @@ class Traffic:
     ) -> bool:
         """Waits until a peer may be requested, or `hurry` or `unless` ends the wait.
 
-        It may be when it is its turn (`UnderWay`), and the cores are spared enough.
+        A peer is requested in its turn (`UnderWay`), when the cores are spared enough.
 
         Returns:
-            False if the peer has asked meanwhile: that exchange is as good.
+            False if the peer has asked meanwhile, so that no request is needed.
         """
         with self._state:
             under_way = self._under_way[section]

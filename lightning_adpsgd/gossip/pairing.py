@@ -13,7 +13,7 @@ and refuses all other offers meanwhile. Two offers that cross answer each other.
 ends of a pair agree, however late words arrive, and no super-learner is in two pairs.
 Words from one end arrive in the order in which they were sent.
 
-Pure rules, without threads, networks or clocks.
+The rules are pure, without threads, networks or clocks.
 """
 
 import random
@@ -107,7 +107,7 @@ class Pairing:
             return [Word(peer, YES), *self._end("paired", Pair(peer, asks=False))]
         if self._state == "offering" and self.pair.partner == peer:
             return self._end("paired", Pair(peer, asks=self.own < peer))
-        self._told.discard(peer)  # to which a refusal says as much as GONE
+        self._told.discard(peer)  # for that peer, a refusal means the same as GONE
         return [Word(peer, NO)]
 
     def _refused(self) -> list[Word]:

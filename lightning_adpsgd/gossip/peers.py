@@ -47,9 +47,9 @@ def silence_s(timeout: timedelta) -> float:
 class Threads:
     """The communication threads of one learner, and the error that ends them.
 
-    All of them are daemons, and each queues work on a stream of its own. Under
-    `state`, whose waiters a failure wakes: `_threads`, all that run, and `_error`,
-    written by the first thread that fails and read by the training thread.
+    All of them are daemons, and each queues work on a stream of its own. `state`, whose
+    waiters a failure wakes, guards `_threads`, all that run, and `_error`, which the
+    first thread that fails writes and the training thread reads.
 
     Args:
         on_error: function called once, by the thread that ends the learner.
@@ -90,7 +90,7 @@ class Threads:
         with self.state:
             self._threads = [one for one in self._threads if one.is_alive()]
             self._threads.append(thread)
-            # What ends the learner joins all of these at any time.
+            # The thread that ends the learner may join all of these at any time.
             thread.start()
 
     def fail(self, error: BaseException) -> None:
@@ -115,7 +115,7 @@ class Threads:
             raise self._error
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Waits until a condition holds; whether it does in time. Raises failures."""
+        """Waits for a condition; returns whether it holds in time, raises failures."""
         with self.state:
             done = self.state.wait_for(lambda: condition() or self.has_failed, seconds)
         self.raise_if_failed()
@@ -141,9 +141,9 @@ class Threads:
 class Asker:
     """The work of the thread that asks a peer, and its controls for other threads.
 
-    Guarded by `_state`: `_pulls`, which are to be answered with the peer's weights, and
-    `_words`, which the peer is to hear in this order, before any exchange. The events
-    are set by any thread: `_due`, an exchange is to be asked for, and those below.
+    `_state` guards `_pulls`, the futures of the peer's weights, and `_words`, to be
+    sent in this order before any exchange. Any thread may set the events: `_due`, which
+    says that an exchange is to be asked for, and those below.
 
     Attributes:
         called: set when there is something to do, or to end.
@@ -229,7 +229,7 @@ class Asker:
                 lambda: self.gone.is_set() or bool(self._pulls),
                 self._section,
             )
-            if due:  # what came in the meantime is the same
+            if due:  # calls in the meantime mean the same exchange
                 self._due.clear()
         if not self._asks():
             return
@@ -259,7 +259,7 @@ class Asker:
 
     def _pull_all(self) -> None:
         while self._pulls and self._asks():
-            # It stays in the queue meanwhile, from which it is told of a loss.
+            # It stays in the queue meanwhile, where `give_up` finds it after a loss.
             self._pulls[0].set_result(self._lane.pull())
             self._pulls.popleft()
 
@@ -267,10 +267,10 @@ class Asker:
 class Peers:
     """The peers with which a learner exchanges one section; for any thread.
 
-    Under `_state` are, by peer, `_askers`, which tell the threads that ask what to do,
-    and `_forgotten`, events that are set where the loss of one that asks is known; and
-    `pairing`: the agreement on pairs that meet at a step boundary; None: exchanges
-    begin at any time.
+    `_state` guards `pairing`, the agreement on pairs that meet at a step boundary
+    (None: exchanges begin at any time). It also guards, by peer, `_askers`, which
+    control the asking threads, and `_forgotten`, events that are set once a peer's loss
+    is known.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-# A median of a few is not that of an epoch's end, which takes many times a step.
+# With a few, the median ignores the end of an epoch, which takes many times a step.
 _NUM_STEPS, _SHARE_OF_STEP = 5, 0.25
 _MOST = 1 << 53
 _MOMENT = 1e-9  # seconds, which clocks do not tell apart
@@ -129,9 +129,9 @@ class UnderWay:
     that it met longest ago, and stays free for it until that one begins, or declines
     because it has itself admitted another meanwhile.
 
-    But no wait for others is longer than twice what the last exchange with that peer
-    took, so that no slow peer holds up the rest. And who asks at once is never refused.
-    The caller must hold a lock; `now` is in seconds of any clock.
+    No wait for others is longer than twice the duration of the last exchange with that
+    peer, so no slow peer holds up the rest. A peer that asks without a request is never
+    refused. The caller must hold a lock; `now` is in seconds of any clock.
 
     Args:
         own: number of this learner, which for an island changes as others come and go.
@@ -141,9 +141,9 @@ class UnderWay:
         self._own, self._with = own, Counter[int]()
         # By peer: when the last exchange began, and how long the last one took.
         self._began, self._took = dict[int, float](), dict[int, float]()
-        # Peers in line to be requested, and when each was last met as it lined up.
+        # Peers in line to be requested; when each had last been met when it lined up.
         self._line, self._met_before = set[int](), dict[int, float]()
-        # Peers requested that have not answered; those that request.
+        # Peers that were requested and have not answered; peers that request.
         self._requested, self._requesting = dict[int, float](), set[int]()
         # Peers for which this learner stays free, and since when.
         self._admitted = dict[int, float]()
@@ -232,8 +232,8 @@ class UnderWay:
     def admission_wait_s(self, peer: int, now: float) -> float:
         """The seconds until a peer may be admitted, if nothing ends before.
 
-        Infinity: another is first, this learner's own request to that peer is, or no
-        exchange has ended yet.
+        Infinity: another peer or this learner's own request to that peer comes first,
+        or no exchange has ended yet.
         """
         if self._with[peer]:
             return 0.0  # it is what was requested, and the peer declines
@@ -264,7 +264,7 @@ class UnderWay:
         """Whether a peer that requests waits for what this learner has requested.
 
         A circle of requests has a learner whose number is smaller than those of both
-        its neighbours. Only such a one lets others wait, so that none wait in a circle.
+        its neighbours. Only such a learner lets others wait, so no circle blocks.
         """
         return any(self._own() < min(peer, one) for one in self._requested)
 
@@ -275,12 +275,12 @@ class UnderWay:
         return min(peers, key=lambda one: (self._began_at(one), one))
 
     def _taken_since(self) -> list[float]:
-        """Since when each exchange is under way or about to begin."""
+        """The times since which exchanges are under way or about to begin."""
         begins = [self._began[one] for one, number in self._with.items() if number]
         return [*begins, *self._admitted.values()]
 
     def _patience_s(self, peer: int, now: float, busy_since: Sequence[float]) -> float:
-        """The seconds left to wait for what has begun at these times."""
+        """The seconds left to wait for exchanges that began at these times."""
         if not busy_since:
             return 0.0
         longest = self._took.get(peer, max(self._took.values(), default=math.inf))

@@ -23,23 +23,23 @@ from lightning_adpsgd.weights.replica import Replica
 
 _log = logging.getLogger(__name__)
 
-# Norms of the disagreement beyond which a part is too far.
+# A part is too far beyond this many usual disagreements, and norms of weights.
 USUAL_TIMES = 20.0
 WEIGHTS_TIMES = 2.0
-# Exchanges until a usual disagreement is known, and how fast it may change after that.
+# Exchanges until the usual disagreement is known; its largest change per exchange then.
 NUM_FIRST = 16
 PACE = 1.25
 
 PATIENCE = 8
-"""Exchanges in a row that find a learner's weights too far before it has diverged."""
+"""Consecutive exchanges that find weights too far before they count as diverged."""
 
 MOST_RELOADS = 3
-"""Attempts in ten minutes to go on from a peer's weights."""
+"""The most attempts in ten minutes to continue from a peer's weights."""
 
 _MOST_PEERS = 8
-# What is counted is how often lately: a long training may meet with many accidents.
+# Only recent attempts count: a long training may have many accidents.
 _WINDOW_S = 600.0
-# From the first attempt to the second; from each to the next, twice as long.
+# The pause after the first attempt; each further pause is twice as long.
 _FIRST_PAUSE_S = 0.5
 
 
@@ -126,7 +126,7 @@ class Quarantine:
         self._members, self._vectors, self._node = members, vectors, node
         self._replica, self._timeout = replica, timeout
         self.num_reloads = 0
-        # What was read before this step no longer counts.
+        # Exchanges that read weights before this step no longer count.
         self._since, self._num_far = -1, Counter[int]()
         self._symptom: str | None = None
 
@@ -211,7 +211,7 @@ class Quarantine:
     def _healthy_weights(
         self, peers: Sequence[int], weights_of: WeightsOf
     ) -> tuple[int, list[Tensor]] | None:
-        # The other learners wait for twice as long to hear what came of it.
+        # The other learners wait twice as long for the result.
         limit = self._timeout.total_seconds() / 2
         for peer in peers:
             values = weights_of(peer, limit)
@@ -223,7 +223,7 @@ class Quarantine:
         return None
 
     def _agreed(self, peers: Sequence[int]) -> list[int]:
-        """Attempts so far and peers to ask, as the first of the learners has them."""
+        """The first learner's number of attempts and peers to ask."""
         found = torch.zeros(_MOST_PEERS + 2, dtype=torch.int64)
         num = min(len(peers), _MOST_PEERS)
         found[: num + 2] = torch.tensor([num, self._num_attempts(), *peers[:num]])

@@ -28,10 +28,10 @@ from lightning_adpsgd.weights.replica import PART_ELEMENTS, Part, Replica, Span
 from lightning_adpsgd.weights.streams import Mirrored, mirrored
 
 Parts = Sequence[Part | Span]
-"""What one message is about, in one dtype."""
+"""The parts that one message is about, in one dtype."""
 
 FINE, DAMAGED, NOT_FINITE, FAR = 0, 1, 2, 3
-"""What an end makes of a part that came: only the first is taken."""
+"""The verdicts on a received part; only a part with the first is averaged."""
 
 _WORD = 8  # bytes
 _WIDEST = 8  # bytes of the widest number

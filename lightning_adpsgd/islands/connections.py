@@ -50,11 +50,11 @@ _log = logging.getLogger(__name__)
 
 _DIAL_TIMEOUT = timedelta(seconds=2)
 _TURN_S, _PROBE_AROUND_S = 1.0, 10.0
-# An exchange under way is made to its end, if that does not take longer.
+# An exchange under way is completed if that takes no longer than this.
 _HANG_UP_S = 2.0
 _MOST_PROBES = 64
 MOST_UNLISTED = 32
-"""Members that may ask though this island has not seen them on the list."""
+"""The most members that may ask although this island has not seen them on the list."""
 
 _ALONE = "this super-learner alone"
 
@@ -73,10 +73,10 @@ class _Posted(NamedTuple):
 class Connections(ServiceThread):
     """Keeps an island connected with the peers that it asks.
 
-    A thread of its own does so once started, from the members that are on the list by
-    then. At its end connections stay as they are. Any thread may call `pull`. Both hold
-    `_dialing` while they connect and hang up; it guards `_dialed` (the members that are
-    asked) and `_temporary` (those that are asked for a `pull` only). `_state` guards
+    Once started, its own thread does so, from the members that are then on the list.
+    Connections stay open when it ends. Any thread may call `pull`. Both hold `_dialing`
+    while they connect and disconnect; it guards `_dialed` (the members that are asked)
+    and `_temporary` (those that are asked for a `pull` only). `_state` guards
     `_posted`, what communication threads report. `_peers` belongs to the thread.
 
     Args:
@@ -110,7 +110,7 @@ class Connections(ServiceThread):
         self._dialing, self._woken = threading.Lock(), False
         self._posted: list[_Posted] = []
         self._dialed, self._temporary = set[int](), set[int]()
-        self._peers: dict[str, Peer] = {}  # by incarnation, all that were ever met
+        self._peers: dict[str, Peer] = {}  # all members ever met, by incarnation
         self._probe_around_at = 0.0
         self.joined = self.lost = 0
         membership.services.append(self)
@@ -175,7 +175,7 @@ class Connections(ServiceThread):
             _log.info("%s gave no weights: %s", member, error)
             has_broken = isinstance(error, PeerLost)
             with self._dialing:
-                # So that the next pull dials anew: before the start no thread does.
+                # So that the next pull dials again: before the start, no thread does.
                 if has_broken or not self._thread.is_alive():
                     self._hang_up_on(self._dialed & {number})
             return None
@@ -257,7 +257,7 @@ class Connections(ServiceThread):
                 self._disconnect(peer.member.number)
         for member in sorted(listed):
             if (peer := self._peers.get(member.incarnation)) is not None:
-                # Its number may be another one.
+                # Its number may have changed.
                 self._peers[member.incarnation] = peer._replace(member=member)
                 self._observe(member, Event.LISTED)
             else:
@@ -344,7 +344,7 @@ class Connections(ServiceThread):
         self._links.disconnect(number)
         self._dialed.discard(number)
 
-    # --- what is believed of the peers
+    # --- the belief about each peer
 
     def _observe(self, member: Member, event: Event, reason: str = "") -> None:
         before = self._peers[member.incarnation]

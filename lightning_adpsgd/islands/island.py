@@ -233,7 +233,7 @@ class Island:
         return total.mean()
 
     def _add(self, number: int, seconds: float, total: Total) -> None:
-        # What one gives is let go of before another is asked.
+        # The weights of one island are released before the next is asked.
         with suppress(Refused):
             if (pulled := self._connections.pull(number, seconds)) is not None:
                 total.add(pulled.values)
@@ -283,7 +283,7 @@ class Island:
             lost=self._connections.lost,
         )
 
-    # --- how it comes in
+    # --- joining the others
 
     def _make_transport(self, shard: int) -> LinkTransport:
         sizes = self._sections.sizes
@@ -343,7 +343,7 @@ class Island:
         self._was_stopped = True
 
     def _rejoin(self) -> None:
-        """After a stop of the whole process: first the others' weights, then in."""
+        """Rejoins after a stop of the whole process, with the others' weights."""
         if not self._was_stopped:
             return
         if self._joining.leads():
@@ -358,7 +358,7 @@ class Island:
                 "begins with theirs"
             )
         origin = self.membership.member.origin
-        # Nobody refuses the weights of another training to who says nothing of its own.
+        # Without an origin, it is not refused the weights of another training.
         self.membership.describe(origin="")
         self._connections.take_number()
         found = self._joining.weights_of_neighbours()

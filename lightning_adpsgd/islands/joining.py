@@ -34,7 +34,7 @@ from lightning_adpsgd.transport.network_interfaces import VARIABLE, gloo_address
 
 _log = logging.getLogger(__name__)
 
-# A joiner takes the mean of no more than so many of its neighbours.
+# The most neighbours of which a joining island takes the mean.
 _MOST_NEIGHBOURS = 4
 _LOOK_S, _GLANCE_S = 0.5, 0.01
 _HEARTBEAT = Heartbeat()
@@ -161,8 +161,8 @@ class Joining:
     def _judge(self, refused_since: float | None) -> float | None:
         """Raises a persistent refusal; returns the time of the first one.
 
-        A refusal may pass: a dead member may still be on the list while another process
-        has its port, or two members may briefly have the same number.
+        A refusal may be temporary: a dead member may still be on the list while another
+        process has its port, or two members may briefly have the same number.
         """
         if self._refusal is None:
             return None

@@ -77,7 +77,7 @@ def _square(chunk: Tensor) -> float:
 
 
 def consensus_of(shards: Iterable[Sequence[float]]) -> Consensus:
-    """How far islands were from their mean, by what follows `values` in each `Mean`."""
+    """The distance of islands from their mean, from the last fields of `Mean`s."""
     members, spreads, squares = zip(*shards, strict=True)
     return Consensus.of(sum(spreads), sum(squares), int(min(members)))
 

@@ -38,7 +38,7 @@ class MemberStore:
     # --- the list
 
     def members(self) -> tuple[str, MemberList]:
-        """The text in the rendezvous, and its list without what makes no sense."""
+        """The text in the rendezvous, and its list without invalid rows."""
         text = self._text("members")
         try:
             found = MemberList.from_json(text, self._is_genuine)
@@ -54,7 +54,7 @@ class MemberStore:
         return text, found
 
     def change(self, known_epoch: int, edit: Edit) -> MemberList:
-        """Edits the list, and retries while others are faster; returns the result."""
+        """Edits the list, and retries if another was faster; returns the result."""
         for _ in range(_TRIES):
             text, found = self.members()
             by_number = edit(dict(found.by_number))
@@ -73,7 +73,7 @@ class MemberStore:
         wanted = members.to_json()
         if self.store.compare_set("members", text, wanted).decode() != wanted:
             return False
-        # Not a sum: one whose term somebody has spoilt could never be added to again.
+        # Not an atomic addition, which fails forever once somebody spoils the number.
         self.store.set("version", str(secrets.randbits(62)))
         return True
 
@@ -141,11 +141,11 @@ class MemberStore:
 
 
 def text_of(store: Store, key: str, found: bytes) -> str:
-    """What was found at a key, as text; empties the key if it is none."""
+    """The value of a key, as text; empties the key if the value is not text."""
     try:
         return found.decode()
     except UnicodeDecodeError:
-        # No comparison could ever replace it.
+        # No compare-and-set could ever replace it.
         store.set(key, "")
         return ""
 

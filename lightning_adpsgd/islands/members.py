@@ -20,7 +20,7 @@ from typing import NamedTuple
 from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
 from lightning_adpsgd.transport.links.sockets import Address
 
-# A silence lasts over at least so many observations.
+# The fewest observations over which a silence lasts.
 _LEAST_OBSERVATIONS = 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _LONGEST_EMPTY_S = 10.0
@@ -65,7 +65,7 @@ class Member(NamedTuple):
         if not isinstance(row, list) or not 4 <= len(row) <= len(cls._fields):
             raise ValueError(f"a row must have 4 to {len(cls._fields)} fields")
         number, incarnation, host, addresses, *rest = row
-        # To Python a bool is an int, but it is no number of a member.
+        # A bool is an int in Python, but not a member's number.
         if type(number) is not int or not 0 <= number < _MOST:
             raise ValueError("the number of a member must be from 0 to 2^31")
         if type(addresses) is not list or len(addresses) > _MOST_ADDRESSES:
@@ -245,7 +245,7 @@ class SilenceWatch:
     def look(self, beats: Mapping[str, Beat | None], now: float) -> list[str]:
         """Takes note of the heartbeats of the watched members.
 
-        Only those that rise show life: an old one that somebody writes once more does
+        Only a rising heartbeat is a sign of life; an old one that is written again is
         not.
 
         Args:
@@ -289,11 +289,11 @@ class Event(Enum):
     LOST = auto()  # its connection has broken
     SILENT = auto()  # its connection has broken, because nothing came over it
     DIAL_FAILED = auto()
-    PROBED = auto()  # its host was asked, whatever it answered
+    PROBED = auto()  # its host was probed, with any result
     PROBE_FAILED = auto()
     REACHED = auto()  # it was dialed successfully
     CALLED = auto()  # it has dialed this island
-    GOODBYE = auto()  # it leaves for good, by its own word
+    GOODBYE = auto()  # it has announced that it leaves for good
     FORGOTTEN = auto()  # this island is itself off the list
 
 

@@ -116,7 +116,7 @@ class Membership(ServiceThread):
         super().start()
 
     def enter(self, seconds: float = 0.0) -> bool:
-        """Makes the thread add this island, now and when missing; whether it is in."""
+        """Makes the thread add this island when missing; returns whether it is in."""
         with self._state:
             self._wanted = True
             self._state.notify_all()
@@ -184,7 +184,7 @@ class Membership(ServiceThread):
     def _take_turn(self) -> None:
         self._began = time.monotonic(), self._steps()
         if self.outage:
-            # Before the next look: what stood still meanwhile was the rendezvous.
+            # Before the next look: it was the rendezvous that stood still meanwhile.
             self._watch.forget()
         try:
             self._rendezvous.ask(self._visit)
@@ -318,7 +318,7 @@ class Membership(ServiceThread):
         mine = store.signed(self.member._replace(origin=self.member.incarnation))
         epoch = members.epoch_after(self.members.epoch)
         first = MemberList(epoch, {mine.number: mine})
-        # Only one of several that have found it empty finds the same text there still.
+        # Of several islands that found it empty, only one still finds the same text.
         if store.replace(text, first):
             self.member, self._wanted, self._was_in = mine, True, True
             self._adopt(store, first)
@@ -369,7 +369,7 @@ class Membership(ServiceThread):
         if before:
             return
         self._away_since = time.monotonic()
-        # An island that only begins waits for it, and says so elsewhere.
+        # An island that is just starting waits for it, and logs that elsewhere.
         if self._was_in:
             _log.warning(
                 "the rendezvous at %s cannot be reached (%s): training continues with "

@@ -178,7 +178,7 @@ class Rendezvous:
         self._store = self._line = None
 
     def _connected(self) -> Store:
-        # torch prints a trace when it meets a closed connection: look at ours first.
+        # torch prints a trace when it finds a closed connection, so check ours first.
         if self._line is not None and _is_readable(self._line):
             raise ConnectionError("the server has closed the connection")
         if self._line is None:
@@ -248,7 +248,7 @@ def _descriptors() -> Iterable[int]:
     try:
         return [int(name) for name in os.listdir("/dev/fd")]
     except OSError:
-        # None is left to read the folder with, so all up to the limit are in use.
+        # No descriptor is left to read the folder, so all up to the limit are in use.
         return range(_most_files())
 
 

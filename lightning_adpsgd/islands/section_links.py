@@ -95,7 +95,7 @@ class SectionLinks:
     def address_of(self, member: Member, section: int = 0) -> Address:
         """The address at which a member listens for a section."""
         if len(member.addresses) <= self._shards[section]:
-            # Nobody listens there, as far as the list says.
+            # According to the list, nobody listens there.
             return Address("", 0)
         return Address.parse(member.addresses[self._shards[section]])
 

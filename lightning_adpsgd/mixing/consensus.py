@@ -99,8 +99,8 @@ class ConsensusModel:
         if self._exchanges is not None:
             self._exchanges.pause()
         self._meet(occasion)
-        # The distance is that of the weights that were trained on. To settle brings
-        # two super-learners together exactly if their last exchange was the last event.
+        # The distance is that of the weights in training. Settling would make two
+        # super-learners equal if their last exchange was the last event.
         vectors = self._flat.vectors if self._needs_trained else []
         trained = [vector.clone() for vector in vectors]
         self._communication.settle()
@@ -156,7 +156,7 @@ def average_shards(
     num_buffers: int = 0,
     timeout: timedelta = default_pg_timeout,
 ) -> Consensus:
-    """Does the same for learners that hold only their shards.
+    """Does the same as `average_whole` for learners that hold only their shards.
 
     Args:
         vectors: shards, followed by buffers, of which each learner has its own.
@@ -215,7 +215,7 @@ def _average(pieces: Sequence[_Pieces], speaks: bool, number: int) -> Consensus:
 
 
 def _finite_ones(vectors: list[Tensor], partition: Partition) -> tuple[bool, int]:
-    """Whether the own super-learner's weights are finite, and of how many they are."""
+    """Whether the weights here are finite, and how many super-learners' are."""
     device = vectors[0].device if vectors else torch.device("cpu")
     flags = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     flags[dist.get_rank()] = all_finite(vectors)

@@ -98,7 +98,7 @@ class RoundMixer:
         self._shards = [view for _, view in pieces]
         self.device = self._vectors[0].device if vectors else torch.device("cpu")
         self._where = self.device if transport.on_device else torch.device("cpu")
-        # First copies of the weights, then what a round changes.
+        # First copies of the weights, then the changes of a round.
         self._snapshots = self._packed(self._shards)
         carriers = transport, *further
         self._chunks = [
@@ -188,16 +188,16 @@ class RoundMixer:
         return _Crossing(chunk, own, received, pending, carrier)
 
     def _land(self, crossing: "_Crossing", part: Part) -> Tensor:
-        """Leaves the change of one chunk in its place; returns whether it was refused.
+        """Writes the change of one chunk in its place; returns whether it was refused.
 
-        Its own copy is free for that: all that was sent of it has gone.
+        The chunk's own copy may be overwritten, because it has been sent.
         """
         for pending in crossing.pending:
             pending.wait(self._timeout)
         chunk, mixed, me = crossing.chunk, crossing.mixed, self._transport.index
         if crossing.incoming or len(part.takes) == 1:
             average({**crossing.incoming, me: chunk}, part.takes, mixed)
-        # To ask a GPU would stop the thread.
+        # Asking a GPU would block the thread.
         are_finite = self._where.type != "cpu" or all_finite([mixed])
         if not are_finite:
             self._average_without_the_diverged(crossing, part)
@@ -217,7 +217,7 @@ class RoundMixer:
             average({**rows, self._transport.index: chunk}, part.takes, crossing.mixed)
 
     def _average_the_finite(self, crossing: "_Crossing") -> None:
-        """Takes a second mean; all come, for all have seen that the first is NaN."""
+        """Takes a second mean; all take part, because all saw that the first is NaN."""
         chunk = crossing.chunk
         counted = torch.nn.functional.pad(torch.zeros_like(chunk), (0, 1))
         if all_finite([chunk]):
@@ -256,7 +256,7 @@ class RoundMixer:
         return [torch.zeros_like(v, device=self.device) for v in self._whole]
 
     def _buffer(self, chunk: Tensor, turn: int, peer: int) -> Tensor:
-        """Memory for what comes from a peer, or for the average by the own number."""
+        """Memory for a peer's message or, under this learner's number, the average."""
         key = (chunk.dtype, turn, peer)
         if key not in self._buffers:
             longest = max(len(one) for one, _ in self._chunks)

@@ -60,8 +60,8 @@ class SuperLearnerGroup:
         holds_all: whether each learner holds all weights rather than its own shard.
         sections: sections that each learner exchanges of the vectors that it holds;
             None: its shard, with the same learner of all other super-learners.
-        replicated: learners that hold some weights in common with this one although
-            none holds all, and the part of those that each exchanges.
+        replicated: learners that share some weights with this one although none holds
+            all, and the part of the shared weights that each exchanges.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ def _share(
 
 
 class MergeTogether(ABC, Generic[T]):
-    """``w += d``: how the learners of a node merge, what they share, and wait for.
+    """How the learners of a node merge, ``w += d``, and what they share and wait for.
 
     All methods belong to the training thread. The collectives of the node run
     in a thread of their own, in the same order in all its learners. They are Gloo's, on
@@ -204,13 +204,13 @@ class MergeTogether(ABC, Generic[T]):
 
     @abstractmethod
     def finish(self) -> bool:
-        """Waits for what `begin` started, and merges; whether there was any."""
+        """Waits for what `begin` started, and merges; returns whether it changed w."""
 
     @torch.no_grad()
     def merge(self, votes: Votes) -> bool:
-        """Merges what is there, and waits for no exchange; whether there was any."""
+        """Merges what is there, waiting for no exchange; returns whether any was."""
         has_merged = self.finish()
-        # What was voted for twice is done once.
+        # An action with two votes is taken once.
         self.begin(votes._replace(recover=votes.recover and not self.agreed.recover))
         return has_merged
 
@@ -222,7 +222,7 @@ class MergeTogether(ABC, Generic[T]):
         self.finish()
 
     def begin_anew(self) -> None:
-        """Before other weights come: nothing is under way, and nothing is agreed on."""
+        """Finishes what is under way and drops votes, before other weights come."""
         self.finish()
         self.agreed = _NOTHING
 
@@ -231,7 +231,7 @@ class MergeTogether(ABC, Generic[T]):
         self._worker.stop(seconds)
 
     def _shared(self) -> T | None:
-        """The result of what `begin` started; None if it was not called."""
+        """The result of `begin`; None if it was not called."""
         if self._sharing is None:
             return None
         begin = time.perf_counter()
@@ -296,7 +296,7 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
             ]
             for n in range(node.size)
         )
-        # For each learner, by chunk: the weights of its shard, and what it has changed.
+        # For each learner, by chunk: the weights of its shard, and its changes to them.
         self._weights = list(of_shards)
         self._changes = [
             self._mine if n == node.index else [_zeros_like(w, device) for w in weights]
@@ -406,14 +406,14 @@ def merge_together(
     node: SuperLearnerGroup,
     timeout: timedelta,
 ) -> MergeAlone | ShardGather | ShardMerge:
-    """How the learners of a super-learner merge."""
+    """Chooses how the learners of a super-learner merge."""
     together = ShardGather if node.holds_all else ShardMerge
     merging = MergeAlone if node.size == 1 else together
     return merging(vectors, replica, node, timeout)
 
 
 def _add_and_tell_rest(weights: Tensor, change: Tensor) -> Tensor:
-    """Adds a change; returns the rounding error if w is in half precision."""
+    """Adds a change; returns its rounding error if w is in half precision."""
     if weights.dtype == change.dtype:
         weights.add_(change)
         return change

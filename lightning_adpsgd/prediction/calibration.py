@@ -34,9 +34,9 @@ from lightning_adpsgd.weights.replica import Replica
 
 _PATIENCE = timedelta(minutes=2)
 _REPETITIONS, _QUESTIONS = 5, 200
-_CHUNK_ELEMENTS = 1 << 20  # as of an exchange of the engine
-# All that an exchange costs processors, by what its arithmetic takes: threads of the
-# network, the kernel, merges, caches that training wants as well. Measured over Gloo
+_CHUNK_ELEMENTS = 1 << 20  # as in an exchange of the engine
+# The total processor time of an exchange, over that of its arithmetic: it includes
+# network threads, the kernel, merges, and caches lost to training. Measured over Gloo
 # with 34 MB of weights at 1 Gbit/s and 200 Mbit/s, on one machine.
 _ALL_WORK = 3.5
 
@@ -193,7 +193,7 @@ def measure_wire(num_bytes: int) -> dict[str, float]:
     weights = torch.randn(num_bytes // 4)
     latency = _ping(transport)
     crossing = _together(lambda: _swap(transport, weights))
-    # Not the mean, for which there would be an all-reduce.
+    # Not the exact mean, which would be computed by an all-reduce.
     thirds = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64) / 3
     schedule = Schedule(find_topology(thirds), 2)
     mixer = RoundMixer([weights], transport, SuperLearnerGroup(), schedule, _PATIENCE)
@@ -269,4 +269,4 @@ def _seconds(
         begin = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds[1:])  # the first finds its memory
+    return statistics.median(seconds[1:])  # the first one allocates memory

@@ -30,7 +30,7 @@ from lightning_adpsgd.virtual.timeline import (
 )
 
 Mode = Literal["sync", "delay_by_one", "async", "allreduce"]
-"""The strategies' communications, and their control: gradients reduced by all (DDP)."""
+"""The strategies' communication modes, and their control: DDP over all learners."""
 
 _LOCAL = 32  # super-learners of a neighbourhood, which stands for any number
 _CROSSINGS = 12  # after which a neighbourhood has settled

@@ -6,7 +6,7 @@ from pathlib import Path
 from lightning_adpsgd.report.reading import number_in, read_table
 
 Series = list[tuple[float, float]]
-"""Optimizer steps, in their order, and the figure at each."""
+"""Optimizer steps in ascending order, and the figure at each."""
 
 _GROUPS = ("convergence/", "curve/", "gossip/", "learners/", "run/", "wer/")
 _OTHERS = ("val_loss", "wer")
@@ -25,7 +25,7 @@ def read_series(path: Path) -> dict[str, Series]:
     found: dict[str, dict[float, float]] = {}
     for where, cells in read_table(path):
         step = number_in(where, "step", cells.get("step", "0"))
-        # Programs log much else, of which nothing is asked.
+        # Programs log other figures too, which are not checked.
         for name, cell in cells.items():
             if name in _OTHERS or name.startswith(_GROUPS):
                 values = found.setdefault(name, {})

@@ -8,7 +8,7 @@ from typing import Any
 from lightning_adpsgd.report.reading import number_in, read_table
 
 SUFFIX = ".timeline.csv"
-"""Ending of the files, before which stands the name of the learner."""
+"""The suffix of the files; the name of the learner precedes it."""
 
 _NUMBERS = ("begin", "end", "waited", "exchanges", "members", "lost")
 

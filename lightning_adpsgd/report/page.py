@@ -35,7 +35,7 @@ def page_of(report: Report, title: str | None = None) -> str:
         "TITLE": html.escape(heading, quote=False),
         "STYLE": _asset("page.css"),
         "PROGRAM": "\n".join(map(_asset, _PROGRAM)),
-        # Last: what it holds may look like one of the others.
+        # Last, because the data may contain the other placeholders.
         "DATA": _json(data),
     }
     text = _asset("page.html")

@@ -1,7 +1,7 @@
 """Lightning's actions at a time of day rather than a step, for learners out of step.
 
 With `max_time`, `ModelCheckpoint(train_time_interval=...)` and
-`val_check_interval="..."`, Lightning asks learner 0, or every learner its own clock,
+`val_check_interval="..."`, Lightning asks learner 0, or each learner its own clock,
 after each batch. That costs a collective in every step, or ends in a mismatch. Here
 only the clock of learner 0 is read, and the others are asked only when an action is
 due. The action happens at a step boundary of all learners (`agreement`). The boundary
@@ -238,7 +238,7 @@ class BatchEnd:
         here, (batches, epochs) = self._stop_here, self._place()
         if here is None or here.position != self._agreement.position:
             return None
-        # Not at a batch, a start of an epoch or a reload of data since the boundary.
+        # The plan is void after a further batch, start of an epoch or reload of data.
         ends = meeting == END_OF_TRAINING
         still = here.batches == batches and (here.epochs == epochs or ends)
         return here.plan if still else None

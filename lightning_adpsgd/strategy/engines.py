@@ -311,14 +311,14 @@ def chunk_elements(weights: Weights, groups: Groups) -> int:
 
 
 def part_elements(weights: Weights, groups: Groups) -> int:
-    """Most elements that are averaged at once, equal as those of a message are."""
+    """The most elements that are averaged at once, equal wherever messages are."""
     several = _own_elements(weights, groups) // _PARTS
     in_whole_blocks = -(-several // LONGEST_BLOCK) * LONGEST_BLOCK
     return min(max(in_whole_blocks, _SHORTEST_MESSAGE), GossipOptions.part_elements)
 
 
 def _own_elements(weights: Weights, groups: Groups) -> int:
-    """About how many weights a learner exchanges; by the largest super-learner."""
+    """The approximate number of weights per learner in the largest super-learner."""
     size = max(groups.partition.sizes)
     if groups.sections is not None:
         whole = (end - begin for one in groups.sections for _, begin, end in one.ranges)
@@ -333,7 +333,7 @@ def _options(dials: Dials, weights: Weights, groups: Groups) -> GossipOptions:
         order=dials.effective_order,
         every=dials.gossip_every,
         wire_dtype=dials.wire_dtype,
-        # The training thread waits, so that an exchange takes nothing from it.
+        # The training thread waits anyway, so an exchange takes no time from it.
         cpu_share=1.0 if in_pairs else dials.cpu_share,
         max_staleness=dials.max_staleness,
         timeout=dials.timeout,

@@ -99,7 +99,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
                 job.leave_consensus(self._dials.after_evaluation == "adopt")
 
     def finish(self) -> list[Consensus]:
-        """Ends training in the consensus model, which stays; all learners must call it.
+        """Ends training and keeps the consensus model; all learners must call it.
 
         A function given to `fabric.launch` need not call it, because training ends when
         that function returns. It does nothing if no module is being trained.

@@ -50,7 +50,7 @@ def _clip(
 def _by_norm(groups: _Groups, most: float) -> None:
     norms = [_whole(get_total_norm(gradients)) for gradients in groups]
     total = torch.linalg.vector_norm(torch.stack(norms))
-    # As torch does it: not an `if`, for which a GPU would be waited for.
+    # As in torch: an `if` would make the host wait for the GPU.
     factor = (most / (total + 1e-6)).clamp(max=1.0)
     for gradient in chain.from_iterable(groups):
         local_part(gradient).mul_(factor)

@@ -127,12 +127,12 @@ def _in_process(process: int, action: Callable[[], None]) -> None:
 def _let_go_of_groups() -> None:
     """Ends Gloo's threads before the interpreter exits.
 
-    A thread that frees the last tensor of a collective after that still needs Python,
-    and torch aborts the process.
+    A thread that frees a collective's last tensor after that needs Python, and torch
+    would abort the process.
     """
     if dist.is_initialized():
-        # torch 2.6 joins them with the interpreter's lock held: one that frees its last
-        # tensor just then would wait for ever.
+        # torch 2.6 joins them while holding the interpreter's lock: a thread that is
+        # freeing its last tensor would wait forever.
         time.sleep(_LAST_TENSORS_S)
         dist.destroy_process_group()
 
@@ -185,7 +185,7 @@ class Job:
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
         self._closed = self.has_departed = False
-        # Torch aborts a process at whose end threads are in its code.
+        # Torch aborts a process that exits while threads run torch's code.
         self._at_exit = partial(_in_process, os.getpid(), self.close)
         atexit.register(self._at_exit)
 
@@ -277,7 +277,7 @@ class Job:
         return island.name
 
     def finish(self) -> Consensus | None:
-        """Ends training in the consensus model, which stays; all must call it."""
+        """Ends training and keeps the consensus model; all learners must call it."""
         consensus = self.enter_consensus(END_OF_TRAINING)
         if self._engine is None:
             return None
@@ -354,7 +354,7 @@ class Job:
         if exchanges is None or exchanges.num_reloads == self._num_reloads:
             return
         self._num_reloads = exchanges.num_reloads
-        # Behind a gradient, it was taken at the weights that are gone.
+        # A gradient that is ready belongs to the weights that were replaced.
         for weight in self.flat.parameters():
             if weight.grad is not None:
                 weight.grad.zero_()
@@ -371,7 +371,7 @@ class Job:
     def meet_if_asynchronous(self, name: str) -> None:
         """Waits for all learners before a collective, if steps may differ.
 
-        Learners that gossip asynchronously may be many steps apart, or on the way to
+        Learners that gossip asynchronously may be many steps apart, or about to enter
         another collective. Unlike the collective itself, this wait may be long, and a
         failure elsewhere ends it.
         """

@@ -126,9 +126,9 @@ class HADPSGDOptions(_DDPStrategy):
             wire_dtype: dtype in which "async" and "ready_pairs" send weights, or its
                 name: a floating-point type such as "bfloat16", or `torch.int8` or
                 "int4" for that many bits per weight on a lattice. None: the dtype
-                of the weights. "auto": that one, and 8 or 4 bits per weight with a peer
-                where an exchange would otherwise take longer than half an optimizer
-                step. Averages are always computed in float32 or better.
+                of the weights. "auto": the same, but 8 or 4 bits per weight with a peer
+                with which an exchange would otherwise take longer than half an
+                optimizer step. Averages are always computed in float32 or better.
             exchange_frozen: whether weights that are frozen when training begins are
                 averaged too. False: they do not travel, and must stay frozen, as in
                 fine-tuning with adapters.
@@ -138,8 +138,8 @@ class HADPSGDOptions(_DDPStrategy):
                 batches as fast as it can; for "async" and "ready_pairs" with a Trainer.
                 True: each sample is used once per epoch, with `islands` once among all
                 islands. False: all learners get equal shares, and each island samples
-                independently. None: the epoch is a pool where Lightning would otherwise
-                deal equal shares and nothing counts the batches of one learner
+                independently. None: the epoch is a pool if Lightning would otherwise
+                deal equal shares, unless something counts the batches of one learner
                 (docs/work-sharing.md); islands sample independently.
             after_evaluation: "restore" puts the local weights back after an evaluation
                 of the mean, "adopt" continues from the mean.
@@ -217,13 +217,13 @@ class HADPSGDOptions(_DDPStrategy):
         With a Trainer, the default writes in the background. A `CheckpointIO` from the
         user is used unchanged.
         """
-        # Not in the constructor, after which Lightning looks for one of the user's.
+        # Not in the constructor: afterwards Lightning checks whether the user gave one.
         if self._checkpoint_io is None:
             whole = WholeCheckpointIO()
             beside = BackgroundCheckpointIO(whole)
             self._checkpoint_io = beside if self._has_trainer else whole
         elif isinstance(self._checkpoint_io, _WrappingCheckpointIO):
-            # Without effect if the user has given the wrapper one.
+            # No effect if the user's wrapper already has one.
             self._checkpoint_io.checkpoint_io = WholeCheckpointIO()
         return self._checkpoint_io
 

@@ -106,7 +106,7 @@ class TrainingRun:
             self.job.restore_learner(resumed.learner)
         if sharing is not None:
             sharing.check_loaders()
-        if trainer.received_sigterm:  # before there was anybody to leave
+        if trainer.received_sigterm:  # before it joined the others
             raise SIGTERMException
         begun = Position(trainer.global_step, 0, trainer.current_epoch)
         if (position := self.job.start(begun, self._batch_end)) is not None:

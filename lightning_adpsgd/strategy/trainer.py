@@ -131,7 +131,7 @@ class HADPSGDStrategy(ModelParallelInside):
         assert self.accelerator is not None
         assert self.model is not None
         self.accelerator.setup(trainer)
-        # Within a super-learner of one, batch-norm is synchronised as it is.
+        # A super-learner of one has nothing to synchronise in batch-norm.
         if self._layer_sync is not None and self.super_learner_size > 1:
             self.model = self._layer_sync.apply(self.model)
         self.prepare_model()

@@ -180,8 +180,8 @@ class WorkSharing:
         return progress.ready != progress.completed
 
     def _copy(self, loader: DataLoader[Any], batches: SharedBatches) -> Any:
-        # Not made anew: a subclass need not take a batch sampler. Not by assignment:
-        # torch forbids it, lest iterators under way go on with the old one.
+        # Not a new loader: a subclass may take no batch sampler. Not assigned: torch
+        # forbids it, because running iterators would keep the old one.
         copied = copy.copy(loader)
         vars(copied).update(batch_sampler=batches, sampler=self, _iterator=None)
         return copied
@@ -192,7 +192,7 @@ class WorkSharing:
         It does not for the first epoch of a run, whose iterator it made at set-up.
         """
         loop = self._trainer.fit_loop
-        # The first is not in Lightning 2.5.0, which asks for the second alone.
+        # Lightning 2.5.0 lacks the first and checks only the second.
         resumes = getattr(loop, "is_resuming", False) or loop.epoch_loop.restarting
         return self._trainer.current_epoch > 0 and not resumes
 

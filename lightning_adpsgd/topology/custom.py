@@ -32,9 +32,9 @@ Partners = dict[int, int]
 def from_matrices(matrices: Sequence[Tensor]) -> Topology:
     """Makes a schedule of mixing matrices, each [S, S], that take turns.
 
-    In asynchronous modes, exchanges over an edge are asked for in proportion to its
-    weight: over the heaviest edge of the schedule in each of its rounds, over one of
-    half the weight in every second.
+    In asynchronous modes, exchanges over an edge are as frequent as its weight is
+    large: the heaviest edge of the schedule has one in each of its rounds, an edge of
+    half that weight in every second one.
 
     Raises:
         ValueError: a matrix is not doubly stochastic or not of the first one's shape,
@@ -56,7 +56,7 @@ def from_matrices(matrices: Sequence[Tensor]) -> Topology:
 
 
 def from_matchings(matchings: Sequence[Matching]) -> Topology:
-    """Makes a schedule of matchings that take turns; the two of a pair take their mean.
+    """Makes a schedule of matchings that take turns; each pair takes its mean.
 
     A super-learner that is in no pair of a matching sits out that round.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 # Below this the mean is exact: 1024 products of numbers rounded to float64.
 _ROUNDING = 1e-12
-_TOLERANCE = 1e-9  # of a row's or column's sum
+_TOLERANCE = 1e-9  # allowed error of the sum of a row or column
 
 
 def identity(num_super_learners: int) -> Tensor:

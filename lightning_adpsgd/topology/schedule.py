@@ -1,8 +1,8 @@
 """Which mixing matrix applies in which round, of fixed and of live super-learners.
 
 A topology knows super-learners 0 ... S - 1. Where they come and go, the index of a
-super-learner is its position among the sorted numbers of the live ones. All that know
-the same list draw the same ring from it, without a vote.
+super-learner is its position among the sorted numbers of the live ones. All
+super-learners that know the same list draw the same ring, without a vote.
 """
 
 from collections.abc import Iterable
@@ -66,7 +66,7 @@ class Schedule:
 
 
 class LiveSchedule(NamedTuple):
-    """A schedule over the live super-learners, and the own number among them.
+    """A schedule over the live super-learners, with this one's number among them.
 
     The numbers are in ascending order.
     """
@@ -77,17 +77,17 @@ class LiveSchedule(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, numbers: Iterable[int], own: int) -> "LiveSchedule":
-        """Returns the schedule of these and oneself; topology, gain and seed stay."""
+        """Returns the schedule of these and this one; topology, gain and seed stay."""
         ordered = tuple(sorted({*numbers, own}))
         return cls(replace(schedule, num_super_learners=len(ordered)), ordered, own)
 
     def asks(self, round: int) -> list[int]:
-        """Returns whom the own super-learner asks in its own round of this number."""
+        """Returns the peers that this super-learner asks in its own round `round`."""
         asked = self.schedule.asks(self._index, round)
         return [self.numbers[index] for index in asked]
 
     def peers(self) -> list[int]:
-        """Returns all peers with which it may ever exchange, in ascending order."""
+        """Returns all peers that it may ever exchange with, in ascending order."""
         topology, size = self.schedule.topology, len(self.numbers)
         return [self.numbers[index] for index in topology.peers(self._index, size)]
 

@@ -79,7 +79,7 @@ class Topology:
     def part(
         self, index: int, num_super_learners: int, round: int, seed: int = 0
     ) -> Part:
-        """The shares that `index` takes from whom and gives to whom in a round."""
+        """The shares that `index` takes and gives in a round, by peer."""
         takes = self.takes(index, num_super_learners, round, seed)
         if self.gives is None:
             return Part(takes, takes)

@@ -67,8 +67,8 @@ class DeviceTransport(DistributedTransport):
     def post_all(
         self, lane: int, receives: Mapping[int, Tensor], sends: Mapping[int, Tensor]
     ) -> list[Pending]:
-        # As one: NCCL works operations of a pair off one by one, and two ends that both
-        # begin with their receive would wait for each other.
+        # As one batch: NCCL runs the operations of a pair one by one, so two ends that
+        # both begin with a receive would wait for each other.
         operations = [
             *(self._operation(dist.irecv, *receive) for receive in receives.items()),
             *(self._operation(dist.isend, *send) for send in sends.items()),

@@ -139,7 +139,7 @@ class VirtualLearners(ABC):
         return finite
 
     def _average(self, chosen: list[int]) -> Consensus:
-        """Writes the mean of some into the consensus row, and measures their distance.
+        """Writes the mean of the chosen into the consensus row; measures distances.
 
         It works in stretches, so that each element is read from memory once.
         """
@@ -155,7 +155,7 @@ class VirtualLearners(ABC):
         return Consensus.of(squares / len(chosen), norm)
 
     def _seen(self, chosen: list[int], number: int, begin: int, length: int) -> Tensor:
-        """What peers see of some, in a stretch of a matrix, [chosen, element]."""
+        """What peers see of the chosen, in a stretch of a matrix, [chosen, element]."""
         matrix = self.rows.matrices[number]
         stretch = matrix[:, begin : begin + length]
         rows = stretch[: len(chosen)] if chosen == self._all else stretch[chosen]

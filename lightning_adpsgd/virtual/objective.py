@@ -84,7 +84,7 @@ class Objective:
         self.module, self._make_optimizer = module, optimizer
         self.device = next(module.parameters()).device
         if isinstance(module, pl.LightningModule):
-            if loss is None or optimizer is None:  # else it is as a plain module
+            if loss is None or optimizer is None:  # else treated as a plain module
                 _check_lightning(module)
             self._loss = _of_batch(module, loss) if loss else training_step_of(module)
         elif loss is None or optimizer is None:

@@ -1,4 +1,4 @@
-"""Requests of the simulated cluster, by the rules of the engine's (`UnderWay`)."""
+"""Requests of the simulated cluster, under the engine's rules (`UnderWay`)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ class Requests:
     """The requests of all super-learners.
 
     Args:
-        latency: seconds until a word is heard.
+        latency: seconds until a word arrives.
         under_ways: exchanges of each super-learner.
-        begin: begins an exchange of an asker and an asked one.
+        begin: function that begins an exchange, from the asker and the asked one.
 
     Attributes:
-        hurried: super-learners whose training waits, which ask without a request.
+        hurried: super-learners whose training is waiting; they ask without a request.
     """
 
     def __init__(
@@ -30,13 +30,13 @@ class Requests:
         self._agenda, self._rank, self._latency = agenda, rank, latency
         self._under_ways, self._begin = under_ways, begin
         self.hurried = set[int]()
-        # Pairs that ask, until their exchange ends; those that are to ask once more;
-        # when to look again who has waited long enough.
+        # Pairs that ask, until their exchange ends; pairs that will then ask again;
+        # when each end next serves those that have waited long enough.
         self._asking, self._due = set[tuple[int, int]](), set[tuple[int, int]]()
         self._serves_at = dict[int, float]()
 
     def call(self, index: int, peer: int) -> None:
-        """Asks for an exchange; if one is being asked for already, after that one."""
+        """Asks for an exchange, or for another after the one already asked for."""
         if (index, peer) not in self._asking:
             self._asking.add((index, peer))
             self._agenda.enter(self._agenda.now, self._rank, self._ask, index, peer)
@@ -44,7 +44,7 @@ class Requests:
             self._due.add((index, peer))
 
     def end(self, index: int, peer: int) -> None:
-        """What was asked for is done."""
+        """Ends a request whose exchange is done, and repeats it if called meanwhile."""
         self._asking.discard((index, peer))
         if (index, peer) in self._due:
             self._due.discard((index, peer))
@@ -58,7 +58,7 @@ class Requests:
 
     @staticmethod
     def _is_late(under_way: UnderWay, peer: int) -> bool:
-        """Whether what is asked for already has begun, or is about to."""
+        """Whether the exchange asked for has begun or is about to begin."""
         return peer not in under_way.in_line or under_way.has_been_met(peer)
 
     def _serve_later(self, index: int, wait_s: float) -> None:

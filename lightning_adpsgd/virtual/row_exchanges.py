@@ -144,7 +144,7 @@ class Exchanges:
         self, sides: Sequence[CommunicationSide], wire_dtype: torch.dtype | None
     ) -> None:
         self._sides, self._wire_dtype = sides, wire_dtype
-        # By end. An end that is missing is as it was when the exchange began.
+        # By end. A missing end has not changed since the exchange began.
         self._read: dict[Exchange, dict[int, _Read]] = {}
         self._of_end = defaultdict[int, dict[Exchange, None]](dict)
         self._codecs: dict[tuple[int, int, int], dict[torch.dtype, Codec]] = {}
@@ -155,7 +155,7 @@ class Exchanges:
         for end in exchange.ends:
             self._of_end[end][exchange] = None
             if self._wire_dtype is not None:
-                # An encoder may remember what it saw, and in which order.
+                # An encoder may depend on earlier inputs and their order.
                 self._read_end(exchange, end)
 
     def before_change(self, super_learner: int) -> None:

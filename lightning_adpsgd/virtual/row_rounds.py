@@ -23,7 +23,7 @@ from lightning_adpsgd.virtual.timeline import parts_of
 from lightning_adpsgd.weights.replica import averaging_dtype
 from lightning_adpsgd.weights.streams import has_streams
 
-# Elements: of all rows together, to leave room for results beside them; of one row.
+# Elements of a stretch: the most of all rows, with room for results; the least of one.
 _CACHED, _LEAST_STRETCH = 1 << 17, 1 << 12
 _MOST_ROWS = 128  # a product takes S times as many operations as there are weights
 

@@ -33,7 +33,7 @@ class Rows:
             as_real(one).view(num_rows, -1) if one.is_complex() else one
             for one in whole
         ]
-        # Each tensor of the module with what it is in each row.
+        # Each tensor of the module, with its view in each row.
         self._tensors: list[tuple[Tensor, list[Tensor]]] = []
         self._beside: list[list[Tensor]] = []
         for tensor in (*module.parameters(), *module.buffers()):
@@ -73,7 +73,7 @@ class Rows:
 
 
 def _views(matrix: Tensor, tensor: Tensor) -> list[Tensor]:
-    """What a tensor of the module, which lies in such a row, is in each of them."""
+    """The views of a tensor of the module, which lies in such a row, in all rows."""
     length, begin = matrix.shape[1], int(tensor.storage_offset())
     return [
         matrix.as_strided(tensor.shape, tensor.stride(), row * length + begin)

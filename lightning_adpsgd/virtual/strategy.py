@@ -36,7 +36,7 @@ from lightning_adpsgd.virtual.cluster import ClusterOptions, dials_and_scenario
 from lightning_adpsgd.virtual.learners import VirtualLearners, make_learners
 
 _State = defaultdict[Any, Any]
-# They read or change the weights that happen to be in the module.
+# These would read or change whichever weights are in the module.
 _OF_ONE_MODEL = (
     BatchSizeFinder,
     LearningRateFinder,
@@ -208,7 +208,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
             self.learners.hold_consensus()
 
     def _leave_consensus(self) -> None:
-        # Between two turns the module is left to the next.
+        # Between two turns, the module is free for the next one.
         if self.learners is not None and self._turn >= 0:
             self.learners.hold(self._turn)
 

@@ -322,7 +322,7 @@ class Asynchronous:
 
     def _arrive(self, index: int, state: _State) -> None:
         state.arrived = self._agenda.now
-        # After all that step at this time.
+        # After all steps that end at this time.
         self._agenda.enter(self._agenda.now, _ASKING, self._pair, index, state)
 
     def _pair(self, index: int, state: _State) -> None:
@@ -367,7 +367,7 @@ class Asynchronous:
     def _enter(self, index: int, peer: int) -> None:
         now = self._agenda.now
         mine = self._states[index].under_way.enter(peer, now=now)
-        if not mine:  # what is under way with that peer is as good
+        if not mine:  # one with that peer is already under way
             self._requests.end(index, peer)
             return
         theirs = self._states[peer].under_way.enter(index, asked=True, now=now)
@@ -381,7 +381,7 @@ class Asynchronous:
         self._network.begin(exchange.ends, self._shard_bytes, crossed)
 
     def _crossed(self, exchange: Exchange) -> None:
-        # The question goes one way before, the last byte of the answer the other after.
+        # One latency for the question, before; one for the answer's last byte, after.
         seconds = self._agenda.now + 2 * self._scenario.link.latency
         self._agenda.enter(seconds, _LANDING, self._end, exchange)
 

@@ -41,7 +41,7 @@ class Weights(ABC):
 
     @abstractmethod
     def owned(self, size: int) -> list[list[Range]]:
-        """What each learner exchanges in a super-learner of so many."""
+        """The ranges that each learner of a super-learner of `size` exchanges."""
 
     @abstractmethod
     def rebind(self) -> None:
@@ -174,7 +174,7 @@ class FlatParameters(Weights):
             name: _view_like(vector, begins[tensor.data_ptr(), tensor.shape], tensor)
             for name, tensor in tensors.items()
         }
-        # All are copied before the first is moved: tied weights share memory.
+        # All are copied before the first is moved, because tied weights share memory.
         for name, tensor in tensors.items():
             views[name].copy_(tensor)
         for name, tensor in tensors.items():
@@ -236,7 +236,7 @@ def _recurrent_first(
     direction, and then all biases lie at the start of their storage. torch copies any
     others into this order at every forward.
     """
-    # With projections the order is another one.
+    # With projections, the order differs.
     modules = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
     several = [
         [w for ws in m.all_weights for w in ws] for m in modules if not m.proj_size

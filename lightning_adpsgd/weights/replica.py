@@ -31,10 +31,10 @@ from torch import Tensor
 from lightning_adpsgd.weights.streams import Guard, has_streams
 
 PART_ELEMENTS = 1 << 18
-"""Elements of a part, at most. What is done to each part costs less with fewer of them;
-but memory for larger ones comes anew from the system in each exchange of a thread."""
+"""The most elements of a part. Fewer parts cost less work each time, but for larger
+ones the system provides new memory in each exchange of a thread."""
 
-# Of a snapshot of one moment: between two tries an optimizer may well have ended.
+# Tries for a snapshot of one moment: an optimizer may end between two of them.
 _TRIES, _PAUSE_S = 50, 0.002
 
 
@@ -51,7 +51,7 @@ class Part:
         self.place, self.changed = place, False
         self.dtype = change.dtype
         self._weights, self._change = weights, change
-        self._length = change.numel()  # asked for more often than it is cheap
+        self._length = change.numel()  # read too often to ask the tensor each time
         self._shown, self._taken = weights, None
         # Half precision rounds away most of what one exchange changes.
         self._keeps_rest = weights.dtype != change.dtype
@@ -96,7 +96,7 @@ class Part:
         """Adds an exchange at this end: d += weight * change."""
         if self.changed or self._keeps_rest:
             self._change.add_(change, alpha=weight)
-        else:  # d counts as zero, whatever a merge has left in its memory
+        else:  # d counts as zero, whatever its memory holds after a merge
             torch.mul(change, weight, out=self._change)
         self.changed = True
 
@@ -155,7 +155,7 @@ class Span:
 
 
 class Chunk:
-    """Parts in order: what is copied at once, and what the longest messages carry."""
+    """Parts in order: the unit of a copy, and the content of the longest messages."""
 
     def __init__(self, parts: list[Part]) -> None:
         self.parts = parts
@@ -228,7 +228,7 @@ class Replica:
         # A learner without weights has a section all the same.
         self._counts = (len(shards),) if counts is None else counts
         self.device = shards[0].device if shards else torch.device("cpu")
-        # The launch of a kernel costs more than a cache could save.
+        # Launching a kernel costs more than a cache could save.
         whole = has_streams(self.device)
         longest = chunk_elements if whole else part_elements
         self.part_elements = min(longest, chunk_elements)
@@ -286,7 +286,7 @@ class Replica:
                     part.put(new)
 
     def merge(self) -> bool:
-        """Merges changed parts that no exchange works on; whether there were any."""
+        """Merges changed parts that no exchange uses; returns whether any were."""
         has_merged = False
         for part in self._changed_parts():
             if self.guard.try_enter():
@@ -354,7 +354,7 @@ class Replica:
             yield [v for piece in pieces for v in piece.split(self.part_elements)]
 
     def _cut(self, section: Sequence[Tensor]) -> Iterator[Chunk]:
-        # At the other end the section may be among others: places count within it.
+        # The other end may have further sections: places count within one.
         places = itertools.count()
         for run in runs_of_one_dtype(section):
             yield from self._cut_run(run, places)
@@ -382,7 +382,7 @@ def runs_of_one_dtype(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 def places_in(
     packed: Iterable[Tensor], vectors: Iterable[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each vector with its place in memory that is packed by dtype."""
+    """Each vector, with its place in memory packed by dtype."""
     for memory, run in zip(packed, runs_of_one_dtype(vectors), strict=True):
         lengths = [len(vector) for vector in run]
         yield from zip(run, memory.split(lengths), strict=True)

@@ -96,8 +96,8 @@ def sections_of(super_learners: Sequence[Owned]) -> list[Section]:
     """Cuts vectors into sections wherever the owner in any super-learner changes.
 
     Args:
-        super_learners: what the learners of each own: of each vector every element
-            once, as `even_ranges` and `row_ranges` divide it.
+        super_learners: ranges that the learners of each own. They cover each element of
+            each vector once, as those of `even_ranges` and `row_ranges` do.
 
     Returns:
         Sections in ascending order of their owners.

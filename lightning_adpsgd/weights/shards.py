@@ -143,7 +143,7 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def check_sharding(module: nn.Module, num_learners: int, shared_by: int = 1) -> None:
-    """Refuses a module that a learner holds more than its shards of.
+    """Refuses a module of which a learner holds more than its shards.
 
     Args:
         num_learners: N.
@@ -201,7 +201,7 @@ def _dimensions(tensor: Tensor) -> list[_Dimension]:
 
 
 def _is_shard(placement: Placement) -> bool:
-    # That of both kinds of parallelism in one dimension is no `Shard` in torch.
+    # A placement for both kinds of parallelism in one dimension is no `Shard` in torch.
     return not (placement.is_replicate() or placement.is_partial())
 
 

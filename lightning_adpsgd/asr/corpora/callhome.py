@@ -29,7 +29,7 @@ from lightning_adpsgd.asr.corpora.turns import (
 )
 
 FOREIGN = "in another language, marked < >"
-# First what is taken away, so that what it holds is not taken for something else.
+# Removed marks come first, so that their contents are not mistaken for other marks.
 _GONE = re.compile(
     r'<contraction\s[^"]*"[^"]*"\s*>|\[\[.*?\]\]|\[/[^\]]*\]', re.IGNORECASE
 )
@@ -45,7 +45,7 @@ _TIMES = re.compile(r"\s*-?\d+(\.\d*)?\s+-?\d+(\.\d*)?\s")
 
 def normalise_callhome(text: str) -> tuple[str, ...]:
     """The words of a turn that was understood completely."""
-    # Sounds wait under a sign that no mark holds while the marks are taken away.
+    # A sign that no mark contains stands for sounds while the marks are removed.
     plain = _SOUND.sub(" \1 ", _LAUGHTER.sub(" \2 ", _GONE.sub(" ", text)))
     tokens = _MARKS.sub(" ", plain).lower().split()
     words = (_normalise(token) for token in tokens)

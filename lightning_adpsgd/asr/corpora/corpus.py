@@ -94,12 +94,12 @@ def utterance_id(recording: str, channel: int, start_s: float, end_s: float) -> 
 
 
 def write_utterances(path: Path, utterances: Iterable[Utterance]) -> None:
-    """Write one JSON object per line, whole or not at all."""
+    """Writes one JSON object per line, whole or not at all."""
     with written_whole(path) as file:
         for utterance in utterances:
             values = dataclasses.asdict(utterance)
             values["recording"] = str(utterance.recording)
-            # ASCII, since a path may hold bytes that no encoding has
+            # ASCII, because a path may hold bytes that are not valid text
             file.write(json.dumps(values) + "\n")
 
 

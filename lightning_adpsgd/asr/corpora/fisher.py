@@ -2,8 +2,8 @@
 
 Rules as in Kaldi's `fisher_swbd`: an utterance that the transcriber did not
 understand, marked `(( ))`, is not used; noises of the mouth are `[noise]`, laughter is
-`[laughter]`. Acronyms stay as they are written, `i._b._m.`; punctuation and marks that
-stand in no dictionary go. Callers are in `fe_03_p1_calldata.tbl`, a table with commas.
+`[laughter]`. Acronyms stay as they are written, `i._b._m.`; punctuation and marks
+outside dictionaries go. Callers are in `fe_03_p1_calldata.tbl`, a table with commas.
 """
 
 import re
@@ -26,7 +26,7 @@ _LEFT_OUT = re.compile(r"<[^>]*>|\[\[[^\]]*\]\]|\[pause\]")
 _PUNCTUATION = re.compile(r"[*?,;!\"]")
 _ACRONYM = re.compile(r"(?:[a-z]\._)*[a-z]\.(?:'?s)?")
 _LINE = re.compile(r"\s*(\S+)\s+(\S+)\s+(\S+:)\s*(.*)")
-# A digit is missing in one begin; by call, begin and end as they are written.
+# One begin lacks a digit; keyed by call, begin and end as they are written.
 _REPAIRS = {("fe_03_11487", "31.09", "234.06"): "231.09"}
 # Columns of a calldata table: CALL_ID, DATE_TIME, TOPICID, SIG_GRADE, CNV_GRADE,
 # APIN, ASX.DL, APHNUM, APHSET, APHTYP, BPIN, BSX.DL, ...

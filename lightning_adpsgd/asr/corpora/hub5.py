@@ -92,7 +92,7 @@ def repaired(stm: str) -> str:
     """A reference as NIST's tools accept it, as in Kaldi's recipe for this test set.
 
     Doubled parentheses become single ones. Marks of asides are removed, but their words
-    stay.
+    are kept.
     """
     single = stm.replace("((", "(").replace("))", ")")
     return _ASIDE.sub("", single)

@@ -1,7 +1,7 @@
 """Utterances as manifests of lhotse: `recordings.jsonl.gz`, `supervisions.jsonl.gz`.
 
 They are written without lhotse, in the form in which its `RecordingSet.from_file` and
-`SupervisionSet.from_file` read them. Recordings are named where they lie.
+`SupervisionSet.from_file` read them. Recordings are named by their present paths.
 """
 
 import gzip

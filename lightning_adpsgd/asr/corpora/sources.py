@@ -151,7 +151,7 @@ class Discs:
         pem: Segments of the evaluation.
         stm: Their reference.
         glm: Rules of scoring.
-        archives: Files in which more may lie, packed.
+        archives: Packed files, which may contain more.
     """
 
     holdings: dict[str, Holding]
@@ -204,7 +204,7 @@ def _test_of(pem: Path | None, stm: Path | None) -> Callable[[DiscFile], bool]:
     """A predicate for files of the test set."""
     named: set[str] = set()
     for path, read in ((pem, read_pem), (stm, read_stm)):
-        # `check` reads both again and says what is wrong
+        # `check` reads both again and reports the problem
         with contextlib.suppress(CorpusError):
             named |= {s.recording for s in read(path, Skipped())} if path else set()
     beside = pem.parent if pem else None

@@ -1,7 +1,7 @@
 """Transcripts as text files: numbered lines, and the turns that are read from them.
 
 A text file from a disc may be in UTF-8 or Latin-1, with the line ends of any system.
-What cannot be text at all is refused; a file without text is counted.
+A file that cannot be text is refused; one without text is counted.
 """
 
 import math
@@ -27,8 +27,8 @@ class Turn(NamedTuple):
         start_s: Begin in seconds.
         end_s: End in seconds.
         words: Normalised; at least one.
-        talker: As the transcript names him, "A1" for a second one on side A; empty
-            where each side has one.
+        talker: Name in the transcript, "A1" for a second one on side A; empty where
+            each side has one.
     """
 
     line: int

@@ -99,7 +99,7 @@ def random_masks(frames: Tensor, bands: int, length: int) -> Tensor:
     Returns:
         [batch, time, feature].
     """
-    # The library draws a width below its bound.
+    # The library draws a width strictly below its bound.
     for axis, widest in ((2, bands), (1, length)):
         if widest:
             frames = mask_along_axis_iid(frames, widest + 1, 0.0, axis)

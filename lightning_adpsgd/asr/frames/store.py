@@ -29,7 +29,7 @@ from lightning_adpsgd.asr.frames.shards import (
 )
 from lightning_adpsgd.asr.frames.writing import WHOLE, save_array
 
-IGNORE = -100  # what torch's cross_entropy passes over by default
+IGNORE = -100  # the label that torch's cross_entropy ignores by default
 
 
 class StoreError(ValueError):
@@ -37,10 +37,10 @@ class StoreError(ValueError):
 
 
 def stored_frames(folder: Path) -> int:
-    """Frames of a finished store, gaps included.
+    """The frames of a finished store, including gaps.
 
     Raises:
-        StoreError: There is none, or it is damaged.
+        StoreError: The store is missing or damaged.
     """
     return _files(folder).num_frames
 
@@ -158,7 +158,7 @@ class FrameStore:
 
     def frames_at(self, rows: np.ndarray) -> np.ndarray:
         """A copy of these frames of the array, [..., dims], in one operation."""
-        # To clip spares numpy a copy of its own; nothing is beyond the ends.
+        # Clipping saves numpy a further copy; no index is beyond the ends.
         return np.take(self._mapping.array, rows, axis=0, mode="clip")
 
     def frame_windows(self, starts: np.ndarray, length: int) -> np.ndarray:
@@ -218,7 +218,7 @@ class FrameStore:
 
 
 class _Mapping(NamedTuple):
-    """A mapped array [rows, dims], and where in which mapping it begins."""
+    """A mapped array [rows, dims], with its mapping and its place in it."""
 
     array: np.ndarray
     file: mmap.mmap
@@ -312,8 +312,8 @@ def _mapped(path: Path, axes: int) -> np.memmap:
 
 def _tensor(array: np.ndarray) -> Tensor:
     with warnings.catch_warnings():
-        # Mapped for reading only: a copy-on-write mapping, which torch would take
-        # without a word, must fit into memory and so cannot hold a large corpus.
+        # Mapped for reading only: a copy-on-write mapping, which torch would accept
+        # without a warning, must fit into memory and so cannot hold a large corpus.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(array)
 

@@ -4,8 +4,8 @@ There are two kinds, both aligned with the utterances of a `FrameStore`, in its 
 
 - a vector for each frame, such as fMLLR: a `FrameStore` with the same utterances;
 - a vector for a longer stretch, such as an i-vector per conversation side or every ten
-  frames: a `RowStore`. It is not written once per frame, on disk or anywhere else: a
-  chunk takes along the row of its first frame, and the model repeats it on its device.
+  frames: a `RowStore`. It is not stored once per frame, on disk or elsewhere: a chunk
+  has the row of its first frame, and the model repeats it on its device.
 
 A folder holds `fmllr/`, `ivector/`, or both. The papers' 260 inputs are 120 of log-mel
 with differences, 40 of fMLLR and 100 of an i-vector, in this order.
@@ -28,8 +28,8 @@ class RowStore:
     """A vector for each stretch of an utterance, memory-mapped; pickled by its path.
 
     `rows.npy` is [rows, dims], `first.npy` int64 [utterances] the row at which each
-    utterance begins, `period.npy` the frames of a row, or 0 if one row is for all of
-    the utterance. Utterances may share rows, as those of one conversation side do.
+    utterance begins, `period.npy` the frames of a row, or 0 if one row is for the whole
+    utterance. Utterances may share rows, as those of one conversation side do.
 
     Args:
         folder: Folder from a finished `RowWriter`.
@@ -90,7 +90,7 @@ class RowWriter:
     """Writes the rows of a `RowStore`, in any order; `finish` publishes the store.
 
     Args:
-        folder: Made if absent.
+        folder: Folder of the store, made if absent.
         first: For each utterance of the base store, in its order, its first row.
         num_rows: Number of rows of all utterances.
         dims: Values of a row.
@@ -119,17 +119,17 @@ class RowWriter:
         self._rows = open_memmap(self._partial, "w+", np.dtype(dtype), (num_rows, dims))
 
     def put(self, row: int, values: np.ndarray) -> None:
-        """Write rows [rows, dims] from `row` on.
+        """Writes rows [rows, dims] from `row` on.
 
         Raises:
-            ValueError: A value is not finite, or they do not fit in.
+            ValueError: A value is not finite, or the rows do not fit in.
         """
         if not np.isfinite(values).all():
             raise ValueError(f"{self.folder}: rows from {row} on must be finite")
         self._rows[row : row + len(values)] = values
 
     def finish(self) -> None:
-        """Publish the rows."""
+        """Publishes the rows."""
         save_array(self.folder / "first.npy", self._first)
         save_array(self.folder / "period.npy", self._period)
         self._rows.flush()
@@ -153,7 +153,7 @@ class Streams:
     """The streams of one split, opened for the utterances of its store.
 
     Args:
-        folder: Holds `fmllr`, `ivector`, both or neither.
+        folder: Folder with `fmllr`, `ivector`, both or neither.
         store: The log-mel frames.
 
     Raises:

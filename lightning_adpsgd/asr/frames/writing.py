@@ -77,7 +77,7 @@ class FrameWriter:
         lengths: Frames of each.
         dims: Values per frame.
         dtype: "float16" or "float32".
-        shard_bytes: A larger array is dealt to files of about this size.
+        shard_bytes: Size of the files over which a larger array is divided.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class FrameWriter:
         self._shards = shards if shards.num_shards > 1 else None
 
     def create(self) -> None:
-        """Lay out the array on disk, unless an interrupted attempt left it there."""
+        """Lays out the array on disk, unless an interrupted attempt left it there."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.is_begun():
             return
@@ -136,11 +136,11 @@ class FrameWriter:
         return FramePlace(self.folder, self._shards, name, start, end, self._shape[1])
 
     def put(self, position: int, frames: np.ndarray) -> None:
-        """Write the frames of the utterance at `position` of `ids`."""
+        """Writes the frames of the utterance at `position` of `ids`."""
         self.place(position).put(frames)
 
     def finish(self, present: Sequence[bool] | None = None) -> None:
-        """Publish the store.
+        """Publishes the store.
 
         Args:
             present: Mask of the utterances that were written; the frames of
@@ -163,7 +163,7 @@ def is_stored(folder: Path) -> bool:
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Write an array, whole or not at all."""
+    """Writes an array, whole or not at all."""
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial.npy")
     np.save(partial, array)
     os.replace(partial, path)

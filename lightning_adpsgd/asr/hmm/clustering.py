@@ -1,11 +1,11 @@
-"""Clusters of frames that one Gaussian each describes, and the sets that arise.
+"""Clusters of frames, each described by one Gaussian, and the sets that they form.
 
 The log-likelihood of n frames with mean μ and variance s² (per dimension) under their
 own Gaussian, whose variance is v = max(s², floor):
 
     L = -n/2 · Σ_d (log 2π v_d + s²_d / v_d)
 
-v makes L the largest that any Gaussian above the floor reaches, so two clusters apart
+With v, L is the most that any Gaussian above the floor reaches, so two clusters apart
 never fit worse than together. Joining a and b costs L(a) + L(b) - L(a + b) ≥ 0.
 """
 
@@ -20,7 +20,7 @@ def log_likelihood(sums: Statistics, floor: np.ndarray) -> np.ndarray:
     """L of each cluster; 0 for one without frames.
 
     Args:
-        sums: Over the frames of each cluster.
+        sums: Sums over the frames of each cluster.
         floor: Least variance, [dimension].
 
     Returns:
@@ -36,15 +36,15 @@ def log_likelihood(sums: Statistics, floor: np.ndarray) -> np.ndarray:
 def joined(
     sums: Statistics, floor: np.ndarray, max_loss: float = np.inf
 ) -> Iterator[tuple[int, int]]:
-    """Joins clusters, at each turn the two whose joining costs least.
+    """Joins clusters, each time the two that cost least to join.
 
     Args:
-        sums: Over the frames of each cluster.
+        sums: Sums over the frames of each cluster.
         floor: Least variance, [dimension].
-        max_loss: Stop before a joining that costs more.
+        max_loss: Cost of a joining above which to stop.
 
     Yields:
-        (a, b), a < b: cluster b becomes part of a, and is gone.
+        (a, b), a < b: cluster b becomes part of a.
     """
     frames, first, second = (np.array(part, float) for part in sums)
     clusters = Statistics(frames, first, second)
@@ -84,7 +84,7 @@ def questions(sums: Statistics, floor: np.ndarray) -> np.ndarray:
     """Sets of similar phones: all sets that arise while phones are joined.
 
     Args:
-        sums: Over the frames of each phone.
+        sums: Sums over the frames of each phone.
         floor: Least variance, [dimension].
 
     Returns:

@@ -1,9 +1,9 @@
 """Statistics of phones in context, from which a decision tree is grown.
 
 For each phone, position in its chain, phone before and phone after: the number of
-frames, their sum and the sum of their squares. One pass over the labelled frames in
-parallel; what is held are the sums of the contexts that occur (some 300,000 for 46
-phones) and the frames of one shard per process, however long the corpus is.
+frames, their sum and the sum of their squares. One parallel pass over the labelled
+frames computes them. Memory holds the sums of the contexts that occur (some 300,000 for
+46 phones) and the frames of one shard per process, however long the corpus is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -117,7 +117,7 @@ class _Table:
     def __init__(self) -> None:
         self._keys = np.zeros(0, np.int64)  # ascending
         self._places = np.zeros(0, np.int64)  # the row of each key
-        self._rows = np.zeros((0, 0))  # more than there are keys, to grow into
+        self._rows = np.zeros((0, 0))  # more than there are keys, as room to grow
 
     def add(self, keys: np.ndarray, rows: np.ndarray) -> None:
         """Adds the rows of distinct keys."""

@@ -1,7 +1,7 @@
 """Growing a decision tree: best-first splits by the likelihood that they gain.
 
-A leaf is described by one Gaussian (`clustering.log_likelihood`). At each turn the
-split of any leaf of any root with the largest gain is made
+A leaf is described by one Gaussian (`clustering.log_likelihood`). Each step makes the
+split, of any leaf of any root, with the largest gain
 
     gain = L(yes) + L(no) - L(yes + no)
 
@@ -29,7 +29,7 @@ from lightning_adpsgd.asr.parallel import fork_map, in_order, product
 
 _FLOOR_OF_VARIANCE = 0.01  # times the variance of all frames
 _FIRST_SHARE = 2.0  # a root first grows to so many times the mean number of splits
-_GROWTH_OF_SHARE = 4  # and, if these were all made, to so many times more
+_GROWTH_OF_SHARE = 4  # and, if all of these were used, further by this factor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,7 @@ class _Root:
         return _Grown(made, not queue)
 
     def _consider(self, queue: list, node: int, rows: np.ndarray) -> None:
-        """Puts the best split of a leaf into the queue, if it has one."""
+        """Puts the best split of a leaf, if there is one, into the queue."""
         split = self._best(node, rows)
         if split is not None:
             heapq.heappush(queue, (-split.gain, node, split, rows))
@@ -259,7 +259,7 @@ def _grow_all(
 def _merged(
     sequences: Sequence[Sequence[_Split]], num_splits: int
 ) -> list[tuple[int, _Split]]:
-    """(root, split): at each turn the best of the splits that are next at a root."""
+    """(root, split), in order: each time the best of the roots' next splits."""
     heads = [(-splits[0].gain, i, 0) for i, splits in enumerate(sequences) if splits]
     heapq.heapify(heads)
     chosen: list[tuple[int, _Split]] = []
@@ -275,7 +275,7 @@ def _merged(
 def _exhausted(
     chosen: Iterable[tuple[int, _Split]], grown: dict[int, _Grown]
 ) -> list[int]:
-    """Roots of whose splits all were taken, and which have more."""
+    """The roots whose splits were all used, and which may have more."""
     used = [0] * len(grown)
     for index, _ in chosen:
         used[index] += 1

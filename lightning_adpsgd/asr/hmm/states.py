@@ -1,9 +1,9 @@
 """The numbering of HMM states: one per phone and position, or leaves of a tree.
 
-Every phone is a chain of `states_per_phone` states. Without a tree each of them is one
-for all occurrences of the phone (monophones); with a tree it depends on the phones
-before and after (triphones). All users go through `Topology`, for which monophones are
-a tree without splits.
+Every phone is a chain of `states_per_phone` states. Without a tree, each of them is
+shared by all occurrences of the phone (monophones); with a tree it depends on the
+phones before and after (triphones). All users go through `Topology`, for which
+monophones are a tree without splits.
 """
 
 import json

@@ -31,8 +31,8 @@ class DecisionTree:
             shares.
 
     Raises:
-        ValueError: A split or tie names a node that is no leaf at its turn, another
-            root's leaf, or a side or question that does not exist.
+        ValueError: A split or tie names a node that is not a leaf at that point,
+            another root's leaf, or a side or question that does not exist.
     """
 
     num_roots: int

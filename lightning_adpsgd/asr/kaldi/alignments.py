@@ -15,13 +15,13 @@ from lightning_adpsgd.asr.kaldi.model import Transitions
 from lightning_adpsgd.asr.kaldi.names import LEAST_COVERAGE, Names, check_coverage
 
 SNIPPED = 2
-"""Frames that Kaldi has fewer: its windows stay inside the utterance (snip-edges)."""
+"""Frames that Kaldi lacks: its windows stay inside the utterance (snip-edges)."""
 
 TOLERANCE = 2
 """Frames by which an alignment may be longer or shorter beyond that.
 
-Kaldi's recipe for Switchboard rounds where utterances begin and end to 10 ms, which
-takes or adds one.
+Kaldi's recipe for Switchboard rounds begins and ends of utterances to 10 ms, which
+removes or adds one.
 """
 
 
@@ -160,8 +160,8 @@ def fit_frames(values: np.ndarray, num_frames: int) -> np.ndarray | None:
     rest behind, by repeating the last. Extra rows are cut at the end.
 
     Returns:
-        The rows; None if more than `TOLERANCE` are extra, or more than `SNIPPED` plus
-        that are missing.
+        The rows; None if more than `TOLERANCE` are extra, or more than `SNIPPED` +
+        `TOLERANCE` are missing.
     """
     missing = num_frames - len(values)
     if len(values) == 0 or not -TOLERANCE <= missing <= SNIPPED + TOLERANCE:

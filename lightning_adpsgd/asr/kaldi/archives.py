@@ -75,7 +75,7 @@ class _Stream:
 
 
 def _step(missing: int) -> int:
-    # A damaged size asks for what is not there: reading reserves memory beforehand.
+    # A damaged size may exceed the file, and reading would reserve memory for it first.
     return min(max(_BLOCK, missing), _MOST_AT_ONCE)
 
 

@@ -22,7 +22,7 @@ class Cmvn:
     """The means and deviations of the speakers of a data directory.
 
     Args:
-        folder: Holds `cmvn.scp`, and `utt2spk` where speakers are not utterances.
+        folder: Folder with `cmvn.scp`, and `utt2spk` if speakers are not utterances.
         with_variance: Whether deviations are normalised too, `--norm-vars=true`.
 
     Raises:

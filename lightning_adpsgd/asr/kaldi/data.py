@@ -31,8 +31,8 @@ def read_data(
 
     Args:
         folder: Data directory, such as `data/train`.
-        length_of: Seconds of a recording; raises ValueError where it cannot be used.
-        skipped: Counts the utterances that are left out, with the reason.
+        length_of: Function for seconds of a recording; raises ValueError if unusable.
+        skipped: Counter of the utterances that are left out, with the reason.
 
     Raises:
         KaldiError: A file is missing or damaged, or no utterance can be used.

@@ -20,8 +20,8 @@ def write_directory(folder: Path, utterances: Sequence[Utterance]) -> None:
     """Writes the files, each sorted as `LC_ALL=C sort` does it.
 
     Args:
-        folder: Made if absent.
-        utterances: Without copies at other speeds.
+        folder: Folder to write, made if absent.
+        utterances: Utterances, without copies at other speeds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tables = {
@@ -67,6 +67,6 @@ def _command(utterance: Utterance) -> str:
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:
-    # Bytes, since the path of a recording may hold some that no encoding has.
+    # Bytes, because the path of a recording may not be valid text.
     with bytes_written_whole(path) as file:
         file.writelines(line + b"\n" for line in sorted(map(os.fsencode, lines)))

@@ -29,7 +29,7 @@ def find_experiment(
     """The experiment in a folder such as `exp/tri4_ali_nodup`.
 
     Args:
-        folder: Holds `final.mdl` and `ali.*.gz`.
+        folder: Folder with `final.mdl` and `ali.*.gz`.
         graph: Folder of the search graph; the one in `folder` if there is only one.
         more: Folders with further alignments by the same model.
 
@@ -83,7 +83,7 @@ def check_experiment(experiment: Experiment) -> Transitions:
     """Reads the small files and compares them; returns the model's transitions.
 
     Raises:
-        KaldiError: One is damaged, or they do not belong together.
+        KaldiError: A file is damaged, or they do not belong together.
     """
     transitions = read_transitions(experiment.model)
     read_words(experiment.graph / "words.txt")

@@ -14,7 +14,7 @@ def read_words(path: str | Path) -> dict[int, str]:
     """The word of each label, from `words.txt`: lines of `word label`.
 
     Raises:
-        KaldiError: A line is another.
+        KaldiError: A line has another form.
         OSError: The file cannot be read.
     """
     words = {}
@@ -49,7 +49,7 @@ class Boundaries(NamedTuple):
     ) -> list[tuple[int, int]] | None:
         """The positions of each word's first phone and of the phone after its last one.
 
-        None where phones and words do not fit, as on an unfinished path.
+        None if phones and words do not fit, for example on an unfinished path.
         """
         if self.kinds:
             found = self._by_kind(phones)
@@ -71,7 +71,7 @@ class Boundaries(NamedTuple):
 
 
 def read_boundaries(folder: str | Path) -> Boundaries:
-    """From a folder `phones` with `word_boundary.int` or `align_lexicon.int`.
+    """Reads a folder `phones` with `word_boundary.int` or `align_lexicon.int`.
 
     Raises:
         KaldiError: Neither file exists, or a line cannot be used.
@@ -99,7 +99,7 @@ def _read_kinds(path: Path) -> dict[int, str]:
 
 
 def _read_lexicon(path: Path) -> Boundaries:
-    """Lines `word word phone phone ...`; the word 0 is the silence."""
+    """Reads lines `word word phone phone ...`; the word 0 is the silence."""
     pronunciations: dict[int, list[list[int]]] = {}
     silence = 0
     for number, fields in _fields(path):

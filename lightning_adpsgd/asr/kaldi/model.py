@@ -1,8 +1,8 @@
 """A model of Kaldi: HMM topology, transitions, and diagonal Gaussian mixtures.
 
 A transition-id, counted from 1, is a way out of a state of a phone: Kaldi's alignments
-and graphs are made of them. Each belongs to a pdf, which is what a network is trained
-to name. In `final.mdl` the transitions stand first, whatever model follows.
+and graphs are made of them. Each belongs to a pdf, the class that a network is trained
+to predict. In `final.mdl` the transitions stand first, whatever model follows.
 """
 
 from collections.abc import Sequence
@@ -162,14 +162,14 @@ def _numbered(
     log_probs: np.ndarray,
     path: Path,
 ) -> Transitions:
-    """Transition-ids go through the tuples and the arcs of their states, in order."""
+    """Numbers the arcs of the states of all tuples, in order, as transition-ids."""
     ids: list[tuple[int, int, int, bool, bool]] = [(-1, 0, 0, False, False)]
     for number, (phone, state, *pdfs) in enumerate(rows, start=1):
         if phone not in topology or not 0 <= state < len(topology[phone]):
             raise KaldiError(f"{path}: no topology for state {state} of phone {phone}")
         final = len(topology[phone]) - 1
         for target in topology[phone][state].targets:
-            # the pdf of staying may be another one, in the topology of chain models
+            # in the topology of chain models, the self-loop may have another pdf
             pdf = pdfs[-1] if target == state else pdfs[0]
             ids.append((pdf, phone, number, target == state, target == final))
     if len(ids) != len(log_probs):

@@ -1,11 +1,11 @@
-"""Which utterance a name of Kaldi's means: by recording, side and times.
+"""Finds the utterance behind a name of Kaldi's, by recording, side and times.
 
 Kaldi's recipes build names in several ways. `sw02001-A_000098-001156` rounds halves up,
 `en_4156-A_030185-030248` cuts times off, and `fe_03_00001-A-000398-000476` also writes
-a hyphen before them. So a name that is not found as it stands is taken apart, and the
-utterance of the same recording and side is meant whose begin and end are each within
-10 ms. Names that tell no times are looked up in the `segments` of a data directory, or
-mean the only utterance of the recording of that name.
+a hyphen before them. So a name that is not found unchanged is parsed. It means the
+utterance of the same recording and side whose begin and end are each within 10 ms.
+Names without times are looked up in the `segments` of a data directory, or mean the
+only utterance of the recording of that name.
 """
 
 import math
@@ -62,7 +62,7 @@ class Span(NamedTuple):
 
 
 def parse_name(name: str) -> Span | None:
-    """The stretch that a name tells; None where it tells none."""
+    """The stretch in a name; None if the name has none."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -87,7 +87,7 @@ class Names:
 
     Args:
         ids: The names here.
-        spans: Stretches of names that tell no times, from `read_spans`.
+        spans: Stretches of names without times, from `read_spans`.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ def read_spans(folder: Path) -> dict[str, Span]:
     which side a recording is. Those without an end are left out.
 
     Raises:
-        KaldiError: There is no `segments`, or a line makes no sense.
+        KaldiError: There is no `segments`, or a line is malformed.
     """
     sides = {
         recording: Side(stem_of(file), channel)

@@ -43,7 +43,7 @@ class ObjectReader:
         self._at = len(_BINARY) if self.is_binary else 0
 
     def fail(self, expected: str) -> KaldiError:
-        """The error that at this place something else was expected."""
+        """The error that something else was expected here."""
         found = self._data[self._at : self._at + 20]
         if not found:
             found = b"the end of the file"
@@ -52,7 +52,7 @@ class ObjectReader:
         )
 
     def peek(self) -> str:
-        """The next token, which stays."""
+        """The next token, without consuming it."""
         at = self._at
         token = self.token()
         self._at = at

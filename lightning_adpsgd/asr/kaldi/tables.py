@@ -1,4 +1,4 @@
-"""The tables of a data directory of Kaldi's: each line is a name and what it has."""
+"""The tables of a data directory of Kaldi's: each line has a name and its values."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +65,7 @@ def read_segments(folder: Path) -> dict[str, Cut]:
     """The stretches in `segments`, by utterance.
 
     Raises:
-        KaldiError: There is no such file, or a line makes no sense.
+        KaldiError: There is no such file, or a line is malformed.
     """
     path = folder / "segments"
     return {
@@ -92,7 +92,7 @@ def read_channels(folder: Path) -> dict[str, tuple[str, int]]:
     Empty where there is no such file.
 
     Raises:
-        KaldiError: A line makes no sense.
+        KaldiError: A line is malformed.
     """
     path, found = folder / "reco2file_and_channel", {}
     if path.exists():
@@ -113,7 +113,7 @@ def read_speakers(folder: Path) -> dict[str, str]:
     """The speaker of each utterance in `utt2spk`.
 
     Raises:
-        KaldiError: There is no such file, or a line makes no sense.
+        KaldiError: There is no such file, or a line is malformed.
     """
     rows = read_rows(folder / "utt2spk", "utterance speaker")
     return {row.name: row.rest[0] for row in rows}

@@ -16,7 +16,7 @@ SECTION = re.compile(r"\\(\d+)-grams:")
 
 
 def check_arpa(path: str | Path) -> dict[int, int]:
-    """Reads the whole file.
+    """Checks the whole file.
 
     Returns:
         Number of n-grams of each order.

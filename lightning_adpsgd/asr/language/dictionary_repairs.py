@@ -1,8 +1,7 @@
 """Corrections and additions to the MS-State dictionary `sw-ms98-dict.text`.
 
-The entries that Kaldi's recipe for Switchboard patches, as two tables: pronunciations
-that are taken away, and those that are added (`egs/swbd/s5c/local/dict.patch` there,
-Apache-2.0).
+The entries that Kaldi's recipe for Switchboard patches, as two tables: removed
+pronunciations and added ones (`egs/swbd/s5c/local/dict.patch` there, Apache-2.0).
 """
 
 from collections.abc import Iterator

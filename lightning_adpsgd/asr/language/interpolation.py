@@ -3,8 +3,8 @@
     p(w|h) = Σ_i λ_i p_i(w|h)
 
 The mixture has every n-gram that one of the models has, and its back-off weights make
-all words after a history sum to one. Beyond its own n-grams it backs off to itself, and
-not in each model apart: that is the usual static interpolation. The weights can be
+all words after a history sum to one. Beyond its own n-grams it backs off within itself,
+and not within each model: that is the usual static interpolation. The weights can be
 those with which held-out sentences are likeliest, by expectation maximisation.
 """
 
@@ -63,7 +63,7 @@ def interpolate(models: Sequence[NgramModel], weights: Sequence[float]) -> Ngram
 
 
 def _summing_to_one(logs: dict[Ngram, float]) -> dict[Ngram, float]:
-    """Words share what the models gave to words that are left out."""
+    """Gives words the probability that the models gave to words left out."""
     words = [n for n in logs if len(n) == 1 and n != (BEGIN,)]
     rest = math.log10(math.fsum(10 ** logs[word] for word in words))
     return logs | {word: logs[word] - rest for word in words}
@@ -94,7 +94,7 @@ def likeliest_weights(
             parts = [w * p for w, p in zip(weights, row, strict=True)]
             total = sum(parts)
             shares = [s + part / total for s, part in zip(shares, parts, strict=True)]
-        # A weight of nothing would take a model out for good.
+        # A weight of zero would exclude a model for good.
         raised = [max(share / len(rows), 1e-4) for share in shares]
         weights = [share / sum(raised) for share in raised]
     return weights

@@ -26,7 +26,7 @@ SPECIAL_WORDS = {
     UNKNOWN: "spn",
 }
 _VARIANT = re.compile(r"\(\d+\)$")
-# Names that the search graph has for itself.
+# Names that are reserved for the search graph.
 _RESERVED_WORDS = {"<eps>", "<s>", "</s>"}
 _RESERVED_PHONES = re.compile(r"#\d+|<eps>")
 _SILENCE_PHONES = (SILENCE, "spn", "nsn", "lau")
@@ -67,8 +67,8 @@ Dictionary = dict[str, tuple[Pronunciation, ...]]
 def read_entries(path: Path, skipped: Skipped) -> list[tuple[str, Pronunciation]]:
     """Words and phones of an MS-State dictionary as they are written.
 
-    `#` begins a comment. Lines without phones, and those with names that the search
-    graph has for itself, are counted in `skipped`.
+    `#` begins a comment. Lines without phones, and those with names that are reserved
+    for the search graph, are counted in `skipped`.
 
     Raises:
         CorpusError: The file cannot be read or holds no pronunciation.
@@ -107,8 +107,8 @@ def read_dictionary(path: Path, skipped: Skipped, repair: bool = False) -> Dicti
 
     Args:
         path: `sw-ms98-dict.text`.
-        skipped: Gets lines without phones.
-        repair: Apply `dictionary_repairs`.
+        skipped: Counter of lines without phones.
+        repair: Whether to apply `dictionary_repairs`.
 
     Raises:
         CorpusError: See `read_entries`.
@@ -138,7 +138,7 @@ def read_cmudict(path: Path, skipped: Skipped) -> Dictionary:
     """Pronunciations of the CMU dictionary, or one of its form, in MS-State's phones.
 
     Lines of `WORD  W ER1 D`, other pronunciations as `WORD(1)` or once more; `;;;` and
-    `#` begin a comment. Stress goes, but for `AH0`, which is MS-State's `ax`.
+    `#` begin a comment. Stress is dropped, except that `AH0` becomes MS-State's `ax`.
 
     Raises:
         CorpusError: The file cannot be read or holds no pronunciation.
@@ -201,7 +201,7 @@ def build_lexicon(dictionary: dict[str, tuple[Pronunciation, ...]]) -> Lexicon:
 def count_unknown(lexicon: Lexicon, utterances: Iterable[Utterance]) -> Skipped:
     """Counts words that are not in the lexicon, with their places.
 
-    Broken-off words (`ab-`) are counted apart: they are expected to be missing.
+    Broken-off words (`ab-`) are counted separately: they are expected to be missing.
     """
     unknown = Skipped()
     for utterance in utterances:
@@ -214,7 +214,7 @@ def count_unknown(lexicon: Lexicon, utterances: Iterable[Utterance]) -> Skipped:
 
 
 def write_lexicon(folder: Path, lexicon: Lexicon) -> None:
-    """Write `lexicon.txt` and `phones.txt`, silence phones first."""
+    """Writes `lexicon.txt` and `phones.txt`, silence phones first."""
     lines = [
         " ".join((word, *phones))
         for word, several in lexicon.pronunciations.items()
@@ -231,7 +231,7 @@ def _write(path: Path, lines: Iterable[str]) -> None:
 
 
 def read_lexicon(folder: Path) -> Lexicon:
-    """Read what `write_lexicon` wrote.
+    """Reads the files of `write_lexicon`.
 
     Raises:
         CorpusError: A line has no phones, or phones that `phones.txt` does not list.

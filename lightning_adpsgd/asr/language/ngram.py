@@ -165,7 +165,7 @@ def _discounts(counts: Iterable[int]) -> tuple[float, float, float, float]:
     raw = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
     d1, d2, d3 = (
         min(max(d, 0.1), k - 0.1) for k, d in enumerate(raw, start=1)
-    )  # a count of its own must be left, and something for the others
+    )  # part of the count itself must be left, and mass for the others
     return 0.0, d1, d2, d3
 
 
@@ -180,7 +180,7 @@ def _as_arpa(
 
 
 def write_arpa(path: Path, model: NgramModel) -> None:
-    """Write the model as an ARPA file, whole or not at all."""
+    """Writes the model as an ARPA file, whole or not at all."""
     by_length: list[list[Ngram]] = [[] for _ in range(model.order)]
     for ngram in model.log10_probabilities:
         by_length[len(ngram) - 1].append(ngram)
@@ -194,7 +194,7 @@ def write_arpa(path: Path, model: NgramModel) -> None:
 
 
 def read_arpa(path: Path) -> NgramModel:
-    """Read a model from an ARPA file.
+    """Reads a model from an ARPA file.
 
     Raises:
         FileNotFoundError: There is no such file.

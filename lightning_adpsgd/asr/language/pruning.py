@@ -10,10 +10,10 @@ models", there for one word)
     β  = 1 - Σ p(v|h)  over all v that have been seen after h;  P = Σ p(w|h)
     α' = (β + P) / (1 - Σ p(v|h') + Σ p(w|h'));                 sums over w: those in R
 
-makes the perplexity grow by the factor exp(D). Words are tried in the order of what
-they cost alone, and one goes if with those that have gone before it makes the
+makes the perplexity grow by the factor exp(D). Words are tried in the order of their
+individual costs. One is removed if, with those removed before it, it makes the
 perplexity grow by less than the threshold. p(h) is the frequency of the history in the
-training text, and not what the model says: the lower orders of Kneser-Ney models are no
+training text, not that in the model: the lower orders of Kneser-Ney models are not
 frequencies, and pruning by them removes the wrong n-grams (Chelba and others 2010).
 """
 
@@ -75,8 +75,8 @@ def prune_to(
     """Prunes a model to at most `most` n-grams; words always stay.
 
     The first threshold is the cost of the costliest n-gram that has to go, each taken
-    alone. It grows where that leaves too many, because costs add up and histories of
-    n-grams that stay are kept.
+    alone. It is raised if that leaves too many, because costs add up and histories of
+    remaining n-grams are kept.
 
     Args:
         model: Model whose probabilities sum to one after every history.
@@ -119,7 +119,7 @@ class _Frequencies:
         return self._counted[history] or self._of_model(history)
 
     def _of_model(self, history: Ngram) -> float:
-        """By what the model says of its words, of which <s> is one in ten."""
+        """By the model's word probabilities, with one word in ten as <s>."""
         known = self._model.log10_probabilities
         logs = [
             -1.0 if word == BEGIN else self._model.log10_probability(word, history[:at])

@@ -1,10 +1,10 @@
 """The alignment of reference and hypothesis by NIST's costs, ties broken as by sclite.
 
 A substitution costs 4, a deletion or insertion 3, a missing optional word 2 and a
-missing nothing (`@`) 0.001. Among paths of one cost, seen from the end, a match or
-substitution is preferred to an insertion and that to a deletion; among alternatives,
-the one that is written first. Costs are added in single precision, as sclite does,
-because the thousandths decide ties.
+missing nothing (`@`) 0.001. Among paths of equal cost, seen from the end, a match or
+substitution is preferred to an insertion, and an insertion to a deletion. Among
+alternatives, the first written one is preferred. Costs are added in single precision,
+as sclite does, because the thousandths decide ties.
 """
 
 import operator
@@ -42,7 +42,7 @@ def count(pairs: Sequence[Pair]) -> Errors:
 
 
 _Cell = tuple[float, int, int]
-"""The cost of the cheapest way to a pair of words, and the pair before on that way."""
+"""The cost of the cheapest path to a pair of words, and the previous pair on it."""
 
 _Table = list[list[_Cell]]
 _cost_of = operator.itemgetter(0)
@@ -129,7 +129,7 @@ def _pair(
     place: tuple[int, int],
     before: tuple[int, int],
 ) -> Pair | None:
-    """The pair of the step to `place`; None if the step passes over nothing."""
+    """The pair of the step to `place`; None if the step consumes no word."""
     one = reference.words[place[0]] if before[0] != place[0] else None
     other = hypothesis.words[place[1]] if before[1] != place[1] else None
     if all(word is None or word.is_nothing for word in (one, other)):

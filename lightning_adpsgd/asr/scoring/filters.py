@@ -24,7 +24,7 @@ def filter_text(text: str, rules: RuleSet) -> str:
     """The words of a segment, or one word, after all rules."""
     text = to_upper(text).replace("(", "( ").replace(")", " )")
     text = rules.apply(f" {text} ")
-    # The end of the line is a character like others to the rule about hyphens.
+    # To the rule about hyphens, the end of the line is a character like others.
     text = _HYPHEN.sub(r"\1 ", text + "\n").removesuffix("\n")
     text = _each_optional(text).removeprefix(" ").removesuffix(" ")
     return re.sub(r"\s+\)", ")", re.sub(r"\(\s+", "(", text))
@@ -142,7 +142,7 @@ def _filter_ctm_line(line: str, rules: RuleSet, where: str) -> list[str]:
     expanded = re.sub(r"([{}])", r" \1 ", " ".join(fields)).split()
     if len(expanded) == 5:
         return [" ".join(expanded)]
-    # A word made of digits may be taken for a confidence here; so it is by csrfilt.sh.
+    # A word of digits may be taken for a confidence here, as csrfilt.sh does.
     confidence = expanded.pop() if _CONFIDENCE.fullmatch(expanded[-1]) else ""
     choices = _split_choices(" ".join(expanded[4:]))
     return _spread(expanded[:4], choices, confidence, where)
@@ -160,7 +160,7 @@ def _spread(
 ) -> list[str]:
     """Lines of the words of each choice, which share the time of the word."""
     if not choices:
-        return []  # a rule has taken the word away
+        return []  # a rule has removed the word
     lines = []
     for words in choices:
         if not words:

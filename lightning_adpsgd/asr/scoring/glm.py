@@ -1,14 +1,14 @@
 """NIST's global mapping files: rules that rewrite text before words are compared.
 
 A rule is `A => B` or `A => B / C __ D`: where A stands, after C and before D, B is
-written. A place is tried from left to right, rules from top to bottom; what a rule has
-written is not looked at again. Rules see characters, not words: `[ ] __ [ ]` is what
-keeps a rule from the inside of a word. A line
+written. Places are tried from left to right, rules from top to bottom; the output of a
+rule is not rewritten again. Rules see characters, not words: `[ ] __ [ ]` keeps a rule
+from applying inside a word. A line
 
     ;; INPUT_DEPENDENT_APPLICATION = "hyp"
 
-makes the rules below it hold for hypotheses only. The reading follows NIST's
-`rfilter1` and `csrfilt.sh`, of SCTK 2.4, where they are stranger than their manual.
+makes the rules below it hold for hypotheses only. The implementation follows NIST's
+`rfilter1` and `csrfilt.sh`, of SCTK 2.4, where they deviate from their manual.
 """
 
 import re
@@ -53,8 +53,8 @@ class RuleSet:
 
     Args:
         rules: Rules in the order in which they are tried.
-        case_sensitive: Whether a pattern in lower case is another than in upper case.
-        copy_unmatched: Whether characters that no rule replaces stay.
+        case_sensitive: Whether patterns distinguish lower case from upper case.
+        copy_unmatched: Whether characters that no rule replaces are kept.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RuleSet:
         return None
 
     def _beginning(self, pair: str) -> list[Rule]:
-        """Rules that may match where these two characters stand; there are few."""
+        """The few rules that may match at a place with these two characters."""
         found = self._candidates.get(pair)
         if found is None:
             found = [rule for rule in self._folded if _may_begin(rule.pattern, pair)]
@@ -167,7 +167,7 @@ def _applicable(lines: Sequence[Line], kinds: Sequence[str]) -> Iterator[Line]:
 
 def _rule_set(name: str, lines: Sequence[Line]) -> RuleSet:
     """Rules of the lines; the first token of the first line begins comments."""
-    # The first line is looked at for that token and is no rule itself.
+    # The first line only provides that token, and is not a rule.
     comment = _PRINTED.split(lines[0][1], maxsplit=1)[0] if lines else ""
     options: dict[str, str] = {}
     rules = []
@@ -230,7 +230,7 @@ def _context_slash(line: str) -> int | None:
     if slash < 0:
         return None
     opening, closing = line.find("[", slash), line.find("]", slash)
-    # rfilter1 compares the pointers, of which a missing one is the least
+    # rfilter1 compares pointers, and a missing one is the smallest
     return None if closing < opening else slash
 
 

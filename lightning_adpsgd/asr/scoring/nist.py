@@ -15,12 +15,12 @@ from lightning_adpsgd.files import written_whole
 DEBIAN = Path("/usr/lib/sctk/bin")
 _PATH = re.compile(r'<PATH id="\((.*)-\d+\)" .* file="(.*?)" channel=')
 _EVALUATED = re.compile(r'(?:^|:)([CSDI]),(?:"[^"]*")?,')
-# rfilter1 breaks off on a file without a rule
+# rfilter1 fails on a file without a rule
 _NO_RULES = ";; no rules\nUH => UH / [ ] __ [ ]\n"
 
 
 class NistError(RuntimeError):
-    """NIST's scorer did not finish; the message has what it said last."""
+    """NIST's scorer did not finish; the message has its last output."""
 
 
 def find_hubscr() -> Path | None:

@@ -1,9 +1,8 @@
-"""Segments of a reference (stm), words of a hypothesis (ctm), and which go together.
+"""Segments of a reference (stm), words of a hypothesis (ctm), and their assignment.
 
 A word goes to the first segment of its file and channel that ends after the word's
-middle, whether the segment has begun or not; what comes after the last segment goes to
-the last. Words that fall to a segment marked IGNORE_TIME_SEGMENT_IN_SCORING do not
-count.
+middle, whether the segment has begun or not. Words after the last segment go to the
+last one. Words in a segment marked IGNORE_TIME_SEGMENT_IN_SCORING do not count.
 """
 
 import struct
@@ -35,7 +34,7 @@ class Segment(NamedTuple):
     Attributes:
         line: Its number in the file, from 1.
         side: File and channel.
-        speaker: Who speaks, in lower case.
+        speaker: Speaker, in lower case.
         start_s: Begin in seconds.
         end_s: End in seconds.
         labels: `<o,sw>`, or empty.
@@ -149,7 +148,7 @@ def _choice(side: Side, words: Iterator[tuple[Side, int, Word]], where: str) -> 
             alternatives[-1].append(word)
     else:
         raise ScoringError(f"{where}: <ALT_BEGIN> without <ALT_END>")
-    # a choice lies where the last of its words does
+    # a choice has the place of its last word
     middles = (_middle(word) for several in alternatives for word in several)
     filled = tuple(several or [Word(NOTHING)] for several in alternatives)
     return Spoken(side, Choice(filled), max(middles, default=0.0))
@@ -162,7 +161,7 @@ def _middle(word: Word) -> float:
 def assign(
     segments: Sequence[Segment], spoken: Sequence[Spoken]
 ) -> Iterator[tuple[Segment, list[Word | Choice]]]:
-    """Every segment that counts, with what was recognised in it.
+    """Every segment that counts, with the words recognised in it.
 
     Args:
         segments: Segments of all files, sorted by file, channel and time.

@@ -62,7 +62,7 @@ def interval(
     wrong = np.array([one.num_errors for one in counted])
     words = np.array([one.num_words for one in counted])
     dice = np.random.default_rng(seed)
-    # How often each speaker is drawn; so memory does not grow with the words.
+    # Counts of draws per speaker, so that memory does not grow with the words.
     weights = dice.multinomial(len(counted), [1 / len(counted)] * len(counted), draws)
     totals = weights @ words
     rates = (weights @ wrong)[totals > 0] / totals[totals > 0]

@@ -1,7 +1,7 @@
 """Word error rate of utterances that are lists of words, by the rules of Hub5.
 
-Noises count on neither side. Hesitations and broken-off words may be missing; they are
-taken out of hypotheses, where they could only do harm, as Kaldi's recipes do.
+Noises count on neither side. Hesitations and broken-off words may be missing. They are
+removed from hypotheses, where they could only count as errors, as in Kaldi's recipes.
 """
 
 import re
@@ -96,7 +96,7 @@ def _check(
 
 
 def reference_text(words: Iterable[str]) -> list[str]:
-    """Words as a reference has them: without noises, `(uh)` for what may be missing."""
+    """Words as in a reference: without noises, and `(uh)` for optional words."""
     kept = (part for word in words if not is_noise(word) for part in _letters(word))
     return [f"({word})" if is_optional(word) else word for word in kept]
 

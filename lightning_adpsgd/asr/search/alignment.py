@@ -48,7 +48,7 @@ class AlignmentUtterance(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentOptions:
-    """Options of the training of mixtures.
+    """Options for the training of mixtures.
 
     Attributes:
         num_iterations: Number of realignments after the first alignment.
@@ -100,8 +100,8 @@ class AlignmentStep(NamedTuple):
 
     `log_likelihood` is per frame, of the alignment under the mixtures that made it
     (NaN for iteration 0, the first alignment); `changed` is the fraction of frames
-    whose state differs from the iteration before; `failures` tells for each utterance
-    that could not be aligned why; `mixtures` are estimated from this alignment.
+    whose state differs from the iteration before; `failures` has the reason for each
+    utterance that could not be aligned; `mixtures` are estimated from this alignment.
     """
 
     iteration: int
@@ -397,7 +397,7 @@ def _grown(
             f"none of {len(training.utterances)} utterances could be aligned; the "
             f"first: {training.utterances[0].id}: {aligned[0].failure}"
         )
-    # all of them are there two iterations before the end, to settle
+    # all of them exist two iterations before the end, to settle
     growth = min(1.0, iteration / max(1, options.num_iterations - 2))
     target = round(
         mixtures.num_states + growth * (options.num_gaussians - mixtures.num_states)

@@ -1,8 +1,8 @@
 """A search that keeps alternatives: a beam search whose width is bounded, as a lattice.
 
-kaldi-decoder's search for lattices knows a beam alone. With a weak model thousands of
-states lie within it, and one utterance takes minutes. So this search has the bound
-`max_active` of the search for the best path as well. All paths of a frame are advanced
+kaldi-decoder's lattice search has only a beam. With a weak model, thousands of states
+lie within it, and one utterance takes minutes. So this search also has the bound
+`max_active` of the search for the best path. All paths of a frame are advanced
 together, in numpy.
 
 A node of the lattice is a state of the graph after a frame. A link is an arc of the
@@ -20,7 +20,7 @@ import numpy as np
 
 from lightning_adpsgd.asr.search.arcs import Arcs, arcs_of
 
-_SLACK = 1e-6  # of costs that were added up in another order
+_SLACK = 1e-6  # tolerance of costs that were added in another order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +260,7 @@ class LatticeSearch:
         return _Frame(nodes, costs, into, within)
 
     def _closed(self, states: np.ndarray) -> np.ndarray:
-        """These states, and all that are reached from them without another frame."""
+        """These states, and all states reached from them without another frame."""
         best, silent = self._best, self._graph.silent
         limit = best[states].min() + self._options.beam
         several, frontier = [states], states

@@ -34,9 +34,9 @@ class NBestOptions:
         beam: Distance of the search from the best path, in scaled log-likelihood.
         lattice_beam: Distance from the best path beyond which paths are left out.
         max_active: Maximum number of graph states that survive a frame.
-        max_links: Maximum number of links of a lattice; it is narrowed to so many.
-        max_states: Maximum number of lattice states after determinization. Above it
-            half the lattice beam is tried, and half of that.
+        max_links: Maximum number of links, to which a lattice is narrowed.
+        max_states: Maximum number of lattice states after determinization. Above it,
+            half the lattice beam is tried, then a quarter, and so on.
     """
 
     most: int = 50

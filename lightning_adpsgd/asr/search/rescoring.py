@@ -1,11 +1,11 @@
-"""Alternatives of a search, weighed again with a larger language model.
+"""The alternatives of a search, rescored with a larger language model.
 
 The graph holds a small n-gram. The score of a word sequence W with the larger one is
 
     score(W) = -cost(W) + λ [ln p_large(W) - ln p_small(W)] - penalty · |W|
 
-with the cost of the search, in which the small model stands fully: λ = 0 leaves the
-order as it is, λ = 1 puts the larger model in place of the small one.
+with the cost of the search, which includes the small model in full: λ = 0 keeps the
+order, λ = 1 replaces the small model by the larger one.
 """
 
 import math
@@ -24,7 +24,7 @@ _IMPOSSIBLE = -99.0  # as ARPA files write log10(0)
 
 
 class Weighed(NamedTuple):
-    """One word sequence of an utterance, with what its score is made of.
+    """One word sequence of an utterance, with the terms of its score.
 
     Attributes:
         text: The words.
@@ -71,7 +71,7 @@ def scores(alternatives: Sequence[Weighed], weights: Weights) -> np.ndarray:
 
 
 def best(alternatives: Sequence[Weighed], weights: Weights) -> tuple[str, ...]:
-    """The words with the highest score; of no alternatives, nothing that was said."""
+    """The words with the highest score; no words if there are no alternatives."""
     if not alternatives:
         return ()
     return alternatives[int(scores(alternatives, weights).argmax())].text
@@ -96,7 +96,7 @@ def confidences(alternatives: Sequence[Weighed], weights: Weights) -> list[float
 
 
 class RescoringDecoder:
-    """Finds the words that two language models together find best.
+    """Finds the words with the best score from two language models.
 
     Args:
         decoder: Its graph is made of the small model.

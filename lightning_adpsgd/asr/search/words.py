@@ -1,7 +1,7 @@
-"""Words with times: what a search finds, and how phones on a path become it.
+"""Words with times: the result of a search, and its construction from a path's phones.
 
 Word times come from the HMM states along the best path, which spell the phones of the
-words: determinization has moved the graph's own output labels away from their frames.
+words: determinization has moved the graph's output labels away from their frames.
 """
 
 from collections.abc import Callable, Sequence

@@ -19,8 +19,8 @@ _STRETCHES = 32  # of a recording, from its begin to its end
 _STRETCH_S = 0.25
 _FRAME = 160  # samples: 20 ms of a telephone's
 _SMOOTH = 0.6  # of 1, which is noise
-_MUCH = 1.5  # times as rough is rougher by more than chance
-_FRAMES, _TIMES = 20, 10  # so many frames, and so many times those that say otherwise
+_MUCH = 1.5  # the ratio of roughness that is more than chance
+_FRAMES, _TIMES = 20, 10  # least number, and least multiple of the opposite ones
 
 
 def is_swapped(path: Path) -> bool:

@@ -33,7 +33,7 @@ def find_segments(
     quiet, loud = np.percentile(level, [_QUIET, _LOUD])
     if loud <= _DIGITAL_SILENCE:  # little is said in a long silence
         loud = np.percentile(audible, _LOUD)
-    if loud - quiet < _LEAST_RANGE:  # all speech, or none: let the search decide
+    if loud - quiet < _LEAST_RANGE:  # all speech or none, which the search decides
         return list(_cut(level, 0, len(level), longest))
     smooth = np.convolve(level, np.ones(_SMOOTH) / _SMOOTH, "same")
     is_speech = smooth > quiet + _SPEECH * (loud - quiet)

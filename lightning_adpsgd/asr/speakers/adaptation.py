@@ -33,7 +33,7 @@ from lightning_adpsgd.asr.speakers.fmllr import (
 from lightning_adpsgd.asr.speakers.ivectors import Heard, IVectorExtractor
 from lightning_adpsgd.asr.speakers.ubm import occupancy
 
-MOST_FRAMES = 180_000  # half an hour of speech says all that a map can say
+MOST_FRAMES = 180_000  # half an hour of speech determines a map completely
 
 
 class StateSearch(Protocol):

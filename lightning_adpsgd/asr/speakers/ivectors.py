@@ -16,8 +16,8 @@ the covariance of their w are brought back to 0 and I by moving them into δ and
 (minimum divergence: Brümmer, 2009), which keeps the likelihood and speeds it up.
 
 With fewer frames, the i-vector is closer to 0, the average speaker. Neighbouring frames
-say much the same, so each counts as `frame_weight` of an independent one; with 1 a few
-seconds of speech would pass for certainty. No other scaling is done: over the training
+say much the same, so each counts as `frame_weight` of an independent one; with 1, a few
+seconds of speech would count as certainty. No other scaling is done: over the training
 speakers the dimensions have variances of at most about 1.
 """
 
@@ -215,7 +215,7 @@ class ExtractorStep(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Over speakers, of E[w] and E[w wᵀ] weighted by what each Gaussian has seen."""
+    """Sums over speakers of E[w] and E[w wᵀ], weighted by each Gaussian's counts."""
 
     squares: np.ndarray  # Σ N_c E[w wᵀ], packed: [gaussians, size (size + 1) / 2]
     crosses: np.ndarray  # Σ (F_c − N_c δ_c) E[w]ᵀ: [gaussians · dims, size]
@@ -250,7 +250,7 @@ def train_extractor(
         num_iterations: Iterations of expectation maximisation.
         frame_weight: Weight of a frame, in (0, 1].
         seed: Seed of the W that training begins with.
-        num_processes: Go through the speakers at the same time.
+        num_processes: Number of processes that share the speakers.
 
     Raises:
         ValueError: There is no speaker, or no dimension.

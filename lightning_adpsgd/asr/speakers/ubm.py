@@ -1,9 +1,9 @@
-"""One large mixture of Gaussians of all speech, and how a speaker's frames fall on it.
+"""One large mixture of Gaussians for all speech, and a speaker's statistics under it.
 
-The universal background model: what the sounds of all speakers look like, without
-knowing which sound a frame is. A speaker shows in how far the frames of a sound lie, on
-average, from the middle of their Gaussian. With γ_c(t) the share of Gaussian c in frame
-t, a stretch of speech is summed up by
+The universal background model describes the sounds of all speakers without the identity
+of the sounds. A speaker's frames of a sound lie, on average, at a distance from the
+mean of their Gaussian, which characterises the speaker. With γ_c(t) the share of
+Gaussian c in frame t, a stretch of speech is summed up by
 
     N_c = Σ_t γ_c(t)        F_c = Σ_t γ_c(t) (x(t) − m_c) / σ_c
 
@@ -34,7 +34,7 @@ class UbmStep(NamedTuple):
 
     Attributes:
         ubm: Mixture after this iteration; its only state is 0.
-        log_likelihood: Per frame, under the mixture before this iteration.
+        log_likelihood: Value per frame, under the mixture before this iteration.
     """
 
     ubm: GaussianMixtures
@@ -61,9 +61,9 @@ def train_ubm(
     Args:
         frames: [time, dims], a sample of all speakers' speech.
         num_gaussians: Final number of Gaussians, if there are enough frames.
-        num_iterations: At each size.
+        num_iterations: Iterations at each size.
         seed: Seed of the splitting of Gaussians.
-        num_processes: Share the frames out at the same time.
+        num_processes: Number of processes that share the frames.
 
     Raises:
         ValueError: Too few frames, or a dimension in which they do not vary.
@@ -85,7 +85,7 @@ def train_ubm(
 
 
 def _sizes(num_gaussians: int) -> list[int]:
-    """1, 2, 4, ... and the size asked for."""
+    """1, 2, 4, ... and the requested size."""
     doubled = [2**k for k in range(num_gaussians.bit_length())]
     return sorted({*doubled, num_gaussians})
 

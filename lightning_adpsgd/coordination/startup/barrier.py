@@ -15,12 +15,12 @@ from torch._C._distributed_c10d import Store
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 NOTICE_S = 30.0
-"""Seconds after which a learner that waits names those it waits for."""
+"""The seconds after which a waiting learner names those it waits for."""
 
 _MOST_NAMES = 8
-# What learners wait for learner 0's answer beyond its own patience, so that it comes.
+# The extra wait for learner 0's answer, beyond its own patience.
 _GRACE = timedelta(seconds=10)
-# What learner 0 waits for those who have come to hear its answer; they may be stalled.
+# The time that learner 0 gives the others to read its answer; they may be stalled.
 _HEARING_S = 10.0
 
 

@@ -155,7 +155,7 @@ def check_start(
     # torchrun may keep the store of learners that it has ended and starts again.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"lightning_adpsgd/attempt/{attempt}", store)
-    # Counted by the store, because every learner comes to each start once.
+    # Counted by the store, because every learner takes part in each start once.
     start = (store.add("starts", 1) - 1) // world_size
     own = PrefixStore(f"start/{start}", store)
     size = placement.per_machine
@@ -230,7 +230,7 @@ def _check_reachability(
     met = probe_all(targets, _PROBE_TIMEOUT)
 
     def judge(words: list[str]) -> str:
-        # One line for each pair of hosts: what its learners say hardly differs.
+        # One line for each pair of hosts, because its learners report nearly the same.
         lines = {
             (machines[source], machines[target]): explain(
                 locations[source], locations[target], Address(*end), wrong
@@ -275,7 +275,7 @@ def _machine() -> str:
 
 
 def _await_listener(address: str, port: int, rank: int, patience: timedelta) -> None:
-    # Torch would retry without a word.
+    # Torch would retry silently.
     def describe(wrong: object, waited_s: float) -> str:
         return (
             f"learner {rank} on host {socket.gethostname()} cannot reach the job's "

@@ -25,7 +25,7 @@ from lightning_adpsgd.transport.network_interfaces import (
 
 _GREETING = "lightning_adpsgd learner "
 _FAR_AWAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
-_MOST_PROBED = 16  # other hosts, up to which all are probed
+_MOST_PROBED = 16  # up to this many other hosts, all are probed
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ReachabilityServer:
         """Stops listening."""
         self._closed.set()
         for endpoint in self.endpoints:
-            # `accept` does not notice that its socket is closed; it notices a visit.
+            # `accept` does not notice a closed socket, but wakes for a connection.
             with suppress(OSError):
                 socket.create_connection(endpoint, 1).close()
         for thread in self._threads:
@@ -94,7 +94,7 @@ class ReachabilityServer:
     def _serve(self, listener: socket.socket) -> None:
         with listener:
             while not self._closed.is_set():
-                # A visitor may be gone already.
+                # The other end may be gone already.
                 with suppress(ConnectionError):
                     visitor, _ = listener.accept()
                     with visitor:

@@ -15,7 +15,7 @@ from lightning_adpsgd.strategy.job import NAMESPACE, Job
 from lightning_adpsgd.topology.partition import Partition
 
 EPOCH = f"{NAMESPACE}/epoch"
-"""The key of what is left of a shared epoch."""
+"""The key of the rest of a shared epoch."""
 
 _SAMPLES = f"{NAMESPACE}/samples"
 """The key of the number of samples that all learners together have trained on."""
@@ -29,7 +29,7 @@ class Resumed(NamedTuple):
 
     Attributes:
         learner: its own state; None: it starts from the consensus model.
-        epoch: what is left of a shared epoch; None: the epoch was not shared.
+        epoch: rest of a shared epoch; None: the epoch was not shared.
         num_samples: samples that all learners together have trained on.
         is_within_epoch: whether the job that saved had batches left in its epoch.
     """
@@ -49,7 +49,7 @@ def resumed_from(
     checkpoint: dict[str, Any], rank: int, partition: Partition
 ) -> Resumed:
     """Reads a checkpoint, and gives Lightning this learner's own state to restore."""
-    # As learner 0 was, which all learners read alike; below, each takes up its own.
+    # The state of learner 0, which all learners read; below, each takes its own.
     is_within_epoch = _is_within_epoch(checkpoint.get("loops", {}))
     saved, learner = checkpoint.get(NAMESPACE), None
     if saved:

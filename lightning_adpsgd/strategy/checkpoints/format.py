@@ -1,7 +1,7 @@
 """A checkpoint's file: what `torch.save` writes, checked before it is read.
 
-That is a zip archive with a CRC-32 of each record, which torch writes and does not
-read. torch's format before 1.6 is refused. Nothing is unpickled here that torch's
+That is a zip archive with a CRC-32 of each record, which torch writes but never checks.
+torch's format before 1.6 is refused. Nothing is unpickled here that torch's
 `weights_only` does not allow, unless the caller says so.
 """
 
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 _ARCHIVE = b"PK\x03\x04"
 _FOLDER_OF_DOS = 0x10
-_RECORD = "/data.pkl"  # of an archive of torch's: all but the numbers of its tensors
+_RECORD = "/data.pkl"  # in torch's archives: all but the values of tensors
 
 
 class DamagedCheckpoint(RuntimeError):
@@ -32,7 +32,7 @@ class UnsafeCheckpoint(pickle.UnpicklingError):
 
 
 def write_checkpoint(checkpoint: Any, file: BinaryIO) -> None:
-    """Writes what `torch.save` writes, and raises the error of the file as it is."""
+    """Writes what `torch.save` writes; raises an error of the file unchanged."""
     computes = torch.serialization.get_crc32_options()
     # A user may have switched them off for speed; without them no file passes a check.
     torch.serialization.set_crc32_options(True)
@@ -124,10 +124,10 @@ class _Anything(dict[Any, Any]):
     def __setstate__(self, state: Any) -> None: ...
 
     def append(self, item: Any) -> None:
-        """As of a list."""
+        """Like `list.append`."""
 
     def extend(self, items: Any) -> None:
-        """As of a list."""
+        """Like `list.extend`."""
 
 
 class _OutlineReader(pickle.Unpickler):

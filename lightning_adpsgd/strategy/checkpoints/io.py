@@ -29,7 +29,7 @@ from lightning_adpsgd.strategy.checkpoints.format import (
 from lightning_adpsgd.strategy.checkpoints.sharded import META, is_folder, read_rest
 
 PATIENCE_S = 120.0
-"""How long a save is tried again while its error may pass."""
+"""The time for which a save is retried while its error may be temporary."""
 
 _FLAW = "CVE-2026-24747"
 
@@ -55,8 +55,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
     there an object appears when its upload has ended.
 
     Args:
-        patience_s: number of seconds for which a save is retried while its error may
-            pass: a full disk, an input or output error, an unreachable server.
+        patience_s: number of seconds for which a save is retried while its error may be
+            temporary: a full disk, an input or output error, an unreachable server.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
@@ -70,8 +70,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
         Raises:
             OSError: The file cannot be written; the message names it, and the previous
-                file is intact. It is raised after `patience_s` if the error could have
-                passed.
+                file is intact. A possibly temporary error is raised after `patience_s`.
             TypeError: `storage_options` were given.
         """
         if storage_options is not None:

@@ -24,7 +24,7 @@ from lightning_adpsgd.strategy.checkpoints.io import check_file, step_in_file
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 
 PREEMPTED = "preempted-"
-"""How the names of files begin that an island saves when it is told to end."""
+"""The prefix of the files that an island saves when it is told to end."""
 
 
 def whole_checkpoint_path(
@@ -42,7 +42,7 @@ def whole_checkpoint_path(
     candidates = _last_checkpoints(trainer) if is_asked else []
     with warnings.catch_warnings():
         if ckpt_path == "last" and candidates:
-            # Lightning does not know of what islands save when they are told to end.
+            # Lightning does not know the files that islands save when told to end.
             warnings.filterwarnings("ignore", ".*no last checkpoint available")
         chosen = parse(connector, state_fn, ckpt_path, **arguments)
     if ckpt_path == "hpc" or (chosen and chosen == connector._hpc_resume_path):
@@ -78,8 +78,8 @@ def _at_exceptions(trainer: pl.Trainer) -> list[str]:
 
 
 def _last_checkpoints(trainer: pl.Trainer) -> list[str]:
-    """All files that may be meant, in the order of preference; links that lead nowhere
-    count, for they tell of a checkpoint that was there."""
+    """All files that may be meant, in the order of preference; dangling links count
+    too, because they show that there was a checkpoint."""
     savers = callbacks_of(trainer, ModelCheckpoint)
     found = (path for saver in savers for path in saver._find_last_checkpoints(trainer))
     lasts = {*found, *_at_exceptions(trainer), *_preempted(trainer, savers)}

@@ -182,7 +182,7 @@ def cut_like(whole: Any, own: Any) -> Any:
 
 
 def check_sums(path: Path, place: int, number: int) -> None:
-    """Verifies checksums of this learner's share of the files; all together, of all.
+    """Verifies the checksums of one learner's share; the learners together verify all.
 
     Args:
         place: number of this learner.
@@ -217,7 +217,7 @@ class _Reader(FileSystemReader):
 
 
 class _Index(pickle.Unpickler):
-    """Makes the classes of an index alone."""
+    """Unpickles only the classes that an index needs."""
 
     @override
     def find_class(self, module: str, name: str, /) -> Any:
@@ -278,7 +278,7 @@ def _put_in_place(folder: Path, path: Path) -> None:
     """Gives a folder its name, and removes the folder that had it before."""
     if os.path.lexists(path):
         if not _exchange(folder, path):
-            # Where the system cannot exchange two names, there is none for a moment.
+            # If the system cannot exchange names, the folder is missing for a moment.
             aside = path.with_name(f".{path.name}.replaced")
             os.rename(path, aside)
             os.rename(folder, path)

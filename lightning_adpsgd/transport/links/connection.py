@@ -2,7 +2,7 @@
 
 Each message follows a header, so that both ends agree on its size first:
 
-    4 bytes   a mark, by which a stream that is out of step is noticed
+    4 bytes   a mark, which reveals a stream that is out of step
     8 bytes   size of the message in bytes, in network order
 
 The receiver has posted a tensor for the message, and refuses a header with any other
@@ -32,7 +32,7 @@ _HEADER, _MARK = struct.Struct("!4sQ"), b"\xadpsg"
 _SHORT_BYTES = 1024
 # TLS repeats a send that did not fit, from its beginning.
 _MOST_BYTES_AT_ONCE = 1 << 18
-# A wake-up costs more than a packet: wait for so much of a long message at once.
+# A wake-up costs more than a packet, so wait for this much of a long message.
 _WORTH_WAKING_FOR = 1 << 20
 _SECONDS_BETWEEN_CHECKS = 0.25
 

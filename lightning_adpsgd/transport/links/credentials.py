@@ -22,7 +22,7 @@ KEY = "LIGHTNING_ADPSGD_TLS_KEY"
 AUTHORITY = "LIGHTNING_ADPSGD_TLS_AUTHORITY"
 UNPROTECTED = "LIGHTNING_ADPSGD_UNPROTECTED"
 FOLDER = "LIGHTNING_ADPSGD_CREDENTIALS"
-"""Names a folder with all of these, as `issuing` makes it."""
+"""The variable that names a folder with all of these, as `issuing` makes it."""
 
 TOKEN_NAME, AUTHORITY_FILE = "token", "authority.pem"
 CERTIFICATE_FILE, KEY_FILE = "member.pem", "member.key"

@@ -12,8 +12,8 @@ from lightning_adpsgd.transport.links.sockets import Address, Deadline
 _log = logging.getLogger(__name__)
 
 
-# What connections may take of this process before they are admitted: time for a whole
-# handshake, and handshakes at once, in all and from one address.
+# The limits on connections that are not admitted yet: seconds of a whole handshake, and
+# concurrent handshakes in total and from one address.
 HANDSHAKE_S, MOST_PENDING, MOST_OF_ADDRESS = 5.0, 64, 16
 
 
@@ -101,7 +101,7 @@ class Listener:
             try:
                 self._receive(sock, source[0])
             except Exception as error:
-                # No thread, or no descriptor, can be had: that may pass as well.
+                # No thread or descriptor is available; that may be temporary too.
                 sock.close()
                 self._count(type(error).__name__, source[0], error)
 

@@ -8,7 +8,7 @@ from lightning_adpsgd import __version__
 from lightning_adpsgd.weights.flat import first_difference
 
 PROTOCOL = 2
-"""Raised when learners with the previous one cannot talk to those with this one."""
+"""The version of the protocol; raised whenever a change breaks compatibility."""
 
 _LONGEST_NAME, _MOST = 100, 1 << 31
 
@@ -51,7 +51,7 @@ class PeerInfo:
         if not isinstance(content, dict) or set(content) != set(_KINDS):
             raise ValueError(f"peer info must have the fields {sorted(_KINDS)}")
         for name, kind in _KINDS.items():
-            # To Python a bool is an int, but it is no number of a member.
+            # A bool is an int in Python, but not a member's number.
             if type(content[name]) is not kind:
                 raise ValueError(f"`{name}` of peer info must be a {kind.__name__}")
         info = cls(**content)
@@ -72,8 +72,8 @@ class Wanted(NamedTuple):
     Attributes:
         member: number of its super-learner.
         incarnation: incarnation of it; empty: any.
-        address: address that was dialed, which the listener compares with its own, and
-            so notices a relay that the member list was made to name; empty: any.
+        address: address that was dialed; empty: any. The listener compares it with its
+            own, and so detects a relay in a forged member list.
     """
 
     member: int

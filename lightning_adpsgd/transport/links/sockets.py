@@ -12,7 +12,7 @@ from lightning_adpsgd.transport.base import Evidence
 
 # A host that is gone is noticed on a silent connection after 1 + 2 * 1 seconds.
 _KEEPALIVE = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 2))
-# A machine that stands still for 2 s does not count as gone.
+# A machine that is stopped for 2 s does not count as gone.
 _SILENCE_S = 2.25
 _CONNECT_S = 1.0
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)

@@ -135,7 +135,7 @@ class LinkTransport(Transport):
         )
 
     def callers(self) -> list[int]:
-        """The peers whose lanes, on which they ask, are connected."""
+        """The peers whose asking lanes are connected."""
         lanes = self._lanes.connected()
         return [peer for peer, lane in lanes if lane == lane_of(peer, self.index)]
 
