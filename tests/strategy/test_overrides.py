@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import lightning_adpsgd
+from lightning_adpsgd.coordination.store import LearnerFailed, LearnerFollows
 from lightning_adpsgd.import_names import lightning_version
 from lightning_adpsgd.strategy import (
     clocks,
@@ -170,8 +171,9 @@ def test_all_is_put_back_after_training_and_after_an_exception(
             callbacks=list(callbacks),
         )
         module = Looks(fails)
-        ended = pytest.raises(ValueError, match="of the") if fails else nullcontext()
-        with ended:
+        # Whoever is slower may be told of the other's error before its own.
+        errors = (ValueError, LearnerFailed, LearnerFollows)
+        with pytest.raises(errors, match=r"of the|^1$") if fails else nullcontext():
             trainer.fit(module)
         return module.seen, set(state_of(trainer))
 

@@ -212,7 +212,9 @@ def program(folder: Path, rank: int) -> dict[Any, Any]:
     for name, (communication, dials) in PAIRS.items():
         runs[name, "whole"] = fit(rank, whole(communication, **dials))
         runs[name, "shared"] = fit(rank, strategy(communication, **dials))
-    with pytest.raises(ValueError, match=r"learners .* train on the same batches"):
+    # A slower learner may find that another one has left with its error.
+    said = r"learners .* train on the same batches|Connection closed by peer"
+    with pytest.raises((ValueError, RuntimeError), match=said):
         trainer_of(strategy("sync"), 4).fit(Transformer(depth=1), sequences(8, rank, 4))
     runs["lightning"] = fit(rank, ModelParallelStrategy(2, 2))
     # Super-learners that begin apart take the weights of the first.
@@ -239,6 +241,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> list[dict[Any, Any]]:
+    for left_by_a_first_attempt in folder.glob("whole*.ckpt"):
+        left_by_a_first_attempt.unlink()
     return values(learners(4, partial(program, folder), PROGRAM_S))
 
 
