@@ -4,7 +4,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -215,7 +215,8 @@ def _by_two_machines(stage: Run, settings: Settings, output: Path) -> None:
     crews = [Crew(rank, 2, patience_s=60) for rank in range(2)]
     pair = [dataclasses.replace(settings, cores=1, crew=crew) for crew in crews]
     with ThreadPoolExecutor() as threads:
-        for done in [threads.submit(stage, one, output) for one in pair]:
+        # The first that fails says why; the other only waits for it in vain.
+        for done in as_completed([threads.submit(stage, one, output) for one in pair]):
             done.result()
 
 
