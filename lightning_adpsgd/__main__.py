@@ -22,12 +22,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
-import torch
 import torch.distributed as dist
 
 from lightning_adpsgd import __version__
+from lightning_adpsgd.dials import WireDtypeName, as_dtype
 from lightning_adpsgd.islands import rendezvous
 from lightning_adpsgd.prediction import calibration
 from lightning_adpsgd.prediction.calibration import Calibration
@@ -184,7 +184,9 @@ def _add_predict(commands: _Commands) -> None:
     add.add_argument("--slow", type=float, default=1.0, help="last learner's slowdown")
     add.add_argument("--gbit", type=float, help="link rate, instead of FILE's")
     add.add_argument("--inner-gbit", type=float, help="link inside a super-learner")
-    add.add_argument("--wire-dtype", choices=("bfloat16", "float16", "int8", "int4"))
+    add.add_argument(
+        "--wire-dtype", choices=("auto", *get_args(WireDtypeName)), default="auto"
+    )
     add.add_argument("--learners-per-machine", type=int, default=1)
     add.add_argument("--cpu-share", type=float, default=0.05, help="exchanges' share")
     add.add_argument("--samples", type=float, help="total samples: adds hours")
@@ -222,9 +224,8 @@ def _predict(chosen: argparse.Namespace) -> None:
 
 
 def _workload(chosen: argparse.Namespace, mode: Mode) -> Workload:
-    name = chosen.wire_dtype if mode == "async" else None
-    dtype = getattr(torch, name) if name else None
-    return Workload(chosen.weight_mb * 1e6, chosen.local_batch, dtype)
+    wire_dtype = as_dtype(chosen.wire_dtype if mode == "async" else None)
+    return Workload(chosen.weight_mb * 1e6, chosen.local_batch, wire_dtype)
 
 
 def _compute(chosen: argparse.Namespace, found: Calibration) -> Compute:

@@ -4,6 +4,7 @@ pytest-xdist's controller imports this too, which runs no test: so torch, Lightn
 hypothesis are imported by `tests.fixtures`, in the processes that run tests.
 """
 
+import functools
 import gc
 import importlib.metadata
 import multiprocessing
@@ -15,7 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -42,6 +43,15 @@ PROCESSOR = "processor seconds"
 USED = pytest.StashKey[float]()
 # Of a file that starts processes and is not in the list.
 SECONDS_OF_PROCESSES = 10.0
+# Processor seconds per second, under which a file mostly waits.
+WAITS = 0.45
+
+
+class Seconds(NamedTuple):
+    """What a file of tests takes, and how much of a processor in that time."""
+
+    seconds: float
+    processor: float
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,21 +96,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow files come first, and tests that start processes run again if they fail.
 
     Dealt by file to several workers, a slow file at the end would leave all but one of
-    them without work.
+    them without work. Files that mostly wait and files that mostly compute take turns,
+    or all workers would wait at the beginning, and want a core at once later.
 
     What the system does with several processes on a machine that has other work is not
     in a test's hands: it stops one for seconds, or has no memory for another. The rest
     is deterministic, and fails at once. The summary names what ran again.
     """
-    recorded = recorded_seconds()
-    seconds: dict[pytest.Item, float] = {}
     for item in items:
-        guess = 0.0
         if isinstance(item, pytest.Function) and starts_processes(item.module):
             item.add_marker(pytest.mark.flaky(reruns=1))
-            guess = SECONDS_OF_PROCESSES
-        seconds[item] = recorded.get(item.nodeid.partition("::")[0], guess)
-    items.sort(key=lambda item: -seconds[item])
+    places = {file: place for place, file in enumerate(in_turns(items))}
+    items.sort(key=lambda item: places[file_of(item)])
+
+
+def in_turns(items: Iterable[pytest.Item]) -> list[str]:
+    """The files, so that those that wait and those that compute take as long so far."""
+    waiting, computing = list[tuple[float, str]](), list[tuple[float, str]]()
+    recorded = recorded_seconds()
+    for file, starts in {file_of(item): is_flaky(item) for item in items}.items():
+        guess = Seconds(SECONDS_OF_PROCESSES * starts, 0.0)
+        seconds, processor = recorded.get(file, guess)
+        waits = processor < WAITS * seconds
+        (waiting if waits else computing).append((seconds, file))
+    queues = [sorted(queue) for queue in (waiting, computing)]
+    taken, order = [0.0, 0.0], list[str]()
+    while any(queues):
+        kind = min((k for k in range(2) if queues[k]), key=taken.__getitem__)
+        seconds, file = queues[kind].pop()
+        taken[kind] += seconds
+        order.append(file)
+    return order
 
 
 @pytest.hookimpl(wrapper=True)
@@ -118,13 +144,27 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.collect()
         gc.freeze()
         os.register_at_fork(after_in_child=gc.freeze)
+        # Each fit asks how many there are, and Python counts them one by one.
+        gc.get_freeze_count = functools.cache(gc.get_freeze_count)
+        gc.get_freeze_count()
         session.config.stash[USED] = processor_seconds()
 
 
-def recorded_seconds() -> dict[str, float]:
+def recorded_seconds() -> dict[str, Seconds]:
     """Seconds of each file that is in the list; a file that is not takes few."""
     lines = SECONDS.read_text().splitlines() if SECONDS.exists() else []
-    return {file: float(seconds) for seconds, _, file in map(str.split, lines)}
+    rows = map(str.split, lines)
+    return {file: Seconds(float(all_), float(own)) for all_, own, file in rows}
+
+
+def file_of(item: pytest.Item) -> str:
+    """The file of a test, from the root of the checkout."""
+    return item.nodeid.partition("::")[0]
+
+
+def is_flaky(item: pytest.Item) -> bool:
+    """Whether a test runs again if it fails."""
+    return item.get_closest_marker("flaky") is not None
 
 
 def processor_seconds() -> float:

@@ -15,9 +15,9 @@ from lightning_adpsgd.gossip.wire import Parts, codecs_of
 from lightning_adpsgd.weights.replica import PART_ELEMENTS, Chunk, Part, Replica, Span
 
 # The time of fewer bytes is mostly latency, which no form reduces.
-_WORTH_BYTES = 1 << 18
+WORTH_BYTES = 1 << 18
 # In steps: an exchange that would take longer uses fewer bits, or short messages.
-_LONG, _LONGER = 0.5, 1.0
+LONG, _LONGER = 0.5, 1.0
 # One exchange in this many is a form wider, to find out whether the link is faster.
 _TRY_EVERY = 64
 # Short messages of an exchange; three are in flight or await their verdicts.
@@ -83,11 +83,11 @@ class FormChoice:
         # For each form, the known upper bound on the time of an exchange.
         self._seconds = [math.inf] * len(sizes)
         # In steps, for all forms but the last, which is for everything longer.
-        self._limits = [_LONG] * (len(sizes) - 2) + [_LONGER]
+        self._limits = [LONG] * (len(sizes) - 2) + [_LONGER]
 
     def choose(self, step_seconds: float) -> int:
         """The number of the next exchange's form; to be called once for each."""
-        if self._sizes[0] < _WORTH_BYTES:
+        if self._sizes[0] < WORTH_BYTES:
             return 0
         self._calls += 1
         for form, limit in enumerate(self._limits):

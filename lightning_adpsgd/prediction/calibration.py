@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_adpsgd.files import write_json
-from lightning_adpsgd.gossip.codecs import make_codec
+from lightning_adpsgd.gossip.codecs import Codec, make_codec
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.prediction.model import Costs
@@ -50,6 +50,7 @@ class Calibration:
         latency: seconds from one end of the link to the other.
         copy: seconds per byte copied in memory.
         exchange: seconds per byte of the arithmetic of an exchange.
+        lattice: the same, where 8 or 4 bits of a weight are sent.
         merge: seconds per byte of the merge of an exchange.
         round: seconds per byte of a round of two, in addition to the link.
         gradient: seconds per byte of an all-reduce of two, in addition to the link.
@@ -65,6 +66,7 @@ class Calibration:
     latency: float
     copy: float
     exchange: float
+    lattice: float
     merge: float
     round: float
     gradient: float
@@ -96,6 +98,7 @@ class Calibration:
             round=self.round + crowd * min(self.round, self.copy + self.merge),
             gradient=self.gradient + crowd * min(self.gradient, 2 * self.copy),
             exchange=self.exchange,
+            lattice=self.lattice,
             merge=self.merge,
             step=crowd * self.step_processor_seconds,
             work=_ALL_WORK * self.exchange,
@@ -153,7 +156,7 @@ def measure_arithmetic(num_bytes: int) -> dict[str, float]:
     """Measures memory and arithmetic on float32 weights larger than the caches.
 
     Returns:
-        `copy`, `exchange` and `merge` of `Calibration`, in one thread.
+        `copy`, `exchange`, `lattice` and `merge` of `Calibration`, in one thread.
     """
     weights, other = (torch.randn(num_bytes // 4) for _ in range(2))
     replica = Replica([weights], _CHUNK_ELEMENTS, threading.Condition())
@@ -161,6 +164,8 @@ def measure_arithmetic(num_bytes: int) -> dict[str, float]:
     both = _seconds(lambda: (_exchange(replica, other), replica.merge_all()))
     exchange = _seconds(lambda: _exchange(replica, other))
     seconds = {"copy": copy, "exchange": exchange, "merge": max(0.0, both - exchange)}
+    codec = make_codec(torch.int8, torch.float32)
+    seconds["lattice"] = _seconds(lambda: _exchange_coarsely(replica, codec))
     return {name: value / num_bytes for name, value in seconds.items()}
 
 
@@ -175,6 +180,20 @@ def _exchange(replica: Replica, theirs: Tensor) -> None:
         for part, own, other in pieces:
             change = torch.empty_like(own)
             codec.change(own, other, change, part.place)
+            part.add(change, 0.5)
+
+
+@torch.no_grad()
+def _exchange_coarsely(replica: Replica, codec: Codec) -> None:
+    """With a peer that has the same weights, which takes as long as with another."""
+    for chunk in replica.chunks:
+        mine = torch.empty(len(chunk))
+        chunk.read(mine)
+        for part, own in zip(chunk.parts, chunk.split(mine), strict=True):
+            message = torch.empty(codec.length(len(own)), dtype=codec.dtype)
+            codec.encode(own, message, part.place)
+            change = torch.empty_like(own)
+            codec.change(message, message.clone(), change, part.place)
             part.add(change, 0.5)
 
 

@@ -9,13 +9,20 @@ The equations are in docs/prediction.md.
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from lightning_adpsgd.gossip.codecs import make_codec
+from lightning_adpsgd.gossip.codecs import (
+    Lattice,
+    WireChoice,
+    make_codec,
+    wire_dtypes,
+)
+from lightning_adpsgd.gossip.forms import LONG, WORTH_BYTES
 from lightning_adpsgd.topology.named import TOPOLOGIES, TopologyLike, find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link, StepTimes, check_positive
 from lightning_adpsgd.virtual.timeline import (
@@ -46,13 +53,14 @@ class Workload:
     Args:
         weight_bytes: bytes of the model in float32.
         local_batch_size: number of samples in a step of one learner.
-        wire_dtype: dtype on the wire in "async"; None: that of the weights.
+        wire_dtype: what a weight is sent as in "async"; None: the dtype of the weights.
+            "auto" chooses as the engine does (`FormChoice`).
         backward: share of a step's time in which gradients become ready, in [0, 1].
     """
 
     weight_bytes: float
     local_batch_size: int = 1
-    wire_dtype: torch.dtype | None = None
+    wire_dtype: WireChoice = "auto"
     backward: float = 2 / 3
 
     def __post_init__(self) -> None:
@@ -60,12 +68,6 @@ class Workload:
         check_positive("local_batch_size", self.local_batch_size)
         if not 0 <= self.backward <= 1:
             raise ValueError(f"`backward` must be in [0, 1], got {self.backward}")
-
-    @property
-    def message_bytes(self) -> float:
-        """The bytes of the weights as they travel in an exchange."""
-        codec = make_codec(self.wire_dtype, torch.float32)
-        return codec.dtype.itemsize * codec.length(math.ceil(self.weight_bytes / 4))
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,12 @@ class Costs:
         round: work of a synchronous round that its links do not hide.
         gradient: work of a DDP step that links and the backward pass do not hide.
         exchange: arithmetic of an exchange, for which a fast link waits.
+        lattice: the same, where 8 or 4 bits of a weight are sent.
         merge: work of a step boundary with a merge.
         step: seconds (not per byte) that a step takes longer if learners that share
             cores make it at the same moment.
-        work: processor work of an exchange at one end, in addition to training.
+        work: processor work of an exchange at one end, in addition to training, where
+            all bits are sent; of fewer, that share, and `lattice`.
         cores: number of cores of a learner; a fraction if it shares them.
         busy: average number of these cores that a step keeps busy.
         machine_cores: number of cores of the machine, including other learners'.
@@ -88,6 +92,7 @@ class Costs:
     round: float = 0.0
     gradient: float = 0.0
     exchange: float = 0.0
+    lattice: float = 0.0
     merge: float = 0.0
     step: float = 0.0
     work: float = 0.0
@@ -183,7 +188,7 @@ def _check(workload: Workload, communication: str, cpu_share: float) -> None:
         raise ValueError(
             f"`communication` must be one of {get_args(Mode)}, got {communication!r}"
         )
-    if workload.wire_dtype is not None and communication != "async":
+    if workload.wire_dtype not in (None, "auto") and communication != "async":
         raise ValueError(
             '`wire_dtype` applies to `communication="async"` alone, got '
             f"{workload.wire_dtype} with {communication!r}"
@@ -267,10 +272,19 @@ def _mean_factor(scenario: Scenario) -> float:
 # --- where no learner waits
 
 
+class _Width(NamedTuple):
+    """An exchange with one wire dtype; in all learners of a super-learner together."""
+
+    message_bytes: float
+    arithmetic: float  # seconds, for which a fast link waits
+    work: float  # processor seconds at one end
+
+
 class _Seen(NamedTuple):
     exchanges: float  # per step of a super-learner
     merging: float  # share of the steps that had something to merge
     staleness: dict[int, float]  # share of the exchanges by their age
+    seconds: float  # of an exchange
 
 
 def _without_waiting(
@@ -278,8 +292,8 @@ def _without_waiting(
 ) -> Prediction:
     gradients = _alone(scenario, workload.weight_bytes)
     mean = sum(gradients) / len(gradients)
-    seen = _observe(workload, scenario, costs, mean)
-    cores = _Cores(workload, scenario, costs, mean)
+    width, seen = _observe(workload, scenario, costs, mean)
+    cores = _Cores(width, scenario, costs, mean)
     merge = seen.merging * costs.merge * workload.weight_bytes
     kept = cores.kept(seen.exchanges, merge, cpu_share)
     added = kept * merge + cores.taken_from_training(kept * seen.exchanges)
@@ -326,10 +340,10 @@ class _Cores:
     """
 
     def __init__(
-        self, workload: Workload, scenario: Scenario, costs: Costs, step: float
+        self, width: _Width, scenario: Scenario, costs: Costs, step: float
     ) -> None:
         # Each learner carries its part of the weights.
-        self._work = costs.work * workload.weight_bytes / scenario.super_learner_size
+        self._work = width.work / scenario.super_learner_size
         self._step, self._busy = step, costs.busy * step
         self._all = costs.cores * step
         self._machine = max(costs.cores, costs.machine_cores)
@@ -370,23 +384,48 @@ def _last(too_many: Callable[[float], bool]) -> float:
 
 def _observe(
     workload: Workload, scenario: Scenario, costs: Costs, step: float
+) -> tuple[_Width, _Seen]:
+    """The widest exchange that takes half a step, and what is exchanged with it."""
+    widths = [*_widths(workload, costs)]
+    if scenario.num_super_learners == 1:
+        return widths[0], _Seen(0.0, 0.0, {}, 0.0)
+    for width in widths[:-1]:
+        seen = _observe_with(width, workload, scenario, step)
+        if seen.seconds < LONG * step:
+            return width, seen
+    return widths[-1], _observe_with(widths[-1], workload, scenario, step)
+
+
+def _widths(workload: Workload, costs: Costs) -> Iterator[_Width]:
+    weight_bytes = workload.weight_bytes
+    for dtype in wire_dtypes(workload.wire_dtype):
+        codec = make_codec(dtype, torch.float32)
+        sent = codec.dtype.itemsize * codec.length(math.ceil(weight_bytes / 4))
+        is_lattice = isinstance(codec, Lattice)
+        arithmetic = (costs.lattice if is_lattice else costs.exchange) * weight_bytes
+        work = costs.work * min(sent, weight_bytes) + is_lattice * arithmetic
+        yield _Width(sent, arithmetic, work)
+        if weight_bytes < WORTH_BYTES:
+            return
+
+
+def _observe_with(
+    width: _Width, workload: Workload, scenario: Scenario, step: float
 ) -> _Seen:
     """The exchanges of a neighbourhood in the steady state."""
-    if scenario.num_super_learners == 1:
-        return _Seen(0.0, 0.0, {})
-    local = _neighbourhood(scenario, costs)
+    local = _neighbourhood(scenario, width)
     num, size = local.num_super_learners, local.super_learner_size
-    crossing = local.link.seconds(workload.message_bytes / size)
+    crossing = local.link.seconds(width.message_bytes / size)
     num_peers = len(local.topology.part(0, num, 0).takes) - 1
     # At first many ask at once; then they take turns.
     begin = 10 * step + max(2 * num_peers, _CROSSINGS) * crossing
-    timeline = Asynchronous(local, workload.weight_bytes, workload.message_bytes)
+    timeline = Asynchronous(local, workload.weight_bytes, width.message_bytes)
     seen = itertools.takewhile(lambda event: event.seconds < 3 * begin, timeline)
     late = int(size > 1)  # what a super-learner has gathered is merged a step later
     return _count(seen, begin, late)
 
 
-def _neighbourhood(scenario: Scenario, costs: Costs) -> Scenario:
+def _neighbourhood(scenario: Scenario, width: _Width) -> Scenario:
     """A few super-learners instead of thousands, which exchanges cannot tell apart."""
     num, topology = scenario.num_super_learners, scenario.topology
     if num > _LOCAL and TOPOLOGIES.get(topology.name) is topology:
@@ -396,7 +435,8 @@ def _neighbourhood(scenario: Scenario, costs: Costs) -> Scenario:
                 f"in each round: at most {_LOCAL} super-learners, got {num}"
             )
         num = _LOCAL
-    fastest = 1 / costs.exchange if costs.exchange else math.inf
+    took = width.arithmetic
+    fastest = width.message_bytes / took if took else math.inf
     link = replace(scenario.link, bandwidth=min(scenario.link.bandwidth, fastest))
     return replace(scenario, num_super_learners=num, link=link)
 
@@ -405,13 +445,16 @@ def _count(events: Iterable[Event], begin: float, late: int) -> _Seen:
     """Counts events from a time on, with ages as the engine counts them."""
     steps, ages = Counter[int](), Counter[int]()
     read: dict[Exchange, dict[int, int]] = {}
+    began, took = dict[Exchange, float](), list[float]()
     waiting: dict[int, list[int]] = {}
     num_steps = num_ends = num_merging = 0
     for event in events:
         counts = event.seconds >= begin
         if isinstance(event, Begun):
             read[event.exchange] = {i: steps[i] for i in event.exchange.ends}
+            began[event.exchange] = event.seconds
         elif isinstance(event, Ended):
+            took.append(event.seconds - began.pop(event.exchange))
             for i, step in read.pop(event.exchange).items():
                 waiting.setdefault(i, []).append(step)
                 num_ends += counts
@@ -424,4 +467,5 @@ def _count(events: Iterable[Event], begin: float, late: int) -> _Seen:
                 num_merging += bool(merged)
                 ages.update(steps[i] - step + late for step in merged)
     shares = {age: count / ages.total() for age, count in sorted(ages.items())}
-    return _Seen(num_ends / num_steps, num_merging / num_steps, shares)
+    seconds = fmean(took) if took else math.inf
+    return _Seen(num_ends / num_steps, num_merging / num_steps, shares, seconds)

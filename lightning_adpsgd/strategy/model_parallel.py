@@ -6,6 +6,7 @@ on the meta device, and sharded checkpoints. With `inside="ddp"` it changes noth
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +332,9 @@ def _check_same_batch(
     dist.all_gather(all_of_them, mine, group)
     for other in all_of_them:
         if not torch.allclose(mine, other, equal_nan=True):
+            # Whoever leaves first would hide the reason from the others.
+            with suppress(RuntimeError):
+                dist.barrier(group)
             raise ValueError(
                 f"learners {dist.get_process_group_ranks(group)} share layers, and so "
                 "must train on the same batches, got different ones: deal them by "

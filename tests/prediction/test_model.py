@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 
+from lightning_adpsgd.dials import WireDtype, as_dtype
 from lightning_adpsgd.prediction.model import (
     Costs,
     Mode,
@@ -144,6 +146,32 @@ def test_smaller_messages_are_exchanged_more_often() -> None:
     assert half.exchanges_per_step == pytest.approx(2 * whole.exchanges_per_step, 0.1)
 
 
+@pytest.mark.parametrize(
+    ("steps", "bits"), [(0.4, 32), (0.6, 8), (1.8, 8), (2.2, 4), (30.0, 4)]
+)
+def test_an_exchange_is_narrow_that_would_take_half_a_step(
+    steps: float, bits: int
+) -> None:
+    """`steps`: what an exchange at full width takes."""
+    weight_bytes = 4 * 2**20
+    link = Link(bandwidth=weight_bytes / (steps * 0.5))
+
+    def exchanges(wire_dtype: WireDtype | Literal["auto"] | None) -> Prediction:
+        workload = Workload(weight_bytes, wire_dtype=as_dtype(wire_dtype))
+        costs = Costs(work=2e-8)  # shows how much is sent
+        return speed(2, link=link, workload=workload, costs=costs, cpu_share=1.0)
+
+    names: dict[int, WireDtype | None] = {32: None, 8: "int8", 4: "int4"}
+    found, by_bits = exchanges("auto"), {b: exchanges(n) for b, n in names.items()}
+    assert [b for b, one in by_bits.items() if one == found] == [bits]
+
+
+def test_few_weights_are_sent_as_they_are() -> None:
+    link = Link(bandwidth=20.0)
+    small = Workload(WEIGHTS, BATCH, wire_dtype=None)
+    assert speed(2, link=link) == speed(2, link=link, workload=small)
+
+
 def test_each_learner_carries_its_share_of_a_round() -> None:
     link = Link(bandwidth=100.0)
     found = speed(5, 2, communication="sync", link=link)
@@ -213,6 +241,16 @@ def test_without_a_bound_exchanges_take_the_time_of_training() -> None:
 def test_a_super_learner_shares_the_work_of_its_exchanges() -> None:
     one, two = (speed(2, n, costs=WORK, cpu_share=0.2) for n in (1, 2))
     assert two.exchanges_per_step == pytest.approx(2 * one.exchanges_per_step)
+
+
+def test_half_a_byte_costs_arithmetic_and_less_of_the_network() -> None:
+    costs = Costs(work=8e-8, lattice=1e-7)  # seconds per byte
+    coarse = Workload(2**20, wire_dtype=as_dtype("int4"))
+    found = speed(2, workload=coarse, costs=costs, cpu_share=1.0)
+    # An eighth of the bits, and per block of 256 weights a scale, a power and a check.
+    taken = 2**20 * (8e-8 * (1 / 8 + 8 / 1024) + 1e-7)
+    assert found.exchanges_per_step == pytest.approx(1.0)
+    assert found.steps_per_second == pytest.approx(1 / (0.5 + taken), rel=1e-3)
 
 
 # --- against the timelines

@@ -16,6 +16,7 @@ import lightning.fabric.strategies.ddp as fabric_ddp
 import lightning.pytorch as pl
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     ModelPruning,
@@ -153,6 +154,7 @@ class Looks(Sampled):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         self.seen = set(state_of(self.trainer))
         if self.fails:
+            dist.barrier()  # who is slower would be ended before it has looked
             raise ValueError("of the training")
         return super().training_step(batch, batch_idx)
 

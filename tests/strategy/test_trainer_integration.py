@@ -6,6 +6,7 @@ is known exactly, however they average: start - lr * sum of the mean gradients.
 
 import atexit
 import gc
+import inspect
 import json
 import os
 import re
@@ -568,6 +569,7 @@ def test_learners_that_step_together_need_equally_many_batches() -> None:
 def test_two_fits_in_one_process_and_nothing_of_them_is_left() -> None:
     def program(rank: int) -> Any:
         # As in a program that is no test: it collects garbage, and leaves out nothing.
+        gc.get_freeze_count = inspect.unwrap(gc.get_freeze_count)
         gc.unfreeze()
         gc.enable()
         module, left_out = Linear(), list[bool]()
