@@ -39,7 +39,7 @@ else
 		--out "runs/demo-$$(basename "$(CORPUS)")"
 endif
 
-test: $(STAMP) ## all tests; WORKERS=5 processes, of which half of the time waits
+test: $(STAMP) ## all tests, in WORKERS=5 processes, which wait half of the time
 	$(PYTEST)
 
 test-core: $(STAMP) ## all tests but those of speech and of its recipes

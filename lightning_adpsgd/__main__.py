@@ -27,7 +27,7 @@ from typing import TypeAlias, get_args
 import torch.distributed as dist
 
 from lightning_adpsgd import __version__
-from lightning_adpsgd.dials import WireDtypeName, as_dtype
+from lightning_adpsgd.dials import WireDtypeName
 from lightning_adpsgd.islands import rendezvous
 from lightning_adpsgd.prediction import calibration
 from lightning_adpsgd.prediction.calibration import Calibration
@@ -163,7 +163,8 @@ def _described(found: Calibration) -> str:
     return (
         f"link {8e-9 * found.bandwidth:.2f} Gbit/s each way, "
         f"{1e6 * found.latency:.0f} us; memory {1e-9 / found.copy:.1f} GB/s copied; "
-        f"an exchange {1e-9 / found.exchange:.2f} GB/s of arithmetic; "
+        f"an exchange {1e-9 / found.exchange:.2f} GB/s of arithmetic, "
+        f"{1e-9 / found.lattice:.2f} in 8 or 4 bits; "
         f"{found.cores} cores"
     )
 
@@ -184,9 +185,8 @@ def _add_predict(commands: _Commands) -> None:
     add.add_argument("--slow", type=float, default=1.0, help="last learner's slowdown")
     add.add_argument("--gbit", type=float, help="link rate, instead of FILE's")
     add.add_argument("--inner-gbit", type=float, help="link inside a super-learner")
-    add.add_argument(
-        "--wire-dtype", choices=("auto", *get_args(WireDtypeName)), default="auto"
-    )
+    wires = ("auto", *get_args(WireDtypeName))
+    add.add_argument("--wire-dtype", choices=wires, default="auto", help="of async")
     add.add_argument("--learners-per-machine", type=int, default=1)
     add.add_argument("--cpu-share", type=float, default=0.05, help="exchanges' share")
     add.add_argument("--samples", type=float, help="total samples: adds hours")
@@ -224,7 +224,7 @@ def _predict(chosen: argparse.Namespace) -> None:
 
 
 def _workload(chosen: argparse.Namespace, mode: Mode) -> Workload:
-    wire_dtype = as_dtype(chosen.wire_dtype if mode == "async" else None)
+    wire_dtype = chosen.wire_dtype if mode == "async" else None
     return Workload(chosen.weight_mb * 1e6, chosen.local_batch, wire_dtype)
 
 
@@ -247,6 +247,7 @@ def _table(
     rows: Sequence[tuple[str, Prediction]], samples: float | None
 ) -> Iterator[str]:
     heads = ["", "samples/s", "steps/s", "exposed", "exchanges/step", "staleness"]
+    heads += ["wire"]
     heads += ["hours"] * (samples is not None)
     yield "".join(f"{head:>15}" for head in heads)
     for name, found in rows:
@@ -257,6 +258,7 @@ def _table(
             f"{found.exposed:.1%}",
             f"{found.exchanges_per_step:.2f}",
             f"{found.mean_staleness:.1f}",
+            str(found.wire_dtype).removeprefix("torch."),
         ]
         if samples is not None:
             cells.append(f"{found.hours(samples):.2f}")

@@ -43,7 +43,7 @@ PROCESSOR = "processor seconds"
 USED = pytest.StashKey[float]()
 # Of a file that starts processes and is not in the list.
 SECONDS_OF_PROCESSES = 10.0
-# Processor seconds per second, under which a file mostly waits.
+# A file that uses less than this share of a core mostly waits.
 WAITS = 0.45
 
 
@@ -111,10 +111,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def in_turns(items: Iterable[pytest.Item]) -> list[str]:
-    """The files, so that those that wait and those that compute take as long so far."""
+    """The files, waiting and computing ones interleaved by the time that they take."""
     waiting, computing = list[tuple[float, str]](), list[tuple[float, str]]()
     recorded = recorded_seconds()
-    for file, starts in {file_of(item): is_flaky(item) for item in items}.items():
+    modules = {file_of(item): getattr(item, "module", None) for item in items}
+    for file, module in modules.items():
+        starts = module is not None and starts_processes(module)
         guess = Seconds(SECONDS_OF_PROCESSES * starts, 0.0)
         seconds, processor = recorded.get(file, guess)
         waits = processor < WAITS * seconds
@@ -154,17 +156,12 @@ def recorded_seconds() -> dict[str, Seconds]:
     """Seconds of each file that is in the list; a file that is not takes few."""
     lines = SECONDS.read_text().splitlines() if SECONDS.exists() else []
     rows = map(str.split, lines)
-    return {file: Seconds(float(all_), float(own)) for all_, own, file in rows}
+    return {file: Seconds(*map(float, numbers)) for *numbers, file in rows}
 
 
 def file_of(item: pytest.Item) -> str:
     """The file of a test, from the root of the checkout."""
     return item.nodeid.partition("::")[0]
-
-
-def is_flaky(item: pytest.Item) -> bool:
-    """Whether a test runs again if it fails."""
-    return item.get_closest_marker("flaky") is not None
 
 
 def processor_seconds() -> float:

@@ -176,11 +176,13 @@ class Lane:
 
         An exchange that would be long beside a step of `step_seconds` changes its form.
         """
-        form, begin = self._choice.choose(step_seconds), time.monotonic()
+        form = self._choice.choose(step_seconds)
+        begin, worked = time.monotonic(), time.thread_time()
         outcome = self._exchange(
             [self._post_hearing(), self._post_word(ASKS[form], num_under_way)], form
         )
-        self._choice.took(form, time.monotonic() - begin)
+        seconds, processor = time.monotonic() - begin, time.thread_time() - worked
+        self._choice.took(form, seconds, processor)
         return outcome
 
     def answer(self, num_under_way: int) -> Outcome:

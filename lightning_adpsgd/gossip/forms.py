@@ -73,6 +73,8 @@ class FormChoice:
     It begins with the last one: over a slow link, an exchange at full width would hold
     up the others for many steps, and average weights as old. The time grows at most in
     proportion to the bytes, so a quick exchange shows that a wider form is fast enough.
+    Fewer bits are more arithmetic. So where that is most of the time, a wider form is
+    tried once if the link alone would be fast enough for it.
 
     Args:
         sizes: bytes of an exchange in each form, the largest first.
@@ -80,8 +82,11 @@ class FormChoice:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes, self._calls = sizes, 0
-        # For each form, the known upper bound on the time of an exchange.
+        # For each form, the known upper bound on the time of an exchange; what it took
+        # last, or before that, what the link alone would take.
         self._seconds = [math.inf] * len(sizes)
+        self._guesses = [math.inf] * len(sizes)
+        self._taken = set[int]()
         # In steps, for all forms but the last, which is for everything longer.
         self._limits = [LONG] * (len(sizes) - 2) + [_LONGER]
 
@@ -90,9 +95,18 @@ class FormChoice:
         if self._sizes[0] < WORTH_BYTES:
             return 0
         self._calls += 1
+        form = self._widest(self._seconds, step_seconds)
+        if not self._is_try:
+            return form
+        is_last = form == len(self._limits)
+        next_one = form if is_last else max(0, form - 1)
+        return min(next_one, self._widest(self._guesses, step_seconds))
+
+    def _widest(self, seconds: Sequence[float], step_seconds: float) -> int:
+        """The widest form that takes few enough seconds."""
         for form, limit in enumerate(self._limits):
-            if self._seconds[form] < limit * step_seconds:
-                return max(0, form - self._is_try)
+            if seconds[form] < limit * step_seconds:
+                return form
         return len(self._limits)
 
     @property
@@ -101,9 +115,13 @@ class FormChoice:
         of_few = self._calls > 1 and self._calls.bit_count() == 1
         return of_few or self._calls % _TRY_EVERY == 0
 
-    def took(self, form: int, seconds: float) -> None:
-        """Notes the duration of an exchange in a form."""
-        self._seconds[form] = seconds
+    def took(self, form: int, seconds: float, processor: float = 0.0) -> None:
+        """Notes the duration of an exchange in a form, and the processor's part."""
+        self._seconds[form] = self._guesses[form] = seconds
+        self._taken.add(form)
+        link = max(0.0, seconds - processor)
         for wider, size in enumerate(self._sizes[:form]):
-            in_proportion = seconds * size / self._sizes[form]
-            self._seconds[wider] = min(self._seconds[wider], in_proportion)
+            times = size / self._sizes[form]
+            self._seconds[wider] = min(self._seconds[wider], seconds * times)
+            if wider not in self._taken:
+                self._guesses[wider] = link * times

@@ -20,8 +20,9 @@ _LONGEST_PAUSE_S = 60.0
 _REPORT_AFTER_S, _RARE = 60.0, 0.2
 # The number of step boundaries from which the duration of a step is computed.
 _STEPS = 6
-# Where Linux reports for how long threads have waited for a core.
+# Where Linux reports for how long threads have waited for a core: any, and this one.
 _PRESSURE = Path("/proc/pressure/cpu")
+_OWN = Path("/proc/thread-self/schedstat")
 
 
 class CoreShare:
@@ -45,12 +46,14 @@ class CoreShare:
     @contextmanager
     def exchange(self) -> Iterator[None]:
         """Charges the exchange made inside the context, in the same thread."""
-        begin, worked, waited = time.monotonic(), time.thread_time(), waiting_s()
+        begin, worked = time.monotonic(), time.thread_time()
+        waited, own = waiting_s(), own_waiting_s()
         try:
             yield
         finally:
             work, seconds = time.thread_time() - worked, time.monotonic() - begin
-            self.spent(work * crowding(waited, waiting_s(), seconds))
+            own = own_waiting_s() - own
+            self.spent(work * crowding(waited, waiting_s(), seconds, own))
 
     def merged(self, seconds: float) -> None:
         """Charges the time of a merge in the training thread."""
@@ -96,15 +99,27 @@ def waiting_s() -> float | None:
     return int(line.rpartition("total=")[2]) / 1e6
 
 
-def crowding(before: float | None, after: float | None, seconds: float) -> float:
-    """The share of a time span in which some thread waited for a core, in [0, 1].
+def own_waiting_s() -> float:
+    """The total seconds in which this thread has waited for a core; 0 if unknown."""
+    try:
+        _, waited, _ = _OWN.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return 0.0
+    return int(waited) / 1e9
 
-    It follows from `waiting_s` before and after. Without that information it is 1, the
-    cautious answer.
+
+def crowding(
+    before: float | None, after: float | None, seconds: float, own: float = 0.0
+) -> float:
+    """The share of a time span in which another thread waited for a core, in [0, 1].
+
+    It follows from `waiting_s` before and after. `own` is how long this thread itself
+    waited: then it held up nobody. Without `waiting_s` it is 1, the cautious answer.
     """
-    if before is None or after is None or seconds <= 0:
+    rest = seconds - own
+    if before is None or after is None or rest <= 0:
         return 1.0
-    return min(1.0, max(0.0, after - before) / seconds)
+    return min(1.0, max(0.0, after - before - own) / rest)
 
 
 class Traffic:

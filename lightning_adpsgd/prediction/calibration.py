@@ -35,7 +35,7 @@ from lightning_adpsgd.weights.replica import Replica
 _PATIENCE = timedelta(minutes=2)
 _REPETITIONS, _QUESTIONS = 5, 200
 _CHUNK_ELEMENTS = 1 << 20  # as in an exchange of the engine
-# The total processor time of an exchange, over that of its arithmetic: it includes
+# The total processor time of an exchange in float32, over its arithmetic: it includes
 # network threads, the kernel, merges, and caches lost to training. Measured over Gloo
 # with 34 MB of weights at 1 Gbit/s and 200 Mbit/s, on one machine.
 _ALL_WORK = 3.5
@@ -164,8 +164,9 @@ def measure_arithmetic(num_bytes: int) -> dict[str, float]:
     both = _seconds(lambda: (_exchange(replica, other), replica.merge_all()))
     exchange = _seconds(lambda: _exchange(replica, other))
     seconds = {"copy": copy, "exchange": exchange, "merge": max(0.0, both - exchange)}
+    # 4 bits take as long, to a few per cent.
     codec = make_codec(torch.int8, torch.float32)
-    seconds["lattice"] = _seconds(lambda: _exchange_coarsely(replica, codec))
+    seconds["lattice"] = _seconds(lambda: _exchange_in_lattice(replica, codec))
     return {name: value / num_bytes for name, value in seconds.items()}
 
 
@@ -184,8 +185,8 @@ def _exchange(replica: Replica, theirs: Tensor) -> None:
 
 
 @torch.no_grad()
-def _exchange_coarsely(replica: Replica, codec: Codec) -> None:
-    """With a peer that has the same weights, which takes as long as with another."""
+def _exchange_in_lattice(replica: Replica, codec: Codec) -> None:
+    """As `_exchange`. The peer's weights are the same, which changes no duration."""
     for chunk in replica.chunks:
         mine = torch.empty(len(chunk))
         chunk.read(mine)

@@ -11,17 +11,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from lightning_adpsgd.gossip.codecs import (
-    Lattice,
-    WireChoice,
-    make_codec,
-    wire_dtypes,
-)
+from lightning_adpsgd.dials import WireDtype, as_dtype
+from lightning_adpsgd.gossip.codecs import Lattice, make_codec, wire_dtypes
 from lightning_adpsgd.gossip.forms import LONG, WORTH_BYTES
 from lightning_adpsgd.topology.named import TOPOLOGIES, TopologyLike, find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link, StepTimes, check_positive
@@ -53,17 +49,19 @@ class Workload:
     Args:
         weight_bytes: bytes of the model in float32.
         local_batch_size: number of samples in a step of one learner.
-        wire_dtype: what a weight is sent as in "async"; None: the dtype of the weights.
-            "auto" chooses as the engine does (`FormChoice`).
+        wire_dtype: what a weight is sent as in "async", a dtype or its name; None:
+            float32. "auto" is the widest of float32, int8 and int4 that the engine
+            keeps to (`gossip.forms.FormChoice`).
         backward: share of a step's time in which gradients become ready, in [0, 1].
     """
 
     weight_bytes: float
     local_batch_size: int = 1
-    wire_dtype: WireChoice = "auto"
+    wire_dtype: WireDtype | Literal["auto"] | None = "auto"
     backward: float = 2 / 3
 
     def __post_init__(self) -> None:
+        as_dtype(self.wire_dtype)
         check_positive("weight_bytes", self.weight_bytes)
         check_positive("local_batch_size", self.local_batch_size)
         if not 0 <= self.backward <= 1:
@@ -78,12 +76,12 @@ class Costs:
         round: work of a synchronous round that its links do not hide.
         gradient: work of a DDP step that links and the backward pass do not hide.
         exchange: arithmetic of an exchange, for which a fast link waits.
-        lattice: the same, where 8 or 4 bits of a weight are sent.
+        lattice: the same, where a weight is sent in 8 or 4 bits.
         merge: work of a step boundary with a merge.
         step: seconds (not per byte) that a step takes longer if learners that share
             cores make it at the same moment.
-        work: processor work of an exchange at one end, in addition to training, where
-            all bits are sent; of fewer, that share, and `lattice`.
+        work: processor work of an exchange of float32 at one end, `exchange` included,
+            in addition to training. What is not arithmetic shrinks with the bytes.
         cores: number of cores of a learner; a fraction if it shares them.
         busy: average number of these cores that a step keeps busy.
         machine_cores: number of cores of the machine, including other learners'.
@@ -114,6 +112,7 @@ class Prediction:
             rounds in modes that wait.
         staleness: share of exchanges or rounds by age, the number of optimizer steps
             from reading the weights to the merge.
+        wire_dtype: what a weight is sent as, if `Workload.wire_dtype` leaves it open.
     """
 
     samples_per_second: float
@@ -121,6 +120,7 @@ class Prediction:
     exposed: float
     exchanges_per_step: float
     staleness: dict[int, float] = field(default_factory=dict)
+    wire_dtype: torch.dtype = torch.float32
 
     def hours(self, num_samples: float) -> float:
         """The hours until this many samples have been seen, over all epochs."""
@@ -275,6 +275,7 @@ def _mean_factor(scenario: Scenario) -> float:
 class _Width(NamedTuple):
     """An exchange with one wire dtype; in all learners of a super-learner together."""
 
+    dtype: torch.dtype
     message_bytes: float
     arithmetic: float  # seconds, for which a fast link waits
     work: float  # processor seconds at one end
@@ -292,7 +293,8 @@ def _without_waiting(
 ) -> Prediction:
     gradients = _alone(scenario, workload.weight_bytes)
     mean = sum(gradients) / len(gradients)
-    width, seen = _observe(workload, scenario, costs, mean)
+    # A lane narrows by the steps of its own end, and most are as the median.
+    width, seen = _observe(workload, scenario, costs, mean, median(gradients))
     cores = _Cores(width, scenario, costs, mean)
     merge = seen.merging * costs.merge * workload.weight_bytes
     kept = cores.kept(seen.exchanges, merge, cpu_share)
@@ -309,6 +311,7 @@ def _without_waiting(
         exposed=sum(exposed) / len(exposed),
         exchanges_per_step=kept * seen.exchanges,
         staleness=seen.staleness,
+        wire_dtype=width.dtype,
     )
 
 
@@ -383,30 +386,41 @@ def _last(too_many: Callable[[float], bool]) -> float:
 
 
 def _observe(
-    workload: Workload, scenario: Scenario, costs: Costs, step: float
+    workload: Workload, scenario: Scenario, costs: Costs, step: float, usual: float
 ) -> tuple[_Width, _Seen]:
-    """The widest exchange that takes half a step, and what is exchanged with it."""
-    widths = [*_widths(workload, costs)]
+    """The exchange that the engine keeps to, and what is exchanged with it."""
+    widths = [*_widths(workload, scenario.super_learner_size, costs)]
     if scenario.num_super_learners == 1:
         return widths[0], _Seen(0.0, 0.0, {}, 0.0)
     for width in widths[:-1]:
+        if _least_seconds(width, scenario) >= LONG * usual:
+            continue
         seen = _observe_with(width, workload, scenario, step)
-        if seen.seconds < LONG * step:
+        if seen.seconds < LONG * usual:
             return width, seen
     return widths[-1], _observe_with(widths[-1], workload, scenario, step)
 
 
-def _widths(workload: Workload, costs: Costs) -> Iterator[_Width]:
+def _widths(workload: Workload, size: int, costs: Costs) -> Iterator[_Width]:
+    """What the engine chooses from, the widest first."""
     weight_bytes = workload.weight_bytes
-    for dtype in wire_dtypes(workload.wire_dtype):
+    dtypes = wire_dtypes(as_dtype(workload.wire_dtype))
+    if weight_bytes / size < WORTH_BYTES:  # each learner exchanges its shard
+        dtypes = dtypes[:1]
+    for dtype in dtypes:
         codec = make_codec(dtype, torch.float32)
         sent = codec.dtype.itemsize * codec.length(math.ceil(weight_bytes / 4))
         is_lattice = isinstance(codec, Lattice)
         arithmetic = (costs.lattice if is_lattice else costs.exchange) * weight_bytes
-        work = costs.work * min(sent, weight_bytes) + is_lattice * arithmetic
-        yield _Width(sent, arithmetic, work)
-        if weight_bytes < WORTH_BYTES:
-            return
+        network = max(0.0, costs.work - costs.exchange) * min(sent, weight_bytes)
+        yield _Width(dtype or torch.float32, sent, arithmetic, arithmetic + network)
+
+
+def _least_seconds(width: _Width, scenario: Scenario) -> float:
+    """What an exchange takes that has its links for itself."""
+    size = scenario.super_learner_size
+    seconds = scenario.link.seconds(width.message_bytes / size)
+    return max(seconds, width.arithmetic / size)
 
 
 def _observe_with(
@@ -418,7 +432,8 @@ def _observe_with(
     crossing = local.link.seconds(width.message_bytes / size)
     num_peers = len(local.topology.part(0, num, 0).takes) - 1
     # At first many ask at once; then they take turns.
-    begin = 10 * step + max(2 * num_peers, _CROSSINGS) * crossing
+    begin = 10 * scenario.gossip_every * step
+    begin += max(2 * num_peers, _CROSSINGS) * crossing
     timeline = Asynchronous(local, workload.weight_bytes, width.message_bytes)
     seen = itertools.takewhile(lambda event: event.seconds < 3 * begin, timeline)
     late = int(size > 1)  # what a super-learner has gathered is merged a step later
@@ -435,8 +450,9 @@ def _neighbourhood(scenario: Scenario, width: _Width) -> Scenario:
                 f"in each round: at most {_LOCAL} super-learners, got {num}"
             )
         num = _LOCAL
-    took = width.arithmetic
-    fastest = width.message_bytes / took if took else math.inf
+    fastest = math.inf
+    if width.arithmetic:
+        fastest = width.message_bytes / width.arithmetic
     link = replace(scenario.link, bandwidth=min(scenario.link.bandwidth, fastest))
     return replace(scenario, num_super_learners=num, link=link)
 
@@ -454,7 +470,8 @@ def _count(events: Iterable[Event], begin: float, late: int) -> _Seen:
             read[event.exchange] = {i: steps[i] for i in event.exchange.ends}
             began[event.exchange] = event.seconds
         elif isinstance(event, Ended):
-            took.append(event.seconds - began.pop(event.exchange))
+            seconds = event.seconds - began.pop(event.exchange)
+            took += [seconds] * counts
             for i, step in read.pop(event.exchange).items():
                 waiting.setdefault(i, []).append(step)
                 num_ends += counts
@@ -467,5 +484,5 @@ def _count(events: Iterable[Event], begin: float, late: int) -> _Seen:
                 num_merging += bool(merged)
                 ages.update(steps[i] - step + late for step in merged)
     shares = {age: count / ages.total() for age, count in sorted(ages.items())}
-    seconds = fmean(took) if took else math.inf
-    return _Seen(num_ends / num_steps, num_merging / num_steps, shares, seconds)
+    mean = fmean(took) if took else math.inf
+    return _Seen(num_ends / num_steps, num_merging / num_steps, shares, mean)

@@ -330,17 +330,18 @@ def _check_same_batch(
     mine[: 1 + len(sums)] = torch.stack([torch.full_like(mine[0], len(tensors)), *sums])
     all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(all_of_them, mine, group)
-    for other in all_of_them:
-        if not torch.allclose(mine, other, equal_nan=True):
-            # Whoever leaves first would hide the reason from the others.
-            with suppress(RuntimeError):
-                dist.barrier(group)
-            raise ValueError(
-                f"learners {dist.get_process_group_ranks(group)} share layers, and so "
-                "must train on the same batches, got different ones: deal them by "
-                "`trainer.strategy.distributed_sampler_kwargs`, and give all learners "
-                "one seed for what is drawn at random (`seed_everything`)"
-            )
+    # All see the same rows, and so come to the same answer.
+    first, *others = all_of_them
+    if not all(torch.allclose(first, other, equal_nan=True) for other in others):
+        # Whoever leaves first would end the others' all_gather with another error.
+        with suppress(RuntimeError):
+            dist.barrier(group)
+        raise ValueError(
+            f"learners {dist.get_process_group_ranks(group)} share layers, and so "
+            "must train on the same batches, got different ones: deal them by "
+            "`trainer.strategy.distributed_sampler_kwargs`, and give all learners "
+            "one seed for what is drawn at random (`seed_everything`)"
+        )
 
 
 def _check_plugin(checkpoint_io: CheckpointIO | None) -> None:

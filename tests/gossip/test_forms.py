@@ -1,6 +1,7 @@
 """Which form an exchange takes: its wire dtype, and the length of its messages."""
 
 import math
+from collections.abc import Sequence
 from threading import Condition
 
 import torch
@@ -51,6 +52,35 @@ def test_one_in_many_shows_whether_the_link_has_become_faster() -> None:
     assert tries == [2, 4, 8, 16, 32, 64, 128]
     assert chosen[0] == 3
     assert set(chosen[1:]) == {1, 2}
+
+
+def chosen_with(link: Sequence[float], processor: Sequence[float]) -> list[int]:
+    """The forms of 200 exchanges beside steps of a second, by what each takes."""
+    choice, chosen = FormChoice(AUTO), list[int]()
+    for _ in range(200):
+        chosen.append(form := choice.choose(1.0))
+        choice.took(form, link[form] + processor[form], processor[form])
+    return chosen
+
+
+def test_fewer_bits_that_take_longer_than_all_are_left() -> None:
+    """A fast link and a large model: even half a byte takes more than a step."""
+    chosen = chosen_with(link=(0.2, 0.05, 0.025, 0.025), processor=(0.2, 1.1, 1.1, 1.2))
+    assert chosen == [3] + [0] * 199
+
+
+def test_a_guess_that_was_wrong_is_not_made_again() -> None:
+    """Arithmetic and messages overlap, so that the link seems to take no time."""
+    seconds, choice, chosen = (4.0, 1.2, 1.1, 1.1), FormChoice(AUTO), list[int]()
+    for _ in range(200):
+        chosen.append(form := choice.choose(1.0))
+        choice.took(form, seconds[form], seconds[form] - 0.01)
+    assert sorted(chosen) == [0, 1, 2] + [3] * 197
+
+
+def test_no_wider_form_is_tried_over_a_slow_link() -> None:
+    chosen = chosen_with(link=(9.6, 2.4, 1.2, 1.2), processor=(0.1, 0.3, 0.3, 0.4))
+    assert chosen == [3] * 200
 
 
 def test_short_messages_carry_the_parts_of_long_ones_in_order() -> None:

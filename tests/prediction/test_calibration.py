@@ -18,7 +18,7 @@ FOUND = Calibration(
     latency=1e-4,
     copy=1e-10,
     exchange=1e-9,
-    lattice=2e-9,
+    lattice=5e-10,
     merge=2e-10,
     round=1e-9,
     gradient=5e-10,
@@ -56,6 +56,7 @@ def test_exchanges_find_the_cores_that_steps_leave() -> None:
     assert four.cores == 0.5
     assert four.machine_cores == 2
     assert four.busy == pytest.approx(0.2)
+    assert four.lattice == FOUND.lattice
     # All that an exchange takes is three and a half times its arithmetic.
     assert four.work == pytest.approx(3.5 * FOUND.exchange)
     assert replace(FOUND, step_seconds=None).costs(4).busy == 0
@@ -127,6 +128,25 @@ def test_a_prediction_is_a_table(file: Path, capsys: pytest.CaptureFixture) -> N
     speed = float(cells["async"][0].replace(",", ""))
     assert 400 / (1 + 172.6e6 * 2e-10 / 0.1) - 1 < speed <= 400
     assert float(cells["async"][-1]) == pytest.approx(1.44e6 / speed / 3600, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "sent_as"),
+    [
+        ([], "float32"),
+        (["--gbit", "2"], "int8"),
+        (["--wire-dtype", "auto", "--gbit", "1"], "int4"),
+        (["--wire-dtype", "int4"], "int4"),
+        (["--wire-dtype", "float32", "--gbit", "1"], "float32"),
+    ],
+)
+def test_what_a_weight_is_sent_as_is_in_the_table(
+    words: list[str], sent_as: str, file: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert predict(file, "--learners", "4", "--weight-mb", "40", *words) == 0
+    rows = [row.split() for row in capsys.readouterr().out.splitlines()[1:]]
+    wires = {name: cells[-1] for name, *cells in rows}
+    assert wires == {**dict.fromkeys(wires, "float32"), "async": sent_as}
 
 
 @pytest.mark.parametrize(

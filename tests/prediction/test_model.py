@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 import torch
 
-from lightning_adpsgd.dials import WireDtype, as_dtype
+from lightning_adpsgd.gossip.codecs import INT4
+from lightning_adpsgd.gossip.forms import WORTH_BYTES, FormChoice
 from lightning_adpsgd.prediction.model import (
     Costs,
     Mode,
@@ -19,6 +19,7 @@ from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Compute, Link, overlapp
 
 MODES: tuple[Mode, ...] = ("sync", "delay_by_one", "async", "allreduce")
 WEIGHTS = 100.0  # bytes: one bucket
+MODEL = 4.0 * 2**20  # bytes that are worth a narrower exchange
 BATCH = 8
 
 
@@ -146,24 +147,54 @@ def test_smaller_messages_are_exchanged_more_often() -> None:
     assert half.exchanges_per_step == pytest.approx(2 * whole.exchanges_per_step, 0.1)
 
 
-@pytest.mark.parametrize(
-    ("steps", "bits"), [(0.4, 32), (0.6, 8), (1.8, 8), (2.2, 4), (30.0, 4)]
-)
-def test_an_exchange_is_narrow_that_would_take_half_a_step(
-    steps: float, bits: int
-) -> None:
+def sent_as(*seconds: float) -> torch.dtype:
+    """What the engine keeps to, of forms that take so many of a step's half."""
+    sizes = [4 * WORTH_BYTES, WORTH_BYTES, WORTH_BYTES // 2, WORTH_BYTES // 2]
+    choice, form = FormChoice(sizes), 0
+    for _ in range(100):
+        form = choice.choose(0.5)
+        choice.took(form, seconds[min(form, 2)])
+    return (torch.float32, torch.int8, INT4, INT4)[form]
+
+
+@pytest.mark.parametrize("steps", [0.4, 0.6, 1.8, 2.2, 30.0])
+def test_an_exchange_is_as_narrow_as_the_engine_makes_it(steps: float) -> None:
     """`steps`: what an exchange at full width takes."""
-    weight_bytes = 4 * 2**20
-    link = Link(bandwidth=weight_bytes / (steps * 0.5))
+    link = Link(bandwidth=MODEL / (steps * 0.5))
+    found = speed(2, link=link, workload=Workload(MODEL))
+    seconds = [steps * 0.5 / times for times in (1, 4, 8)]
+    assert found.wire_dtype == sent_as(*seconds)
+    fixed = Workload(MODEL, wire_dtype=found.wire_dtype)
+    assert found == speed(2, link=link, workload=fixed)
 
-    def exchanges(wire_dtype: WireDtype | Literal["auto"] | None) -> Prediction:
-        workload = Workload(weight_bytes, wire_dtype=as_dtype(wire_dtype))
-        costs = Costs(work=2e-8)  # shows how much is sent
-        return speed(2, link=link, workload=workload, costs=costs, cpu_share=1.0)
 
-    names: dict[int, WireDtype | None] = {32: None, 8: "int8", 4: "int4"}
-    found, by_bits = exchanges("auto"), {b: exchanges(n) for b, n in names.items()}
-    assert [b for b, one in by_bits.items() if one == found] == [bits]
+def test_arithmetic_that_takes_longer_than_the_link_keeps_all_bits() -> None:
+    slow = Costs(exchange=0.2 / MODEL, lattice=0.6 / MODEL, cores=64.0)
+    found = speed(2, link=Link(), workload=Workload(MODEL), costs=slow)
+    assert found.wire_dtype == torch.float32
+    # Half a byte is bound by its arithmetic, which takes more than a step.
+    coarse = speed(2, workload=Workload(MODEL, wire_dtype="int4"), costs=slow)
+    assert coarse.exchanges_per_step == pytest.approx(0.5 / 0.6, rel=0.1)
+
+
+def test_each_learner_sends_its_shard() -> None:
+    link, shards = Link(bandwidth=MODEL / 2), Workload(2 * WORTH_BYTES)
+    assert speed(2, 1, link=link, workload=Workload(MODEL)).wire_dtype == INT4
+    assert speed(2, 4, link=Link(1e5), workload=shards).wire_dtype == torch.float32
+    assert speed(2, 1, link=Link(1e5), workload=shards).wire_dtype == INT4
+
+
+def test_one_slow_learner_does_not_widen_the_exchanges_of_the_others() -> None:
+    link = Link(bandwidth=MODEL / 0.3)  # of a usual step half, of the mean one less
+    slow = Compute(0.5, slow={3: 20.0})
+    found = speed(8, link=link, workload=Workload(MODEL), compute=slow)
+    assert found.wire_dtype == torch.int8
+
+
+def test_rare_rounds_are_predicted_too() -> None:
+    found = speed(4, gossip_every=50, workload=Workload(MODEL), link=Link(1e9))
+    assert found.exchanges_per_step == pytest.approx(2 / 50, rel=0.2)
+    assert found.wire_dtype == torch.float32
 
 
 def test_few_weights_are_sent_as_they_are() -> None:
@@ -245,7 +276,7 @@ def test_a_super_learner_shares_the_work_of_its_exchanges() -> None:
 
 def test_half_a_byte_costs_arithmetic_and_less_of_the_network() -> None:
     costs = Costs(work=8e-8, lattice=1e-7)  # seconds per byte
-    coarse = Workload(2**20, wire_dtype=as_dtype("int4"))
+    coarse = Workload(2**20, wire_dtype="int4")
     found = speed(2, workload=coarse, costs=costs, cpu_share=1.0)
     # An eighth of the bits, and per block of 256 weights a scale, a power and a check.
     taken = 2**20 * (8e-8 * (1 / 8 + 8 / 1024) + 1e-7)
@@ -317,6 +348,12 @@ def test_what_has_no_meaning_is_refused(arguments: dict, message: str) -> None:
 def test_a_wire_dtype_is_for_exchanges_alone() -> None:
     with pytest.raises(ValueError, match="`wire_dtype` applies to"):
         speed(4, communication="sync", workload=Workload(WEIGHTS, 1, torch.float16))
+
+
+def test_a_wire_dtype_may_be_a_name_and_must_be_known() -> None:
+    assert Workload(WEIGHTS, wire_dtype="int8").wire_dtype == "int8"
+    with pytest.raises(ValueError, match="`wire_dtype` must be one of"):
+        Workload(WEIGHTS, wire_dtype="int3")  # pyright: ignore[reportArgumentType]
 
 
 def test_the_backward_pass_is_no_more_than_a_step() -> None:

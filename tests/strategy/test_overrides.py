@@ -154,7 +154,7 @@ class Looks(Sampled):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         self.seen = set(state_of(self.trainer))
         if self.fails:
-            dist.barrier()  # who is slower would be ended before it has looked
+            dist.barrier()  # or the slower one might be stopped before it has looked
             raise ValueError("of the training")
         return super().training_step(batch, batch_idx)
 
