@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     transcribe.add_argument(
         "--least-fit",
         type=float,
-        help="fit below which a stretch of sound has no words (of the model); "
+        help="fit below which a stretch has no words (default: the model's); "
         "-1000 keeps the words of noise as well",
     )
     transcribe.add_argument(

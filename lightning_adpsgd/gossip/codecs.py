@@ -41,8 +41,8 @@ _MOST_QUARTERS = 1024
 class Codec(ABC):
     """Encodes parts of a weight vector as messages, and compares two messages.
 
-    One lane of one edge has one codec at each end. Its state depends only on the
-    messages that crossed, so both ends have the same state.
+    Each end of a lane has a codec for each form and dtype. Its state depends only on
+    the messages that crossed, and so equals that of the other end.
 
     Attributes:
         dtype: dtype of the elements of a message.

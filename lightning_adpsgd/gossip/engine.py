@@ -1,8 +1,8 @@
 """Asynchronous gossip: averaging with peers in the background, without waiting.
 
-A super-learner has two copies of its weights (AD-PSGD, arXiv 1710.06952, with the merge
-written as a difference so that no local step is lost): w and x = w + d (see
-`weights.replica`)::
+The weights have two sides: training changes w, and exchanges read x = w + d, which is
+not stored (see `weights.replica`). This is AD-PSGD (arXiv 1710.06952), with the merge
+written as a difference so that no local step is lost::
 
     exchange of i and j  c = a (x_j - x_i);  d_i += c;  d_j -= c
     merge of i           w_i += d_i;  d_i = 0
@@ -109,7 +109,6 @@ class Gossip(Communication, Exchanges):
         vectors: weights that this learner holds.
         transport: connection to the counterparts in the other super-learners; with
             several sections, to those of the first section.
-
         node: learners of this super-learner.
         members: super-learners to exchange with; two that meet alone use a = gain / 2.
         on_error: function called once, by a communication thread that ends the learner.
@@ -117,8 +116,8 @@ class Gossip(Communication, Exchanges):
             (`weights.sections`), each of which has separate exchanges.
 
     Attributes:
-        peers: the connections to the others; in several sections, those of the first.
-        sections: the same for each section.
+        sections: one `Peers` for each section of the weights.
+        peers: the first of them.
         threads: all that communicate for this learner.
         replica: what exchanges read and change of the weights.
     """

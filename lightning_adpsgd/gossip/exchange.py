@@ -152,7 +152,10 @@ class Lane:
         self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
 
     def say(self, word: int, num_under_way: int = 0) -> None:
-        """Sends a word, and the number of exchanges under way at this end."""
+        """Sends a word, and the number of exchanges under way at this end.
+
+        With `LEAVE` the number is 1 if this end leaves all peers for good, otherwise 0.
+        """
         self.channel.wait([self._post_word(word, num_under_way)])
 
     def hear(self) -> int:

@@ -25,8 +25,8 @@ class Members:
             together.
 
     Attributes:
-        circle: schedule of who asks whom; the thread that tracks the members replaces
-            it as a whole, and the training thread reads it.
+        circle: schedule over the live super-learners (`LiveSchedule`); the thread that
+            tracks the members replaces it as a whole, and the training thread reads it.
         position: progress of this learner; written by the training thread.
         wants_to_leave: whether all learners of the super-learner should leave at one
             step; set by any thread of any of them.

@@ -20,9 +20,8 @@ _LONGEST_PAUSE_S = 60.0
 _REPORT_AFTER_S, _RARE = 60.0, 0.2
 # The number of step boundaries from which the duration of a step is computed.
 _STEPS = 6
-# Where Linux reports for how long threads have waited for a core: any, and this one.
+# Where Linux reports for how long threads have waited for a core.
 _PRESSURE = Path("/proc/pressure/cpu")
-_OWN = Path("/proc/thread-self/schedstat")
 
 
 class CoreShare:
@@ -46,14 +45,12 @@ class CoreShare:
     @contextmanager
     def exchange(self) -> Iterator[None]:
         """Charges the exchange made inside the context, in the same thread."""
-        begin, worked = time.monotonic(), time.thread_time()
-        waited, own = waiting_s(), own_waiting_s()
+        begin, worked, waited = time.monotonic(), time.thread_time(), waiting_s()
         try:
             yield
         finally:
             work, seconds = time.thread_time() - worked, time.monotonic() - begin
-            own = own_waiting_s() - own
-            self.spent(work * crowding(waited, waiting_s(), seconds, own))
+            self.spent(work * crowding(waited, waiting_s(), seconds))
 
     def merged(self, seconds: float) -> None:
         """Charges the time of a merge in the training thread."""
@@ -69,7 +66,7 @@ class CoreShare:
             self._charge(seconds - paid)
 
     def pause_s(self) -> float:
-        """The seconds to wait before calling again; 0: an exchange may begin."""
+        """The seconds to wait; 0: an exchange may begin, and is charged in advance."""
         if self._share == 1:
             return 0.0
         with self._lock:
@@ -99,34 +96,22 @@ def waiting_s() -> float | None:
     return int(line.rpartition("total=")[2]) / 1e6
 
 
-def own_waiting_s() -> float:
-    """The total seconds in which this thread has waited for a core; 0 if unknown."""
-    try:
-        _, waited, _ = _OWN.read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return 0.0
-    return int(waited) / 1e9
+def crowding(before: float | None, after: float | None, seconds: float) -> float:
+    """The share of a time span in which some thread waited for a core, in [0, 1].
 
-
-def crowding(
-    before: float | None, after: float | None, seconds: float, own: float = 0.0
-) -> float:
-    """The share of a time span in which another thread waited for a core, in [0, 1].
-
-    It follows from `waiting_s` before and after. `own` is how long this thread itself
-    waited: then it held up nobody. Without `waiting_s` it is 1, the cautious answer.
+    It follows from `waiting_s` before and after. Without that information it is 1, the
+    cautious answer.
     """
-    rest = seconds - own
-    if before is None or after is None or rest <= 0:
+    if before is None or after is None or seconds <= 0:
         return 1.0
-    return min(1.0, max(0.0, after - before - own) / rest)
+    return min(1.0, max(0.0, after - before) / seconds)
 
 
 class Traffic:
     """All exchanges of one learner: which may begin, and when to pause.
 
     `_state` guards `_under_way` and `_paused`. It is notified when an exchange or a
-    rest ends.
+    rest ends. The training thread appends to `_steps`, which ask threads copy.
 
     Attributes:
         hurry: set while the training thread waits, so that no exchange rests.

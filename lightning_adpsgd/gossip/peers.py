@@ -2,7 +2,7 @@
 
 One thread (`Asker`) requests an exchange when the schedule says so and it is the peer's
 turn. The other admits the peer as soon as this learner exchanges with nobody else, and
-answers at once when it asks, whatever the training thread is doing (`UnderWay`).
+answers at once when it asks, whatever training is doing (`protocol.UnderWay`).
 """
 
 import functools
@@ -53,7 +53,7 @@ class Threads:
 
     Args:
         on_error: function called once, by the thread that ends the learner.
-        gives_way: whether training never waits for them.
+        gives_way: whether they give way to training, which never waits for them.
 
     Attributes:
         state: the engine's lock.

@@ -1,7 +1,7 @@
 """The rules that both ends of an exchange follow, and the values that they send.
 
 They are pure, without threads, networks or clocks, so that the engine (`gossip`) and
-the virtual cluster (`timeline`) share them.
+the virtual cluster (`virtual.timeline`) share them.
 """
 
 import math

@@ -7,12 +7,12 @@ member is redialed, after twice the time each time. Two islands that know differ
 members for a while at worst miss exchanges, because any island that connects is
 answered.
 
-    a connection breaks    the ring closes; if its host refuses connections to its
-                           port, it is evicted from the member list, for all islands
-    nothing is heard       the ring closes, and all members that this island may need
-                           next are probed: half of them may be behind the same cable
-    the list is unreadable all members are probed now and then, because no list tells
-                           of those with which this island is not connected
+    a connection breaks     the ring closes; if the peer's port refuses connections, the
+                            peer is evicted from the member list, for all islands
+    a peer is silent        the ring closes, and all members that this island may need
+                            next are probed: half of them may be behind the same cable
+    the list is unreadable  all members are probed now and then, because no list tells
+                            of those with which this island is not connected
 
 `members` has the belief about each peer, and its transitions.
 """
@@ -75,9 +75,10 @@ class Connections(ServiceThread):
 
     Once started, its own thread does so, from the members that are then on the list.
     Connections stay open when it ends. Any thread may call `pull`. Both hold `_dialing`
-    while they connect and disconnect; it guards `_dialed` (the members that are asked)
-    and `_temporary` (those that are asked for a `pull` only). `_state` guards
-    `_posted`, what communication threads report. `_peers` belongs to the thread.
+    while they dial and hang up. `_dialed` (the members that are asked) and `_temporary`
+    (those that are asked for a `pull` only) also change without it, in single set
+    operations, so that no lost member waits for a dial. `_state` guards `_posted`, what
+    communication threads report. `_peers` belongs to the thread.
 
     Args:
         transports: as in `SectionLinks`; where islands have one size, there is one.

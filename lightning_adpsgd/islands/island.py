@@ -1,4 +1,4 @@
-"""One island: a super-learner that is a separate job, connected to others by gossip.
+"""One island: a super-learner that is started by itself and gossips with others.
 
 If it has several learners, each exchanges a shard of the weights with its counterparts
 over its own connections. The first one keeps the island on the member list.
@@ -343,7 +343,7 @@ class Island:
         self._was_stopped = True
 
     def _rejoin(self) -> None:
-        """Rejoins after a stop of the whole process, with the others' weights."""
+        """Rejoins after `_on_stopped`, with the others' weights unless it leads."""
         if not self._was_stopped:
             return
         if self._joining.leads():

@@ -6,7 +6,8 @@
     DEAD       no                   no: the members agree that it is dead
     LEFT       perhaps              no: it has said goodbye, and is not dialed again
 
-The terms are those of SWIM (Das, Gupta and Motivala, 2002). Only `transition` changes a
+While this island is itself off the list, the others are DEAD for it, listed or not. The
+terms are those of SWIM (Das, Gupta and Motivala, 2002). Only `transition` changes a
 status: `connections` calls it with an observation, and acts on the result.
 """
 
@@ -32,7 +33,8 @@ class Member(NamedTuple):
     """A super-learner on the member list.
 
     Attributes:
-        number: number that defines every order; assigned once, in order of joining.
+        number: number that defines every order, drawn in order of joining; drawn again
+            if another member has it when this one enters again.
         incarnation: unique identifier of its processes, whatever its number.
         host: name of its machine, for messages.
         addresses: addresses at which its learners listen, one "host:port" each.
@@ -111,7 +113,7 @@ class MemberList:
     """The live members.
 
     Args:
-        epoch: number that every change increases.
+        epoch: number of the list, which every change increases; not one of training.
         num_invalid: number of malformed rows that were left out.
     """
 

@@ -5,9 +5,9 @@ heartbeats of the eight members after it on the list, which wraps around. It evi
 member whose heartbeat is silent for too long. Each observer measures that with its own
 monotonic clock, so the clocks of two machines are never compared. A member that is
 known to be dead by other means is evicted at once, but only once per observer, so that
-a mistake does not persist. A member that finds itself evicted was either cut off, and
-adds itself again, or its process was stopped, by its own clock, and its weights are
-stale. If a rendezvous comes back empty, the first member to notice restores the list.
+a mistake does not persist. A member that finds itself evicted judges by its own clock.
+If it was cut off, it adds itself again. If it was stopped, it takes the others' weights
+first. If a rendezvous comes back empty, the first member to notice restores the list.
 
 The first member of a job replaces an empty list by itself, in one compare-and-set.
 Before that, it waits long enough for live members to restore their list. If both happen
@@ -53,18 +53,19 @@ def _raise(error: BaseException) -> None:
 class Membership(ServiceThread):
     """One island's place on the member list, kept by a thread of its own.
 
-    The thread writes the attributes and replaces them whole; others read them.
-    `_wanted`, `_dead` (incarnations to evict) and `_evicted` (those that were) are
-    guarded by `_state`. Other threads wait for this one only when they begin and end,
-    and for a bounded time. `stop` takes this island off the list.
+    The thread writes the attributes and replaces them whole; others read them. Several
+    threads write `member`, `_wanted`, `_founds`, `_dead` (incarnations to evict) and
+    `_evicted` (those that were), under `_state`. Others wait for this one only when
+    they begin and end, and for a bounded time. `stop` takes this island off the list.
 
     Args:
         rendezvous: client of the store, used only by the thread.
         steps: function for the number of steps that this island has made.
         on_change: function called by the thread when the list has changed, or can no
             longer be read.
-        on_stopped: function called by the thread when this process was stopped for so
-            long that the others evicted it; it rejoins only after the next `enter`.
+        on_stopped: function called by the thread when this island must first take the
+            others' weights: it was evicted while its process was stopped, or another
+            training is further ahead. It rejoins only after the next `enter`.
         on_turn: function called by the thread after each turn.
         fail: function called by the thread after too many failures in a row.
 
@@ -288,7 +289,8 @@ class Membership(ServiceThread):
         self._was_in = True
 
     def _stand_aside(self, reason: str) -> None:
-        self._was_stopped, self._wanted = False, False
+        with self._state:
+            self._was_stopped, self._wanted = False, False
         _log.warning(reason)
         self._on_stopped()
 
@@ -320,7 +322,8 @@ class Membership(ServiceThread):
         first = MemberList(epoch, {mine.number: mine})
         # Of several islands that found it empty, only one still finds the same text.
         if store.replace(text, first):
-            self.member, self._wanted, self._was_in = mine, True, True
+            with self._state:
+                self.member, self._wanted, self._was_in = mine, True, True
             self._adopt(store, first)
 
     def _watch_others(self, store: MemberStore) -> tuple[bytes, list[str]]:

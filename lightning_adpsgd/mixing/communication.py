@@ -1,7 +1,7 @@
 """The interface of averaging for a training loop, the same in every mode.
 
-`strategy.engines.make_engine` chooses the implementation: `Rounds` (synchronous) for
-"sync" and "delay_by_one", `Gossip` (gossip.engine) for "async" and "ready_pairs".
+`strategy.engines.make_engine` chooses the implementation: `synchronous.Rounds` for
+"sync" and "delay_by_one", `gossip.engine.Gossip` for "async" and "ready_pairs".
 """
 
 from abc import ABC, abstractmethod

@@ -13,8 +13,8 @@ class Statistics(NamedTuple):
         merges: number of merges of averages into the training weights.
         bytes_sent: payload bytes that this learner has sent to other super-learners.
         exposed_seconds: seconds for which the training thread waited for communication.
-        staleness: number of averages by age, the number of optimizer steps between
-            snapshot and merge.
+        staleness: number of averages by age, the number of optimizer steps between the
+            first reading of weights and the merge.
         refused: number of averages of which a part was left out because it was
             non-finite or too far away.
         peer_ages: number of optimizer steps since the last completed exchange, or the

@@ -2,7 +2,7 @@
 
 A topology knows super-learners 0 ... S - 1. Where they come and go, the index of a
 super-learner is its position among the sorted numbers of the live ones. All
-super-learners that know the same list draw the same ring, without a vote.
+super-learners that know the same list compute the same schedule, without a vote.
 """
 
 from collections.abc import Iterable

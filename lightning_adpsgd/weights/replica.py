@@ -194,8 +194,8 @@ class Replica:
 
     `state` is the engine's lock, held for one part at a time, for memory operations.
     Only the training thread writes `step`, `updating` and `wait_seconds`, the time for
-    which it waited for the lock. `merge` does not wait for the lock: a part that an
-    exchange is working on is merged at the next boundary.
+    which it waited for the lock. `merge` does not wait for the lock: a part that finds
+    it busy is merged at the next boundary.
 
     Args:
         shards: w, this learner's shard of each flat vector, real and on one device.
@@ -286,7 +286,7 @@ class Replica:
                     part.put(new)
 
     def merge(self) -> bool:
-        """Merges changed parts that no exchange uses; returns whether any were."""
+        """Merges changed parts while the lock is free; returns whether any were."""
         has_merged = False
         for part in self._changed_parts():
             if self.guard.try_enter():

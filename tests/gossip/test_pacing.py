@@ -2,10 +2,8 @@
 
 import logging
 import math
-import os
 import threading
 import time
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +30,7 @@ class Clock:
     """Stands in for `time` and for what the system says of waiting threads."""
 
     def __init__(self) -> None:
-        self.now = self.worked = self.waited = self.own = 100.0
+        self.now = self.worked = self.waited = 100.0
 
     def monotonic(self) -> float:
         return self.now
@@ -40,14 +38,11 @@ class Clock:
     def thread_time(self) -> float:
         return self.worked
 
-    def run(
-        self, seconds: float, work: float = 0.0, waiting: float = 0.0, own: float = 0.0
-    ) -> None:
-        """Lets time pass: this thread's work, any thread's waiting, and its own."""
+    def run(self, seconds: float, work: float = 0.0, waiting: float = 0.0) -> None:
+        """Lets time pass, with the work of this thread and the waiting of others."""
         self.now += seconds
         self.worked += work
         self.waited += waiting
-        self.own += own
 
 
 @pytest.fixture
@@ -55,7 +50,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(pacing, "time", clock)
     monkeypatch.setattr(pacing, "waiting_s", lambda: clock.waited)
-    monkeypatch.setattr(pacing, "own_waiting_s", lambda: clock.own)
     return clock
 
 
@@ -90,16 +84,6 @@ def test_where_threads_wait_for_a_core_exchanges_keep_to_their_share(
         clock.run(2.0, work=0.01, waiting=2 * waiting)
     assert waited(cores, clock) == pytest.approx(0.01 * waiting / 0.1)
     assert cores.has_bound
-
-
-def test_an_exchange_that_waits_itself_holds_up_nobody(
-    clock: Clock, cores: CoreShare
-) -> None:
-    """Of two seconds it waits for one; in a quarter of the other one others wait."""
-    assert cores.pause_s() == 0.0
-    with cores.exchange():
-        clock.run(2.0, work=0.01, waiting=1.25, own=1.0)
-    assert waited(cores, clock) == pytest.approx(0.01 * 0.25 / 0.1)
 
 
 def test_merges_keep_to_the_share_as_well(clock: Clock, cores: CoreShare) -> None:
@@ -167,30 +151,6 @@ def test_a_system_that_does_not_tell_is_taken_to_be_crowded(
     assert crowding(None, None, 1.0) == 1.0
     assert crowding(3.0, 3.5, 2.0) == 0.25
     assert crowding(3.0, 9.0, 2.0) == 1.0
-    assert crowding(3.0, 3.5, 2.0, own=0.6) == 0.0  # clocks differ a little
-    assert crowding(3.0, 5.0, 2.0, own=2.0) == 1.0
-    monkeypatch.setattr(pacing, "_OWN", tmp_path / "none")
-    assert pacing.own_waiting_s() == 0.0
-
-
-@pytest.mark.skipif(not pacing._OWN.exists(), reason="the system does not tell")
-def test_the_system_says_for_how_long_a_thread_has_waited() -> None:
-    """More spinning threads than cores: each of them waits."""
-    waited, end = list[float](), time.monotonic() + 0.5
-
-    def spin() -> None:
-        before = pacing.own_waiting_s()
-        while time.monotonic() < end:
-            zlib.crc32(bytes(1 << 20))  # without the lock of the interpreter
-        waited.append(pacing.own_waiting_s() - before)
-
-    number = 2 * len(os.sched_getaffinity(0)) + 1
-    threads = [threading.Thread(target=spin) for _ in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert max(waited) > 0.05
 
 
 @pytest.mark.skipif(pacing.waiting_s() is None, reason="the system does not tell")

@@ -1,8 +1,8 @@
 """Decoding: from log-likelihoods of HMM states to words with times, through HCLG.
 
-The search for the best path is Kaldi's beam search; `lattice.py` has the search for
-lattices, and `words.py` adds times to the words on a path. Call `Decoder.decode` for
-one matrix, or `decode_all` for many in processes.
+The search for the best path, `Decoder.decode`, is Kaldi's beam search. `lattice.py` has
+the search for lattices. A recogniser takes its words from the lattice's best path, with
+confidences (`ConfidentSearch`). `words.py` adds times to the words on a path.
 """
 
 from abc import ABC, abstractmethod

@@ -1,7 +1,7 @@
-"""Acoustic features: log-mel energies, their first and second differences, normalised.
+"""Acoustic features: normalised log-mel energies and their differences (deltas).
 
 Frames of 25 ms every 10 ms; frame i is centred on (i + 1/2) · 10 ms, so n samples give
-round(n / 80) frames. The differences are Kaldi's:
+round(n / 80) frames. The first and second differences are Kaldi's:
 
     Δ x(t) = Σ_{k=1,2} k · (x(t+k) − x(t−k)) / 10,    ΔΔ x = Δ(Δ x)
 

@@ -41,8 +41,8 @@ class Settings:
         sources: training sources, of "switchboard", "fisher" and "callhome"; `dev` is
             taken from the first.
         out: experiment folder; every stage writes below `out/exp`.
-        run: name of the training run. `train`, `decode` and `score` exist once per
-            run, so that several strategies share one alignment and one graph.
+        run: name of the training run. `train`, `decode`, `score` and `export` exist
+            once per run, so that several strategies share one alignment and one graph.
         seed: seed of everything drawn at random.
         cores: number of processes that a stage may use.
         states: kind of the HMM states, "monophone" or "triphone".

@@ -1,9 +1,9 @@
 """Recognition of dev and the test sets, with options chosen on dev.
 
-For each test set it writes the words (`swb.txt`), the words with times and confidences
-(`swb.ctm`, `swb.words.jsonl`), and `decode.json`. The acoustic scale is chosen on
-`dev`, never on the test sets: `dev` has speakers from the training discs that training
-does not see.
+For each test set it writes the words (`swb.txt`), and the words with times and
+confidences (`swb.ctm`, `swb.words.jsonl`); for all of them, one `decode.json`. The
+acoustic scale is chosen on `dev`, never on the test sets: `dev` has speakers from the
+training discs that training does not see.
 """
 
 import json
@@ -295,9 +295,8 @@ def _with_larger_model(
         most=settings.nbest,
         beam=settings.beam,
         lattice_beam=settings.lattice_beam,
-        max_active=max(
-            2, settings.max_active // 2
-        ),  # at most twice the one-best's cost
+        # For this width, docs/decoding.md has the cost beside that of the best path.
+        max_active=max(2, settings.max_active // 2),
     )
     paths = task.settings.kaldi.arpa or lm / "lm.arpa", lm / "large.arpa"
     try:

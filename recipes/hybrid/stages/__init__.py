@@ -1,7 +1,8 @@
 """The table of stages: their order, purposes, inputs and dependencies.
 
-Each stage is the function `<name>` in the module `<name>`, which is imported when the
-stage runs: skipping stages or printing the help needs no torch.
+Each stage is the function `<name>` in the module `<name>`, except where another layout
+replaces it (`_with_layout`). The module is imported when the stage runs: skipping
+stages or printing the help needs no torch.
 
 An element of `inputs` is a stage, or one of the names "mixtures", "states", "streams",
 "aligner" and "search". Each of these is the output of one of several stages, which the
