@@ -406,6 +406,9 @@ def test_peers_see_the_local_weights_while_others_stand_in_their_place() -> None
         step(vectors[1], gossips[1])
         vectors[0].copy_(local)
         gossips[0].resume()
+        local.fill_(1000.0)  # from now on nobody reads it
+        step(vectors[1], gossips[1])
+        step(vectors[1], gossips[1])
     assert_same_sum(vectors, torch.tensor([6.0], dtype=torch.float64))
     torch.testing.assert_close(vectors[1], torch.tensor([3.0]).double())
 

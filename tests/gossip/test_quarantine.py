@@ -54,6 +54,19 @@ def test_no_training_that_converges_is_taken_for_an_explosion(
     assert not any(training(start, rate, 500, every))
 
 
+def test_what_is_usual_follows_disagreements_that_are_near() -> None:
+    disagreement, weights = Disagreement(), torch.full((4,), 100.0)
+    apart = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    for _ in range(NUM_FIRST):
+        judge(disagreement, weights, weights + apart)
+    unusual = list[bool]()
+    for _ in range(3):
+        unusual.append(disagreement.is_unusual(30.0))
+        assert not disagreement.is_far(30.0, 200.0, 200.0)
+        disagreement.end()
+    assert unusual == [True, True, False]
+
+
 def test_weights_that_are_frozen_at_zero_and_later_trained_are_not_far() -> None:
     still = [(torch.zeros(4), torch.zeros(4))] * 100
     moving = [(torch.ones(4), -torch.ones(4) * k) for k in range(NUM_FIRST)]

@@ -73,6 +73,22 @@ def test_the_first_reload_is_at_once_and_each_next_one_waits_twice_as_long() -> 
     assert patient.quarantine.num_reloads == 3
 
 
+def test_a_reload_says_what_was_wrong_and_whose_weights_it_takes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    patient = Patient()
+    for gives, said in (
+        (None, "none of its peers [1, 2]"),
+        ([torch.ones(4)], "of super-learner 1 "),
+    ):
+        patient.gives = gives
+        patient.fall_ill()
+        patient.reload()
+        assert said in caplog.text
+        assert "the weights of super-learner 0" in caplog.text
+        caplog.clear()
+
+
 def test_what_is_long_ago_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quarantine, "MOST_RELOADS", 1)
     patient = Patient()
