@@ -6,6 +6,7 @@ hypothesis are imported by `tests.fixtures`, in the processes that run tests.
 
 import functools
 import gc
+import importlib
 import importlib.metadata
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,8 +90,11 @@ def pytest_xdist_setupnodes(specs: Iterable[Any]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tells a worker which interpreter it would be without the server."""
+    """Tells a worker its interpreter without the server, and if all are collected."""
     node.workerinput["python"] = sys.executable
+    asked = node.config
+    takes_all = asked.args_source is pytest.Config.ArgsSource.TESTPATHS
+    node.workerinput["imports"] = takes_all and not asked.getoption("ignore")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -140,6 +145,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     """
     gc.disable()
     try:
+        import_share(session.config)
         return (yield)
     finally:
         gc.enable()
@@ -150,6 +156,23 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.get_freeze_count = functools.cache(gc.get_freeze_count)
         gc.get_freeze_count()
         session.config.stash[USED] = processor_seconds()
+
+
+def import_share(config: pytest.Config) -> None:
+    """Imports a worker's share of all files of tests, before they are collected.
+
+    In a fresh clone all workers would compile all files, each for itself. So each finds
+    most of them compiled by another.
+    """
+    mine: dict[str, Any] = getattr(config, "workerinput", {})
+    if not mine.get("imports"):
+        return
+    files = sorted(config.rootpath.glob("tests/**/test_*.py"))
+    number = int(mine["workerid"].removeprefix("gw"))
+    for file in files[number :: mine["workercount"]]:
+        name = ".".join(file.relative_to(config.rootpath).with_suffix("").parts)
+        with suppress(Exception, pytest.skip.Exception):  # the collection tells of it
+            importlib.import_module(name)
 
 
 def recorded_seconds() -> dict[str, Seconds]:

@@ -16,6 +16,7 @@ from typing_extensions import override
 from lightning_adpsgd.gossip.codecs import INT4, WireChoice
 from lightning_adpsgd.gossip.exchange import ALIVE, ASKS, Lane, Lanes
 from lightning_adpsgd.gossip.protocol import Outcome
+from lightning_adpsgd.gossip.quarantine import NUM_FIRST
 from lightning_adpsgd.gossip.wire import Buffers
 from lightning_adpsgd.transport.base import PeerLost, Pending, Transport
 from lightning_adpsgd.weights.replica import PART_ELEMENTS, Replica
@@ -101,6 +102,20 @@ def test_overlapping_exchanges_weigh_less_at_both_ends(
     moved = gain * share
     torch.testing.assert_close(ends[0].weights, torch.full((4,), moved))
     torch.testing.assert_close(ends[1].weights, torch.full((4,), 1 - moved))
+
+
+def test_ends_that_are_suddenly_apart_average_if_both_are_large() -> None:
+    """As after a long separation: unusual, but near beside the weights themselves."""
+    ends = two_ends(torch.full((4,), 100.0), torch.full((4,), 101.0))
+    for _ in range(NUM_FIRST):
+        assert all(outcome.near for outcome in exchange(ends))
+        ends[1].weights.add_(1.0)
+    apart = ends[1].weights + 50.0
+    ends[1].weights.copy_(apart)
+    mean = (ends[0].weights + apart) / 2
+    assert all(outcome.near for outcome in exchange(ends))
+    for end in ends:
+        torch.testing.assert_close(end.weights, mean)
 
 
 @pytest.mark.parametrize(
