@@ -52,14 +52,7 @@ ROOMS = {
         ("weights/test_*.py", "mixing/test_super_learner.py", "gossip/test_engine.py"),
     ),
     "mixing": Room(("mixing/*.py",), ("mixing/test_*.py", "gossip/test_engine.py")),
-    "gossip": Room(
-        ("gossip/*.py", "transport/background.py"),
-        (
-            "transport/test_background.py",
-            "gossip/test_[bmpqrw]*.py",
-            "gossip/test_*.py",
-        ),
-    ),
+    "gossip": Room(("gossip/*.py",), ("gossip/test_[bmpqrw]*.py", "gossip/test_*.py")),
     "handshake": Room(
         tuple(
             f"transport/links/{name}.py"
