@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -45,15 +45,6 @@ PROCESSOR = "processor seconds"
 USED = pytest.StashKey[float]()
 # Of a file that starts processes and is not in the list.
 SECONDS_OF_PROCESSES = 10.0
-# A file that uses less than this share of a core mostly waits.
-WAITS = 0.45
-
-
-class Seconds(NamedTuple):
-    """What a file of tests takes, and how much of a processor in that time."""
-
-    seconds: float
-    processor: float
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,39 +92,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow files come first, and tests that start processes run again if they fail.
 
     Dealt by file to several workers, a slow file at the end would leave all but one of
-    them without work. Files that mostly wait and files that mostly compute take turns,
-    or all workers would wait at the beginning, and want a core at once later.
+    them without work.
 
     What the system does with several processes on a machine that has other work is not
     in a test's hands: it stops one for seconds, or has no memory for another. The rest
     is deterministic, and fails at once. The summary names what ran again.
     """
+    recorded = recorded_seconds()
+    seconds: dict[pytest.Item, float] = {}
     for item in items:
+        guess = 0.0
         if isinstance(item, pytest.Function) and starts_processes(item.module):
             item.add_marker(pytest.mark.flaky(reruns=1))
-    places = {file: place for place, file in enumerate(in_turns(items))}
-    items.sort(key=lambda item: places[file_of(item)])
-
-
-def in_turns(items: Iterable[pytest.Item]) -> list[str]:
-    """The files, waiting and computing ones interleaved by the time that they take."""
-    waiting, computing = list[tuple[float, str]](), list[tuple[float, str]]()
-    recorded = recorded_seconds()
-    modules = {file_of(item): getattr(item, "module", None) for item in items}
-    for file, module in modules.items():
-        starts = module is not None and starts_processes(module)
-        guess = Seconds(SECONDS_OF_PROCESSES * starts, 0.0)
-        seconds, processor = recorded.get(file, guess)
-        waits = processor < WAITS * seconds
-        (waiting if waits else computing).append((seconds, file))
-    queues = [sorted(queue) for queue in (waiting, computing)]
-    taken, order = [0.0, 0.0], list[str]()
-    while any(queues):
-        kind = min((k for k in range(2) if queues[k]), key=taken.__getitem__)
-        seconds, file = queues[kind].pop()
-        taken[kind] += seconds
-        order.append(file)
-    return order
+            guess = SECONDS_OF_PROCESSES
+        seconds[item] = recorded.get(item.nodeid.partition("::")[0], guess)
+    items.sort(key=lambda item: -seconds[item])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -175,16 +148,10 @@ def import_share(config: pytest.Config) -> None:
             importlib.import_module(name)
 
 
-def recorded_seconds() -> dict[str, Seconds]:
+def recorded_seconds() -> dict[str, float]:
     """Seconds of each file that is in the list; a file that is not takes few."""
     lines = SECONDS.read_text().splitlines() if SECONDS.exists() else []
-    rows = map(str.split, lines)
-    return {file: Seconds(*map(float, numbers)) for *numbers, file in rows}
-
-
-def file_of(item: pytest.Item) -> str:
-    """The file of a test, from the root of the checkout."""
-    return item.nodeid.partition("::")[0]
+    return {file: float(seconds) for seconds, _, file in map(str.split, lines)}
 
 
 def processor_seconds() -> float:

@@ -484,6 +484,7 @@ def _end(process: Any, deadline: float) -> int:
 
 def memory_of_tensors() -> int:
     """Bytes of all tensors of this process, those that share memory once."""
+    gc.collect()  # garbage of other tests would be freed between two calls
     tensors = [one for one in gc.get_objects() if type(one) is Tensor]
     storages = [tensor.untyped_storage() for tensor in tensors if not tensor.is_meta]
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
