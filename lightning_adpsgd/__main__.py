@@ -247,8 +247,7 @@ def _table(
     rows: Sequence[tuple[str, Prediction]], samples: float | None
 ) -> Iterator[str]:
     heads = ["", "samples/s", "steps/s", "exposed", "exchanges/step", "staleness"]
-    heads += ["wire"]
-    heads += ["hours"] * (samples is not None)
+    heads += ["wire"] + ["hours"] * (samples is not None)
     yield "".join(f"{head:>15}" for head in heads)
     for name, found in rows:
         cells = [

@@ -6,7 +6,6 @@ hypothesis are imported by `tests.fixtures`, in the processes that run tests.
 
 import functools
 import gc
-import importlib
 import importlib.metadata
 import multiprocessing
 import os

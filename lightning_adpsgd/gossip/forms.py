@@ -98,8 +98,7 @@ class FormChoice:
         form = self._widest(self._seconds, step_seconds)
         if not self._is_try:
             return form
-        is_last = form == len(self._limits)
-        next_one = form if is_last else max(0, form - 1)
+        next_one = form if form == len(self._limits) else max(0, form - 1)
         return min(next_one, self._widest(self._guesses, step_seconds))
 
     def _widest(self, seconds: Sequence[float], step_seconds: float) -> int:

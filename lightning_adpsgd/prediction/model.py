@@ -112,7 +112,7 @@ class Prediction:
             rounds in modes that wait.
         staleness: share of exchanges or rounds by age, the number of optimizer steps
             from reading the weights to the merge.
-        wire_dtype: what a weight is sent as, if `Workload.wire_dtype` leaves it open.
+        wire_dtype: what a weight is sent as.
     """
 
     samples_per_second: float
@@ -393,7 +393,7 @@ def _observe(
     if scenario.num_super_learners == 1:
         return widths[0], _Seen(0.0, 0.0, {}, 0.0)
     for width in widths[:-1]:
-        if _least_seconds(width, scenario) >= LONG * usual:
+        if _crossing_seconds(width, scenario) >= LONG * usual:
             continue
         seen = _observe_with(width, workload, scenario, step)
         if seen.seconds < LONG * usual:
@@ -416,11 +416,17 @@ def _widths(workload: Workload, size: int, costs: Costs) -> Iterator[_Width]:
         yield _Width(dtype or torch.float32, sent, arithmetic, arithmetic + network)
 
 
-def _least_seconds(width: _Width, scenario: Scenario) -> float:
-    """What an exchange takes that has its links for itself."""
+def _crossing_seconds(width: _Width, scenario: Scenario) -> float:
+    """The least time of an exchange: its links are idle."""
     size = scenario.super_learner_size
-    seconds = scenario.link.seconds(width.message_bytes / size)
-    return max(seconds, width.arithmetic / size)
+    return _link(width, scenario).seconds(width.message_bytes / size)
+
+
+def _link(width: _Width, scenario: Scenario) -> Link:
+    """The link of an exchange, as fast as its arithmetic allows."""
+    arithmetic = width.arithmetic
+    fastest = width.message_bytes / arithmetic if arithmetic else math.inf
+    return replace(scenario.link, bandwidth=min(scenario.link.bandwidth, fastest))
 
 
 def _observe_with(
@@ -429,7 +435,7 @@ def _observe_with(
     """The exchanges of a neighbourhood in the steady state."""
     local = _neighbourhood(scenario, width)
     num, size = local.num_super_learners, local.super_learner_size
-    crossing = local.link.seconds(width.message_bytes / size)
+    crossing = _crossing_seconds(width, scenario)
     num_peers = len(local.topology.part(0, num, 0).takes) - 1
     # At first many ask at once; then they take turns.
     begin = 10 * scenario.gossip_every * step
@@ -450,11 +456,7 @@ def _neighbourhood(scenario: Scenario, width: _Width) -> Scenario:
                 f"in each round: at most {_LOCAL} super-learners, got {num}"
             )
         num = _LOCAL
-    fastest = math.inf
-    if width.arithmetic:
-        fastest = width.message_bytes / width.arithmetic
-    link = replace(scenario.link, bandwidth=min(scenario.link.bandwidth, fastest))
-    return replace(scenario, num_super_learners=num, link=link)
+    return replace(scenario, num_super_learners=num, link=_link(width, scenario))
 
 
 def _count(events: Iterable[Event], begin: float, late: int) -> _Seen:
