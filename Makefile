@@ -12,7 +12,7 @@ ONLY ?=
 MINUTES ?= 30
 SEED ?= 0
 NUMBER ?= 320
-WORKERS ?= 4
+WORKERS ?= 5
 # A file stays with one worker, for its fixtures; tests/conftest.py puts slow files first.
 # Compiled modules are kept: else each of hundreds of processes compiles what it imports.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
@@ -39,7 +39,7 @@ else
 		--out "runs/demo-$$(basename "$(CORPUS)")"
 endif
 
-test: $(STAMP) ## all tests, in WORKERS=4 processes, which wait half of the time
+test: $(STAMP) ## all tests, in WORKERS=5 processes, which wait half of the time
 	$(PYTEST)
 
 test-core: $(STAMP) ## all tests but those of speech and of its recipes

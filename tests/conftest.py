@@ -14,10 +14,10 @@ import shlex
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -44,6 +44,15 @@ PROCESSOR = "processor seconds"
 USED = pytest.StashKey[float]()
 # Of a file that starts processes and is not in the list.
 SECONDS_OF_PROCESSES = 10.0
+# A file that uses less than this share of a core mostly waits.
+WAITS = 0.45
+
+
+class Seconds(NamedTuple):
+    """What a file of tests takes, and how much of a processor in that time."""
+
+    seconds: float
+    processor: float
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -91,21 +100,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow files come first, and tests that start processes run again if they fail.
 
     Dealt by file to several workers, a slow file at the end would leave all but one of
-    them without work.
+    them without work. Files that mostly wait and files that mostly compute are mixed
+    evenly, or all workers would wait at first, and want a core at once later.
 
     What the system does with several processes on a machine that has other work is not
     in a test's hands: it stops one for seconds, or has no memory for another. The rest
     is deterministic, and fails at once. The summary names what ran again.
     """
-    recorded = recorded_seconds()
-    seconds: dict[pytest.Item, float] = {}
     for item in items:
-        guess = 0.0
         if isinstance(item, pytest.Function) and starts_processes(item.module):
             item.add_marker(pytest.mark.flaky(reruns=1))
-            guess = SECONDS_OF_PROCESSES
-        seconds[item] = recorded.get(item.nodeid.partition("::")[0], guess)
-    items.sort(key=lambda item: -seconds[item])
+    places = {file: place for place, file in enumerate(mixed(items))}
+    items.sort(key=lambda item: places[file_of(item)])
+
+
+def mixed(items: Iterable[pytest.Item]) -> list[str]:
+    """The files, waiting and computing ones each spread over the whole time."""
+    waiting, computing = list[tuple[float, str]](), list[tuple[float, str]]()
+    recorded = recorded_seconds()
+    modules = {file_of(item): getattr(item, "module", None) for item in items}
+    for file, module in modules.items():
+        starts = module is not None and starts_processes(module)
+        guess = Seconds(SECONDS_OF_PROCESSES * starts, 0.0)
+        seconds, processor = recorded.get(file, guess)
+        waits = processor < WAITS * seconds
+        (waiting if waits else computing).append((seconds, file))
+    places = [*spread(sorted(waiting)), *spread(sorted(computing))]
+    return [file for _, file in sorted(places, reverse=True)]
+
+
+def spread(files: list[tuple[float, str]]) -> Iterator[tuple[float, str]]:
+    """Each file, after the share of all seconds that is left when it begins."""
+    total, left = sum(seconds for seconds, _ in files), 0.0
+    for seconds, file in files:
+        left += seconds
+        yield left / (total or 1.0), file
 
 
 @pytest.hookimpl(wrapper=True)
@@ -147,10 +176,16 @@ def import_share(config: pytest.Config) -> None:
             importlib.import_module(name)
 
 
-def recorded_seconds() -> dict[str, float]:
+def recorded_seconds() -> dict[str, Seconds]:
     """Seconds of each file that is in the list; a file that is not takes few."""
     lines = SECONDS.read_text().splitlines() if SECONDS.exists() else []
-    return {file: float(seconds) for seconds, _, file in map(str.split, lines)}
+    rows = map(str.split, lines)
+    return {file: Seconds(*map(float, numbers)) for *numbers, file in rows}
+
+
+def file_of(item: pytest.Item) -> str:
+    """The file of a test, from the root of the checkout."""
+    return item.nodeid.partition("::")[0]
 
 
 def processor_seconds() -> float:

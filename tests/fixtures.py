@@ -36,6 +36,13 @@ def devices() -> list[str]:
     return ["cpu", f"{found.type}:0"] if found is not None and present else ["cpu"]
 
 
+# FSDP registers a device, even on a machine that has none. The first backward pass of a
+# process looks for devices, and if it finds one, learners that this process forks may
+# make none: so it comes before FSDP. With an accelerator it would forbid them itself.
+if devices() == ["cpu"]:
+    torch.ones((), requires_grad=True).backward()
+
+
 @pytest.fixture(scope="module", params=devices())
 def engine_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """Where a test's weights lie: tensors that it makes without a device are there."""

@@ -149,7 +149,8 @@ def test_who_is_exchanging_admits_a_third_afterwards(
         for transport in held:
             transport.gate.set()
         until(lambda: gossips[third].statistics().exchanges > 0, "its own exchange")
-    assert set(numbers) == {(1, 1)}
+    # Both ends of both; a later one waits no longer than these have taken.
+    assert set(numbers[:4]) == {(1, 1)}
 
 
 def test_four_local_steps_during_an_exchange_are_all_kept() -> None:
