@@ -11,7 +11,7 @@ QUICK ?=
 ONLY ?=
 MINUTES ?= 30
 SEED ?= 0
-NUMBER ?= 320
+NUMBER ?= 330
 WORKERS ?= 5
 # A file stays with one worker, for its fixtures; tests/conftest.py puts slow files first.
 # Compiled modules are kept: else each of hundreds of processes compiles what it imports.
@@ -48,7 +48,7 @@ test-core: $(STAMP) ## all tests but those of speech and of its recipes
 matrix: $(STAMP) ## a part of the tests with other versions; ONLY="floor newest" for some
 	$(BIN)/python -m tests.matrix $(ONLY)
 
-mutants: $(STAMP) ## do tests notice changes of the code? NUMBER=320 SEED=0; up to an hour
+mutants: $(STAMP) ## do tests notice changes of the code? NUMBER=330 SEED=0; up to an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants --number $(NUMBER) --seed $(SEED)
 
 lint: $(STAMP) ## formatting, rules, types

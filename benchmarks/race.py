@@ -110,7 +110,7 @@ _NOTES = [
     "learner took part in; that of a share of the weights counts as that share.",
     "Where a host is killed, the settings are those of the column without. This "
     "package's learners are islands there; those of the others form a new process "
-    "group at once. Who is killed is drawn from the seed.",
+    "group at once. The seed says who is killed.",
     "s: the longest run; more than the race's length is a calibration that was wrong.",
 ]
 

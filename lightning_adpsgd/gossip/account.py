@@ -25,7 +25,7 @@ class Account:
     ) -> None:
         self._members, self._replica, self._state = members, replica, state
         self._quarantine = quarantine
-        self._tally, self._ages = Tally(), list[int]()
+        self._tally = Tally()
         self._begin = self._last_exchange_step = 0
         self._last_steps: dict[int, int] = {}
         self._refusing = set[int]()
@@ -56,13 +56,10 @@ class Account:
 
     def merged(self, steps_late: int, waits: bool = False) -> None:
         """Counts a merge of this staleness; defers it if the lock is busy."""
-        if not self._ages or not self._state.acquire(blocking=waits):
+        if not self._tally.unmerged or not self._state.acquire(blocking=waits):
             return
         try:
-            for step in self._ages:
-                self._tally.merged(self._replica.step - step + steps_late)
-            self._tally.merges += 1
-            self._ages.clear()
+            self._tally.merged_all(self._replica.step + steps_late)
         finally:
             self._state.release()
 
@@ -107,14 +104,14 @@ class Account:
 
     def _count(self, outcome: Outcome) -> None:
         self._tally.bytes_sent += outcome.bytes_sent
-        self._tally.exchanges += outcome.merged
-        self._tally.refused += not outcome.merged
+        self._tally.exchanges += outcome.averaged
+        self._tally.refused += not outcome.averaged
         self._tally.far += not outcome.near
         self._tally.damaged += outcome.damaged
-        self._ages.append(outcome.first_step)
+        self._tally.unmerged.append(outcome.first_step)
 
     def _warn_once(self, peer: int, outcome: Outcome) -> None:
-        if outcome.merged:
+        if outcome.averaged:
             self._refusing.discard(peer)
         elif not outcome.mine and peer not in self._refusing:
             self._refusing.add(peer)

@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
     mine: bool = False
 
     @property
-    def merged(self) -> bool:
+    def averaged(self) -> bool:
         """Whether all parts that arrived intact were averaged."""
         return self.finite and self.near
 

@@ -146,7 +146,7 @@ class Island:
             lambda: self.position.steps,
             heartbeat,
             self._on_change,
-            self._on_stopped,
+            self._on_left_behind,
             lambda: publisher.publish(membership) if self._node.size > 1 else None,
             self._fail,
         )
@@ -339,11 +339,11 @@ class Island:
     def _on_change(self) -> None:
         self._connections.wake()
 
-    def _on_stopped(self) -> None:
+    def _on_left_behind(self) -> None:
         self._was_stopped = True
 
     def _rejoin(self) -> None:
-        """Rejoins after `_on_stopped`, with the others' weights unless it leads."""
+        """Rejoins after `_on_left_behind`, with the others' weights unless it leads."""
         if not self._was_stopped:
             return
         if self._joining.leads():

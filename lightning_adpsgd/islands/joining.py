@@ -182,7 +182,7 @@ class Joining:
         if self._node.index == 0:
             empty = not self._membership.members.by_number
             wait_s = self._timeouts.heartbeat.wait_s
-            first = empty and self._membership.found(wait_s + _LOOK_S)
+            first = empty and self._membership.begin_list(wait_s + _LOOK_S)
             members, self.origin = self._membership.members, self._furthest_origin()
             self._store.set(key, json.dumps([first, members.to_json(), self.origin]))
             return first

@@ -54,8 +54,8 @@ class Membership(ServiceThread):
     """One island's place on the member list, kept by a thread of its own.
 
     The thread writes the attributes and replaces them whole; others read them. Several
-    threads write `member`, `_wanted`, `_founds`, `_dead` (incarnations to evict) and
-    `_evicted` (those that were), under `_state`. Others wait for this one only when
+    threads write `member`, `_wanted`, `_begins_list`, `_dead` (incarnations to evict)
+    and `_evicted` (those that were), under `_state`. Others wait for this one only when
     they begin and end, and for a bounded time. `stop` takes this island off the list.
 
     Args:
@@ -63,9 +63,9 @@ class Membership(ServiceThread):
         steps: function for the number of steps that this island has made.
         on_change: function called by the thread when the list has changed, or can no
             longer be read.
-        on_stopped: function called by the thread when this island must first take the
-            others' weights: it was evicted while its process was stopped, or another
-            training is further ahead. It rejoins only after the next `enter`.
+        on_left_behind: function called by the thread when this island must first take
+            the others' weights: it was evicted while its process was stopped, or
+            another training is further ahead. It rejoins only after the next `enter`.
         on_turn: function called by the thread after each turn.
         fail: function called by the thread after too many failures in a row.
 
@@ -86,14 +86,14 @@ class Membership(ServiceThread):
         steps: Callable[[], int],
         heartbeat: Heartbeat = _HEARTBEAT,
         on_change: Callable[[], None] = lambda: None,
-        on_stopped: Callable[[], None] = lambda: None,
+        on_left_behind: Callable[[], None] = lambda: None,
         on_turn: Callable[[], None] = lambda: None,
         fail: Callable[[BaseException], None] = _raise,
     ) -> None:
         super().__init__("the thread that keeps the member list", _THREAD, fail)
         self._rendezvous, self._steps, self._heartbeat = rendezvous, steps, heartbeat
         self._on_turn = on_turn
-        self._on_change, self._on_stopped = on_change, on_stopped
+        self._on_change, self._on_left_behind = on_change, on_left_behind
         self.member, self.members, self.outage = member, MemberList(), ""
         self.steps_of: dict[int, int] = {}
         self.left = frozenset[str]()
@@ -102,7 +102,7 @@ class Membership(ServiceThread):
         self._watch = SilenceWatch(heartbeat.silence_s)
         self._away_since = 0.0
         self._store: MemberStore | None = None
-        self._founds, self._empty_since = False, 0.0
+        self._begins_list, self._empty_since = False, 0.0
         self.services: list[Service] = [self]
         self._dead, self._evicted = set[str](), set[str]()
         self._last_turn = time.monotonic()
@@ -123,19 +123,19 @@ class Membership(ServiceThread):
             self._state.notify_all()
             return self._state.wait_for(lambda: self.is_in, seconds)
 
-    def found(self, seconds: float) -> bool:
+    def begin_list(self, seconds: float) -> bool:
         """Makes the thread begin the list with this island, if it stays empty.
 
         Returns:
             Whether it has done so within `seconds`; others may have been faster.
         """
         with self._state:
-            self._founds = True
+            self._begins_list = True
             self._state.notify_all()
             self._state.wait_for(
                 lambda: self.is_in or self.members.by_number, max(0.0, seconds)
             )
-            self._founds = False
+            self._begins_list = False
             return self.is_in
 
     def describe(
@@ -233,7 +233,7 @@ class Membership(ServiceThread):
         self._read_members(store, version)
         self._give_way(store)
         self._take_place(store)
-        self._found(store)
+        self._begin_list(store)
         self._evict(store, silent)
 
     def _evict(self, store: MemberStore, silent: list[str]) -> None:
@@ -292,7 +292,7 @@ class Membership(ServiceThread):
         with self._state:
             self._was_stopped, self._wanted = False, False
         _log.warning(reason)
-        self._on_stopped()
+        self._on_left_behind()
 
     def _give_way(self, store: MemberStore) -> None:
         """Leaves the list if members of another training are further ahead."""
@@ -307,9 +307,9 @@ class Membership(ServiceThread):
                 "super-learner takes those before it exchanges with others"
             )
 
-    def _found(self, store: MemberStore) -> None:
+    def _begin_list(self, store: MemberStore) -> None:
         """Begins the list with this island, once it has been empty for long enough."""
-        if self.members.by_number or not self._founds:
+        if self.members.by_number or not self._begins_list:
             self._empty_since = time.monotonic()
             return
         if time.monotonic() - self._empty_since < self._heartbeat.wait_s:

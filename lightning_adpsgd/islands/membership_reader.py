@@ -72,8 +72,8 @@ class MembershipReader(ServiceThread):
         with self._state:
             return self._state.wait_for(lambda: self.is_in, seconds)
 
-    def found(self, seconds: float) -> bool:
-        """Waits for the first learner to found the job; returns whether it has."""
+    def begin_list(self, seconds: float) -> bool:
+        """Waits for the first learner to begin the list; returns whether it has."""
         with self._state:
             self._state.wait_for(lambda: self.is_in or self.members.by_number, seconds)
             return self.is_in

@@ -1,5 +1,7 @@
 """The counters of a learner's communication, and a snapshot of them."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -73,12 +75,33 @@ class Tally:
     damaged: int = 0
     skipped: int = 0
     partner_seconds: float = 0.0
+    # Of each average that awaits a merge, the step that its weights had seen.
+    unmerged: list[int] = field(default_factory=list)
+
+    @classmethod
+    def total(cls, tallies: Sequence["Tally"]) -> "Tally":
+        """The sums of the counters of several learners."""
+        staleness, total = Counter[int](), cls()
+        for name in vars(total).keys() - {"staleness", "unmerged"}:
+            setattr(total, name, sum(getattr(tally, name) for tally in tallies))
+        for tally in tallies:
+            staleness.update(tally.staleness)
+        total.staleness = dict(sorted(staleness.items()))
+        return total
 
     def snapshot(self) -> Statistics:
         """A copy as `Statistics`, without the fields that others count."""
         own = {**vars(self), "staleness": dict(self.staleness)}
+        del own["unmerged"]
         return Statistics(peer_ages={}, **own)
 
     def merged(self, staleness: int) -> None:
         """Counts a merged average, of this age in optimizer steps."""
         self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+
+    def merged_all(self, step: int) -> None:
+        """Counts a merge, at this step, of all that waits for one."""
+        for first_step in self.unmerged:
+            self.merged(step - first_step)
+        self.merges += bool(self.unmerged)
+        self.unmerged.clear()

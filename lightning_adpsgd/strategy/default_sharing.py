@@ -34,7 +34,7 @@ def may_share(trainer: pl.Trainer, dials: Dials) -> bool:
     """Whether the learners of this job may share their epochs; the same in all."""
     alone = dials.islands is not None or dials.has_sizes
     alone = alone or dials.tensor_parallel_size > 1
-    if dials.communication != "async" or alone:
+    if dials.in_lockstep or alone:
         return False
     # If it does not, Lightning deals nothing: the program does.
     return trainer._accelerator_connector.use_distributed_sampler

@@ -2,8 +2,9 @@
 
 Read this module first when a new version of Lightning changes something. `REPLACED`
 lists each attribute of Lightning's objects that is replaced during a fit. `READ` lists
-the private names that are read. Only `Overrides` replaces attributes: it refuses one
-that is not in the table, and a second owner of the same one.
+the private names that are read, or set to another state of the same kind. Only
+`Overrides` replaces attributes: it refuses one that is not in the table, and a second
+owner of the same one.
 """
 
 from typing import Any, NamedTuple, final
@@ -37,13 +38,12 @@ _EPOCH, _SAVER = "_TrainingEpochLoop", "ModelCheckpoint"
 _SWA, _CHECKPOINTS = "StochasticWeightAveraging", "_CheckpointConnector"
 _EVERY_STEP = "it asks learner 0 for the time after each batch"
 _SIGNAL = "it ties all learners together, and hangs when one alone gets the signal"
+_LEAVE = "learners of an island agree on the step at which they leave"
 REPLACED = (
     _of("_FitLoop", "on_run_end", "run virtual", "the consensus model comes first"),
     _of(_EPOCH, "run", "scope", "inside an epoch, learners are at different steps"),
     _of(_EPOCH, "_broadcast_sigterm_tensor", "signals", _SIGNAL, "2.5.2"),
-    _of(
-        _EPOCH, "_save_loggers_on_train_batch_end", "signals", "the same, before 2.5.2"
-    ),
+    _of(_EPOCH, "_save_loggers_on_train_batch_end", "signals", _LEAVE),
     _of("_SignalConnector", "_sigterm_notifier_fn", "signals", _SIGNAL),
     _of(_EPOCH, "_should_check_val_fx", "clocks", "the last question of a batch"),
     _of("Timer", "on_train_batch_end", "clocks", _EVERY_STEP),
@@ -67,6 +67,8 @@ READ = (
     _of("Trainer", "_val_check_time_interval", "clocks compatibility", _STATE, "2.6.6"),
     _of("Trainer", "_last_val_time", "clocks", _STATE, "2.6.6"),
     _of("LightningModule", "_trainer", "trainer", "`trainer` raises without one"),
+    _of("LightningModule", "_device_mesh", "model_parallel", "`configure_model` asks"),
+    _of("LightningOptimizer", "_optimizer", "model_parallel", "what it wraps"),
     _of("LightningModule", "_current_fx_name", "scope", "the hook that runs"),
     _of(_CHECKPOINTS, "_hpc_resume_path", "last_good", "SLURM's checkpoint"),
     _of("_FitLoop", "_combined_loader", "work_sharing mid_epoch", _STATE),
@@ -86,11 +88,13 @@ READ = (
     _of(_SWA, "_average_model", "weight_callbacks", "its average; also of EMA"),
     _of("ParallelStrategy", "_layer_sync", "trainer compatibility", _GIVEN),
     _of("DDPStrategy", "_ddp_kwargs", "trainer fabric options", _GIVEN),
-    _of("DDPStrategy", "_ddp_comm_hook _ddp_comm_wrapper", "compatibility", _GIVEN),
+    _of("DDPStrategy", "_ddp_comm_hook", "compatibility allreduce", _GIVEN),
+    _of("DDPStrategy", "_ddp_comm_wrapper", "compatibility", _GIVEN),
     _of("DDPStrategy", "_model_averaging_period", "compatibility", _GIVEN),
     _of("DDPStrategy", "_setup_model", "trainer", "wraps a module with DDP"),
     _of("DDPStrategy", "_determine_ddp_device_ids", "fabric", _GIVEN),
     _of("DDPStrategy", "_backward_sync_control", "fabric", "skips the allreduce"),
+    _of("SingleDeviceStrategy", "_root_device", "strategy", "has no setter"),
     _of("Strategy", "_launcher", "trainer fabric", "runs the program"),
     _of("Strategy", "_configure_launcher", "trainer fabric", "makes it"),
     _of("Strategy", "_checkpoint_io", "options", "has another default"),

@@ -7,7 +7,6 @@ weights, and makes the step through `update`.
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -267,14 +266,7 @@ class AsynchronousLearners(VirtualLearners):
 
     @override
     def totals(self) -> Statistics:
-        staleness = Counter[int]()
-        tallies = [side.tally for side in self._sides]
-        for tally in tallies:
-            staleness.update(tally.staleness)
-        in_all = Tally(staleness=dict(sorted(staleness.items())))
-        for name in vars(in_all).keys() - {"staleness"}:
-            setattr(in_all, name, sum(getattr(tally, name) for tally in tallies))
-        return in_all.snapshot()
+        return Tally.total([side.tally for side in self._sides]).snapshot()
 
     @override
     def shown(self, index: int) -> list[Tensor]:

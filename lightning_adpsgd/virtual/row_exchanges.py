@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.gossip.codecs import Codec, make_codec
+from lightning_adpsgd.gossip.codecs import Codec
+from lightning_adpsgd.gossip.wire import codecs_of, payload_bytes
 from lightning_adpsgd.mixing.statistics import Tally
 from lightning_adpsgd.mixing.super_learner import (
     MergeAlone,
@@ -51,7 +52,6 @@ class CommunicationSide:
         )
         self.parts = [p for chunk in self.replica.chunks for p in chunk.parts]
         self._parts_of = list(_by_vector(self.parts, vectors))
-        self._ages: list[int] = []
         self.tally = Tally()
 
     def before_update(self) -> None:
@@ -68,14 +68,14 @@ class CommunicationSide:
     def merge_at_once(self) -> None:
         """Merges an exchange at the step boundary at which it was made."""
         self._merger.merge_all()
-        self._count_merge(steps_late=0)
+        self.tally.merged_all(self.replica.step)
 
     def ended(self, first_step: int, num_bytes: int, finite: bool) -> None:
         """Counts an exchange that read the weights of this step, for the next merge."""
         self.tally.bytes_sent += num_bytes
         self.tally.exchanges += finite
         self.tally.refused += not finite
-        self._ages.append(first_step)
+        self.tally.unmerged.append(first_step)
 
     def shown(self) -> list[Tensor]:
         """The vectors of x, one for each vector of w."""
@@ -99,14 +99,7 @@ class CommunicationSide:
 
     def _merge(self) -> None:
         self._merger.merge(Votes())
-        self._count_merge(self._merger.steps_late)
-
-    def _count_merge(self, steps_late: int) -> None:
-        if self._ages:
-            for step in self._ages:
-                self.tally.merged(self.replica.step - step + steps_late)
-            self.tally.merges += 1
-            self._ages.clear()
+        self.tally.merged_all(self.replica.step + self._merger.steps_late)
 
 
 def _by_vector(
@@ -232,15 +225,12 @@ class Exchanges:
     def _codecs_of(self, exchange: Exchange, end: int) -> dict[torch.dtype, Codec]:
         lane = (exchange.asker, exchange.asked, end)
         if lane not in self._codecs:
-            dtypes = {part.dtype for part in self._sides[end].parts}
-            self._codecs[lane] = {d: make_codec(self._wire_dtype, d) for d in dtypes}
+            replica = self._sides[end].replica
+            self._codecs[lane] = codecs_of(replica, self._wire_dtype)
         return self._codecs[lane]
 
 
 def message_bytes(side: CommunicationSide, wire_dtype: torch.dtype | None) -> int:
     """The bytes of the messages about all parts of a side, in one direction."""
-    codecs = {part.dtype: make_codec(wire_dtype, part.dtype) for part in side.parts}
-    return sum(
-        codecs[part.dtype].dtype.itemsize * codecs[part.dtype].length(len(part))
-        for part in side.parts
-    )
+    parts = (chunk.parts for chunk in side.replica.chunks)
+    return payload_bytes(codecs_of(side.replica, wire_dtype), parts)

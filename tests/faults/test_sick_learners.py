@@ -146,7 +146,7 @@ def test_what_is_too_far_is_left_out_by_both_ends(
     ends = two_ends(first, second, wire_dtype=wire_dtype)
     for _ in range(20):
         first.add_(torch.randn(7), alpha=0.01)
-        assert all(outcome.merged for outcome in exchange(ends))
+        assert all(outcome.averaged for outcome in exchange(ends))
     first.mul_(1e6)
     before = first.clone(), second.clone()
     outcomes = exchange(ends)

@@ -174,6 +174,25 @@ def test_one_whose_peers_are_away_skips_and_goes_on() -> None:
     assert found.bytes_sent == 0
 
 
+def test_one_that_is_slow_costs_the_others_no_more_than_the_patience() -> None:
+    """A wait of a step of the slow one would be ten times as long."""
+    patience, num_steps = 0.1, 8
+    vectors, gossips = pairs_of(random_rows(3), "complete", patience)
+
+    def learner(i: int) -> list[Boundary]:
+        slow = not i
+        steps, pause = (1, 10 * patience) if slow else (num_steps, 0.0)
+        return train(vectors[i], gossips[i], steps, lambda number: pause)
+
+    with running(gossips):
+        logs = together([lambda i=i: learner(i) for i in range(3)])
+        found = [gossip.statistics() for gossip in gossips]
+    for one, log in zip(found[1:], logs[1:], strict=True):
+        assert one.exchanges + one.skipped == len(log) == num_steps
+        # Twice, for a machine that has other work.
+        assert one.partner_seconds < 2 * patience * num_steps
+
+
 def test_a_super_learner_that_is_alone_waits_for_nobody() -> None:
     vectors, gossips = pairs_of(random_rows(1), "complete", PATIENCE_S)
     with running(gossips):

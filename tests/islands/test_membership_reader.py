@@ -105,11 +105,11 @@ def test_a_reader_is_awake_for_as_long_as_a_silence(
 def test_who_waits_is_woken_by_what_the_first_learner_tells(pair: Pair) -> None:
     """Each kind of wait; whoever is not woken waits for longer than the test may."""
     assert not pair.reader.enter()
-    assert not pair.reader.found(0.0)
+    assert not pair.reader.begin_list(0.0)
     assert not pair.reader.refresh(0.0)
     waits = {
         "enter": lambda: pair.reader.enter(2 * PATIENCE_S),
-        "found": lambda: pair.reader.found(2 * PATIENCE_S),
+        "begin_list": lambda: pair.reader.begin_list(2 * PATIENCE_S),
         "refresh": lambda: pair.reader.refresh(2 * PATIENCE_S),
     }
     said: dict[str, bool] = {}
@@ -143,4 +143,4 @@ def test_an_island_that_others_have_begun_before_has_not_founded_the_job(
 ) -> None:
     pair.publisher.publish(first_learner(is_in=False))
     pair.reader._take_turn()
-    assert not pair.reader.found(10 * PATIENCE_S)
+    assert not pair.reader.begin_list(10 * PATIENCE_S)

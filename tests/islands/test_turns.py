@@ -49,7 +49,7 @@ class Turns:
             lambda: self.steps,
             Heartbeat(silence_s=SILENCE_S),
             on_change=lambda: self.seen.append("change"),
-            on_stopped=lambda: self.seen.append("stopped"),
+            on_left_behind=lambda: self.seen.append("stopped"),
             on_turn=lambda: self.seen.append("turn"),
         )
         self.listed = MemberStore(self.store, Signatures(Credentials(), "job"))
@@ -525,7 +525,7 @@ def test_a_goodbye_to_a_rendezvous_that_is_away_is_no_error(turns: Turns) -> Non
 
 def test_nobody_waits_who_gives_no_time(turns: Turns) -> None:
     assert not turns.one.enter()
-    assert not turns.one.found(0.0)
+    assert not turns.one.begin_list(0.0)
     assert not turns.one.refresh(0.0)
     turns.take()
     assert turns.one.is_in

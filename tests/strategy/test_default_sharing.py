@@ -105,6 +105,9 @@ def weighted() -> DataLoader[Tensor]:
 
 CASES = {
     "nothing is said": Case(SHARED, "Learners share their epochs"),
+    "ready pairs": Case(
+        SHARED, "Learners share", dials={"communication": "ready_pairs"}
+    ),
     "in order": Case(SHARED, "Learners share", lambda rank: rows()),
     "rate by epochs": Case(SHARED, "Learners share", module=ByEpochs),
     "equal shares": Case(EQUAL, "", dials={"work_sharing": False}),

@@ -23,12 +23,13 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     Timer,
 )
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from packaging.version import Version
 from torch import Tensor, nn
 from typing_extensions import override
 
 import lightning_adpsgd
+from lightning_adpsgd.callbacks import allreduce
 from lightning_adpsgd.coordination.store import LearnerFailed, LearnerFollows
 from lightning_adpsgd.import_names import lightning_version
 from lightning_adpsgd.strategy import (
@@ -38,6 +39,7 @@ from lightning_adpsgd.strategy import (
     fabric,
     fast_forward,
     launchers,
+    model_parallel,
     module_jobs,
     options,
     overrides,
@@ -56,6 +58,8 @@ from lightning_adpsgd.strategy.checkpoints import (
     saving,
 )
 from lightning_adpsgd.strategy.overrides import READ, REPLACED, Overrides
+from lightning_adpsgd.virtual import objective
+from lightning_adpsgd.virtual import strategy as virtual_strategy
 from tests.learners import (
     Linear,
     Sampled,
@@ -78,7 +82,8 @@ MODULES = (
         mid_epoch,
     ),
     *(default_sharing, saving, clocks, compatibility, launchers, module_jobs, options),
-    *(overrides, run, scope, signals, weight_callbacks),
+    *(model_parallel, overrides, run, scope, signals, weight_callbacks),
+    *(allreduce, objective, virtual_strategy),
 )
 PACKAGE = Path(str(lightning_adpsgd.__file__)).parent
 
@@ -236,7 +241,7 @@ def is_private(name: str) -> bool:
 
 def lightnings_own() -> set[str]:
     """Private names that our strategies have from Lightning's."""
-    bases = (DDPStrategy(), fabric_ddp.DDPStrategy())
+    bases = (DDPStrategy(), fabric_ddp.DDPStrategy(), SingleDeviceStrategy("cpu"))
     return {name for base in bases for name in dir(base) if is_private(name)}
 
 
@@ -251,7 +256,7 @@ def private_names(module: ModuleType) -> set[str]:
         if is_private(node.attr) and ast.unparse(node.value) not in OWN
     }
     inherited = {node.attr for node in attributes(module)} & lightnings_own()
-    is_strategy = module in (trainer_face, fabric, options)
+    is_strategy = module in (trainer_face, fabric, options, virtual_strategy)
     return {*of_others, *(inherited if is_strategy else ())}
 
 
@@ -308,7 +313,7 @@ def test_each_row_names_the_modules_that_need_it() -> None:
 
 # `clocks` changes a time of the Trainer's within one call, and `mid_epoch` and
 # `work_sharing` copies of torch's loaders; the others write into modules of the user's.
-WRITES = {"clocks", "objective", "probe", "weight_callbacks", "mid_epoch"}
+WRITES = {"clocks", "objective", "weight_callbacks", "mid_epoch"}
 WRITES |= {"work_sharing"}
 
 

@@ -6,10 +6,10 @@ confidences (`ConfidentSearch`). `words.py` adds times to the words on a path.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import kaldi_decoder
 import kaldifst
@@ -18,7 +18,6 @@ from typing_extensions import override
 
 from lightning_adpsgd.asr.hmm.states import Topology, phone_runs
 from lightning_adpsgd.asr.language.lexicon import Lexicon
-from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.search.graphs import symbols_of
 from lightning_adpsgd.asr.search.lattice import (
     Lattice,
@@ -46,8 +45,6 @@ from lightning_adpsgd.asr.search.words import (
 )
 
 _LATTICE_BEAM = 6.0
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,8 +205,8 @@ class GraphDecoder(ABC):
     ) -> Hypothesis:
         """The most likely words, each with its confidence (`posteriors.py`).
 
-        It costs about twice as much as `decode`. The two may differ in words at the
-        edge of the beam.
+        It costs about three times as much as `decode`. The two may differ in words at
+        the edge of the beam.
 
         `fit` is the mean, over the frames of the words, of the log-likelihood of the
         path's state minus that of the frame's best state. It is at most 0. Noise may
@@ -354,29 +351,6 @@ def _fit(
     edges = [(round(a / FRAME_SHIFT_S), round(b / FRAME_SHIFT_S)) for a, b in spans]
     spoken = np.concatenate([gaps[:0], *(gaps[a:b] for a, b in edges)])
     return float(spoken.mean()) if len(spoken) else 0.0
-
-
-def decode_all(
-    items: Sequence[Item],
-    log_likelihoods: Callable[[Item], np.ndarray],
-    decoder: Search,
-    acoustic_scales: Sequence[float],
-    num_processes: int = 1,
-) -> Iterator[tuple[int, list[Hypothesis]]]:
-    """Decodes items in processes; yields (index, hypotheses by acoustic scale).
-
-    Args:
-        items: Arguments of `log_likelihoods`, one per utterance.
-        log_likelihoods: Function from an item to [time, labels], run in the processes.
-        decoder: Search for words.
-        acoustic_scales: Acoustic scales, each of which decodes every item.
-        num_processes: Number of processes.
-    """
-
-    def work(item: Item) -> list[Hypothesis]:
-        return decode_at_scales(log_likelihoods(item), decoder, acoustic_scales)
-
-    yield from fork_map(work, items, num_processes)
 
 
 def decode_at_scales(

@@ -2,7 +2,12 @@ import numpy as np
 import pytest
 
 from lightning_adpsgd.asr.hmm.states import Topology, phone_runs
-from lightning_adpsgd.asr.search.decoding import Decoder, SearchOptions, decode_all
+from lightning_adpsgd.asr.parallel import fork_map
+from lightning_adpsgd.asr.search.decoding import (
+    Decoder,
+    SearchOptions,
+    decode_at_scales,
+)
 from lightning_adpsgd.asr.search.graph_files import read_graph, write_graph
 from lightning_adpsgd.asr.search.graphs import decoding_graph
 from lightning_adpsgd.asr.search.words import place_words
@@ -88,8 +93,11 @@ def test_words_that_do_not_spell_the_phones_have_no_place():
 def test_several_scales_and_processes_give_each_item_its_hypotheses(speaker, decoder):
     sentences = [speaker.sentence(2) for _ in range(5)]
     frames = [speaker.frames(speaker.states(words)) for words in sentences]
-    found = decode_all(frames, speaker.log_likelihoods, decoder, (0.5, 1.0), 2)
-    for index, hypotheses in dict(found).items():
+
+    def work(item):
+        return decode_at_scales(speaker.log_likelihoods(item), decoder, (0.5, 1.0))
+
+    for index, hypotheses in fork_map(work, frames, 2):
         texts = [list(hypothesis.text) for hypothesis in hypotheses]
         assert texts == [sentences[index]] * 2
 
