@@ -168,7 +168,6 @@ class Gossip(Communication, Exchanges):
 
         carriers = enumerate((transport, *further))
         self.sections = [peers_of(*carrier) for carrier in carriers]
-        self.peers = self.sections[0]
         self._boundary = pairing and Boundary(
             *(pairing, node, self.sections, self._account, self.threads),
             Patience(options.max_wait),

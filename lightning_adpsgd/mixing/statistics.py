@@ -81,13 +81,10 @@ class Tally:
     @classmethod
     def total(cls, tallies: Sequence["Tally"]) -> "Tally":
         """The sums of the counters of several learners."""
-        staleness, total = Counter[int](), cls()
-        for name in vars(total).keys() - {"staleness", "unmerged"}:
-            setattr(total, name, sum(getattr(tally, name) for tally in tallies))
-        for tally in tallies:
-            staleness.update(tally.staleness)
-        total.staleness = dict(sorted(staleness.items()))
-        return total
+        names = vars(cls()).keys() - {"staleness", "unmerged"}
+        sums = {name: sum(getattr(one, name) for one in tallies) for name in names}
+        staleness = sum((Counter(one.staleness) for one in tallies), Counter[int]())
+        return cls(**sums, staleness=dict(sorted(staleness.items())))
 
     def snapshot(self) -> Statistics:
         """A copy as `Statistics`, without the fields that others count."""

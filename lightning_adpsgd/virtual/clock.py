@@ -136,9 +136,6 @@ class Agenda:
         entry = (seconds, rank, next(self._numbers), action, arguments)
         heapq.heappush(self._entries, entry)
 
-    def __bool__(self) -> bool:
-        return bool(self._entries)
-
     def happen(self) -> None:
         """Performs the next action."""
         self.now, _, _, action, arguments = heapq.heappop(self._entries)

@@ -189,7 +189,7 @@ def test_who_was_stopped_and_evicted_meanwhile_stands_aside(turns: Turns) -> Non
 
 def test_the_first_of_a_list_begins_at_an_epoch_after_all_known(turns: Turns) -> None:
     turns.listed.replace("", MemberList(4))
-    turns.one._founds = True
+    turns.one._begins_list = True
     turns.take(2)
     assert turns.numbers == set()
     turns.take(20)
@@ -331,7 +331,7 @@ def test_a_list_must_have_been_empty_for_long_before_somebody_begins_it(
     turns: Turns, begins: str
 ) -> None:
     """Twice a silence, from when it was seen to be empty; 6 seconds."""
-    turns.one._founds = begins != "told to"
+    turns.one._begins_list = begins != "told to"
     if begins == "the last left":
         turns.put(OTHER)
         turns.take()
@@ -348,7 +348,7 @@ def test_a_list_must_have_been_empty_for_long_before_somebody_begins_it(
         turns.store = HashStore()
         turns.listed = MemberStore(turns.store, turns.listed._signatures)
         turns.take(1, 4.0)
-    turns.one._founds = True
+    turns.one._begins_list = True
     began = turns.clock.now
     while not turns.numbers and turns.clock.now < began + 20:
         turns.take()
@@ -357,7 +357,7 @@ def test_a_list_must_have_been_empty_for_long_before_somebody_begins_it(
 
 
 def test_of_two_that_find_an_empty_list_one_begins_it(turns: Turns) -> None:
-    turns.one._founds = True
+    turns.one._begins_list = True
     turns.take()
     replace = MemberStore.replace
 
@@ -375,7 +375,7 @@ def test_of_two_that_find_an_empty_list_one_begins_it(turns: Turns) -> None:
 
 
 def test_nobody_begins_a_list_that_was_written_since_it_was_read(turns: Turns) -> None:
-    turns.one._founds = True
+    turns.one._begins_list = True
     turns.take(2)
     turns.listed.store.set("members", MemberList(1, {7: OTHER}).to_json())
     turns.take(1, 6.0)

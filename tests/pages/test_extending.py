@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lightning_adpsgd import HADPSGDStrategy, VirtualCluster, dials
+from lightning_adpsgd.gossip import wire
 from lightning_adpsgd.gossip.codecs import Codec
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
@@ -16,7 +17,6 @@ from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import TOPOLOGIES, find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import PeerLost
-from lightning_adpsgd.virtual import row_exchanges
 from tests.helpers import PATIENCE, random_rows, running
 from tests.pages.blocks import programs
 
@@ -56,7 +56,7 @@ def test_the_wire_format_can_be_entered(monkeypatch: pytest.MonkeyPatch) -> None
         made.append(codec())
         return made[-1]
 
-    monkeypatch.setattr(row_exchanges, "make_codec", make_codec)
+    monkeypatch.setattr(wire, "make_codec", make_codec)
     cluster = VirtualCluster(
         torch.nn.Linear(4, 1),
         num_super_learners=4,

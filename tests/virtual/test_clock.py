@@ -9,7 +9,7 @@ from lightning_adpsgd.virtual.clock import Agenda, Compute, Link, Network, StepT
 
 
 def run(agenda: Agenda) -> None:
-    while agenda:
+    while agenda._entries:
         agenda.happen()
 
 
