@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Statistics(NamedTuple):
@@ -82,7 +82,7 @@ class Tally:
     def total(cls, tallies: Sequence["Tally"]) -> "Tally":
         """The sums of the counters of several learners."""
         names = vars(cls()).keys() - {"staleness", "unmerged"}
-        sums = {name: sum(getattr(one, name) for one in tallies) for name in names}
+        sums: dict[str, Any] = {n: sum(getattr(t, n) for t in tallies) for n in names}
         staleness = sum((Counter(one.staleness) for one in tallies), Counter[int]())
         return cls(**sums, staleness=dict(sorted(staleness.items())))
 
