@@ -97,7 +97,7 @@ class Run:
     Attributes:
         method: name in `METHODS`.
         rate: peak of the learning rate.
-        seed: of the start, the samples and the simulated times.
+        seed: seed of the initial weights, the samples and the simulated times.
         optimizer: "AdamW" or "SGD" with momentum.
         decay: weight decay.
         warm_up: share of the steps in which the rate rises.

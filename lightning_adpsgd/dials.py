@@ -1,6 +1,5 @@
 """The options that turn one strategy into a family of algorithms, and their bounds."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -192,7 +191,7 @@ class Dials:
             "`islands`",
             ("communication", "async", no_rounds),
             ("max_staleness", None, no_peer),
-            ("exchange_frozen", True, "who joins takes all weights from the others"),
+            ("exchange_frozen", True, "an island that joins takes all weights"),
         )
 
     def _check_fixed(self, with_what: str, *values: tuple[str, Any, str]) -> None:
@@ -269,8 +268,9 @@ def as_duration(timeout: timedelta | float | None) -> timedelta | None:
     _check_type("timeout", timeout, timedelta | float | None)
     if timeout is None or isinstance(timeout, timedelta):
         return timeout
-    if not math.isfinite(timeout):
-        raise ValueError(f"`timeout` must be finite, got {timeout} seconds")
+    if not 0 < timeout < (most := timedelta.max.total_seconds()):
+        bound = f"positive and less than {most:g} seconds"
+        raise ValueError(f"`timeout` must be {bound}, got {timeout}")
     return timedelta(seconds=timeout)
 
 
@@ -278,7 +278,7 @@ def as_dtype(wire_dtype: WireDtype | Literal["auto"] | None) -> WireChoice:
     """Converts a dtype or its name into a dtype; "auto" and None stay."""
     if not isinstance(wire_dtype, str) or wire_dtype == "auto":
         return wire_dtype
-    _check_one_of("wire_dtype", wire_dtype, get_args(WireDtypeName))
+    _check_one_of("wire_dtype", wire_dtype, (None, "auto", *get_args(WireDtypeName)))
     return getattr(torch, wire_dtype)
 
 
@@ -315,7 +315,11 @@ def _check_one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
 def _check_sizes(sizes: Any) -> None:
     name = "super_learner_size"
     if isinstance(sizes, str):
-        _check_one_of(name, sizes, ("node",))
+        if sizes != "node":
+            raise ValueError(
+                f'`{name}` must be a whole number, "node" or a sequence of sizes, got '
+                f"{sizes!r} of type str; for example `{name}=2`"
+            )
     elif not isinstance(sizes, tuple):
         _check_type(name, sizes, int | Literal["node"])
         _check_positive(name, sizes)

@@ -44,7 +44,9 @@ def make_wandb_logger(
         The logger; None without the package, or if WANDB_MODE is "disabled".
     """
     if not is_available():
-        rank_zero_info("Weights & Biases is not installed, or off: no figures go there")
+        rank_zero_info(
+            "Weights & Biases is not installed or is disabled; nothing is logged there"
+        )
         return None
     import wandb
 

@@ -77,7 +77,7 @@ class EpochUnderWay:
 
     Args:
         terms: terms by which all learners number its units.
-        pool: pool of the epoch, where this learner alone makes up its super-learner.
+        pool: pool of the epoch; None if the super-learner has several learners.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class SharedBatches:
             epoch.num_begun += 1
 
     def state(self) -> EpochState | None:
-        """The rest of the epoch, in one learner; all learners must call it."""
+        """The rest of the epoch in a learner that knows it, or None; a collective."""
         pool, current = self._pool(), self.under_way
         if self._is_closed or pool is None or current is None:
             return self._last

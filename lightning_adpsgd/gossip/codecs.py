@@ -111,12 +111,12 @@ class Cast(Codec):
 class Lattice(Codec):
     """Sends a few bits per number: the lattice point ``round(w / s)`` modulo 2^bits.
 
-    A message about n weights in b blocks is, as bytes: b checksums of the lattice
-    points (int32), which reveal a disagreement beyond the span; b exponents e of the
-    scale ``s = 2^(e / 4)`` and b least exponents of powers of two (int16); the residues
-    of b blocks. Both ends leave a block as it is if its disagreement is too large or
-    its exponents differ. They also agree on a wider span for the next exchange, or on a
-    narrower one where the block fits well.
+    A message about n weights in b blocks has three parts, as bytes. First, b checksums
+    of the lattice points (int32) reveal a disagreement beyond the span. Then come b
+    exponents e of the scale ``s = 2^(e / 4)`` and b least exponents of powers of two
+    (int16). The residues of b blocks are last. Both ends leave a block as it is if its
+    disagreement is too large or its exponents differ. They also agree on a wider span
+    for the next exchange, or on a narrower one where the block fits well.
 
     Args:
         bits: bits per number, 8 or 4.

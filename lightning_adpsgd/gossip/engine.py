@@ -11,10 +11,9 @@ Both ends of an exchange compute c from the same pair of messages. So only gradi
 change ``sum_i (w_i + d_i)``, whatever the delays and the order.
 
 This module is the training thread's side. It decides nothing about optimizers and knows
-nothing of Lightning. After a step, `Gossip.after_update` calls an `Asker` (peers). In
-its own thread, that makes an exchange (`Traffic.make` in pacing) over a `Lane`
-(exchange), which changes d (`weights.replica`). A lane is one direction of asking
-between two peers. The other files are::
+nothing of Lightning. `Gossip.after_update` wakes the `Asker` (peers) of each peer that
+is due. Its thread makes the exchange over a `Lane` (exchange), which adds to d. A lane
+is one direction of asking between two peers. The other files are::
 
     members      the super-learners that take part
     peers        the two threads of each peer

@@ -156,7 +156,7 @@ class Traffic:
     ) -> bool:
         """Waits until a peer may be requested, or `hurry` or `unless` ends the wait.
 
-        A peer is requested in its turn (`UnderWay`), when the cores are spared enough.
+        The wait ends when it is the peer's turn and `cpu_share` allows an exchange.
 
         Returns:
             False if the peer has asked meanwhile, so that no request is needed.

@@ -1,8 +1,8 @@
 """The peers of one learner, and the two threads that talk to each.
 
 One thread (`Asker`) requests an exchange when the schedule says so and it is the peer's
-turn. The other admits the peer as soon as this learner exchanges with nobody else, and
-answers at once when it asks, whatever training is doing (`protocol.UnderWay`).
+turn. The other admits the peer as soon as this learner has no other exchange under way,
+and answers at once when it asks, whatever training is doing (`protocol.UnderWay`).
 """
 
 import functools

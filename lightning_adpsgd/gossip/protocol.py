@@ -17,7 +17,7 @@ _NUM_STEPS, _SHARE_OF_STEP = 5, 0.25
 _MOST = 1 << 53
 _MOMENT = 1e-9  # seconds, which clocks do not tell apart
 # An exchange that takes a little longer than the last one is worth waiting for.
-_PATIENCE = 2
+_TIMES_LAST = 2
 
 
 class Position(NamedTuple):
@@ -284,5 +284,5 @@ class UnderWay:
         if not busy_since:
             return 0.0
         longest = self._took.get(peer, max(self._took.values(), default=math.inf))
-        left = max(busy_since) + _PATIENCE * longest - now
+        left = max(busy_since) + _TIMES_LAST * longest - now
         return left if left > _MOMENT else 0.0

@@ -28,9 +28,9 @@ USUAL_TIMES = 20.0
 WEIGHTS_TIMES = 2.0
 # Exchanges until the usual disagreement is known; its largest change per exchange then.
 NUM_FIRST = 16
-PACE = 1.25
+MOST_CHANGE = 1.25
 
-PATIENCE = 8
+MOST_FAR_EXCHANGES = 8
 """Consecutive exchanges that find weights too far before they count as diverged."""
 
 MOST_RELOADS = 3
@@ -88,7 +88,7 @@ class Disagreement:
         if self._num_seen < NUM_FIRST:
             self._usual = max(self._usual, distance)
         else:
-            lowest, highest = self._usual / PACE, self._usual * PACE
+            lowest, highest = self._usual / MOST_CHANGE, self._usual * MOST_CHANGE
             self._usual = min(max(distance, lowest), highest)
         self._num_seen += 1
 
@@ -140,7 +140,7 @@ class Quarantine:
             self._symptom = "were infinite or NaN"
         else:
             self._num_far[section] += 1
-            if self._num_far[section] >= PATIENCE:
+            if self._num_far[section] >= MOST_FAR_EXCHANGES:
                 self._symptom = "had gone far from those of its peers"
 
     @property
@@ -198,7 +198,7 @@ class Quarantine:
                 f"it goes on from those of super-learner {found[0]} with a new "
                 "optimizer state"
                 if found is not None
-                else f"none of its peers {chosen} has finite ones, and it asks again"
+                else f"none of its peers {chosen} has finite weights; it asks again"
             )
             _log.warning("%s: %s (reload %d of %d)", what, outcome, num + 1, limit)
 

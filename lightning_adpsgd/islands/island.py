@@ -80,7 +80,7 @@ class Island:
     """One learner's part among islands.
 
     Everything belongs to the training thread, except that the thread of `Connections`
-    calls `_rejoin` and the thread of `Membership` sets `_was_stopped`.
+    calls `_rejoin` and the thread of `Membership` sets `_is_left_behind`.
 
     Args:
         schedule: topology, gain and seed; its size is ignored.
@@ -116,7 +116,7 @@ class Island:
         self.membership = self._make_membership()
         shards, make = self._sections.own, self._make_engine
         self._transports = [self._make_transport(shard) for shard in shards]
-        self._was_stopped, self._ended = False, False
+        self._is_left_behind, self._ended = False, False
         self._connections = Connections(
             self._transports, self.membership, make, self._rejoin, shards
         )
@@ -340,14 +340,14 @@ class Island:
         self._connections.wake()
 
     def _on_left_behind(self) -> None:
-        self._was_stopped = True
+        self._is_left_behind = True
 
     def _rejoin(self) -> None:
         """Rejoins after `_on_left_behind`, with the others' weights unless it leads."""
-        if not self._was_stopped:
+        if not self._is_left_behind:
             return
         if self._joining.leads():
-            self._was_stopped = False
+            self._is_left_behind = False
             self.membership.enter()
             return
         if self._node.size > 1:
@@ -370,5 +370,5 @@ class Island:
             self._rejoined_at = found.position
         elif self.membership.members.by_number:
             return
-        self._was_stopped = False
+        self._is_left_behind = False
         self.membership.enter()

@@ -46,8 +46,8 @@ class MemberStore:
             found = MemberList(num_invalid=1)
         if found.num_invalid and not self._told:
             _log.warning(
-                "%d rows of the member list make no sense, or are not signed with this "
-                "job's token: they are left out",
+                "ignored %d rows of the member list that are malformed or not signed "
+                "with this job's token",
                 found.num_invalid,
             )
         self._told = found.num_invalid > 0

@@ -49,7 +49,7 @@ class Service:
         number = self.num_errors
         if number & (number - 1) == 0:  # 1, 2, 4, 8, ...
             _log.warning(
-                "%s met an unexpected error, the %d. so far, and tries again: %r",
+                "%s met an unexpected error (%d so far) and tries again: %r",
                 *(self.name, number, error),
                 exc_info=error,
             )

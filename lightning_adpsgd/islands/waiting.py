@@ -36,14 +36,14 @@ class Wait:
         waited = time.monotonic() - self._begin
         if waited > self._seconds:
             raise RuntimeError(
-                f"{self._whom} could not be obtained within {self._seconds:g} s: "
-                f"{reason or 'no answer'}. As a remedy, {self._remedy}"
+                f"training has not started: it waited {self._seconds:g} s for "
+                f"{self._whom} ({reason or 'no answer'}). To fix this, {self._remedy}"
             )
         if waited >= self._notice_s:
             self._notice_s = 2 * waited
             _log.warning(
-                "nothing is trained yet: waiting for %s, since %.0f s and for at most "
-                "%g s (%s). To mend it, %s; Ctrl-C or SIGTERM ends the wait",
-                *(self._whom, waited, self._seconds, reason or "no answer yet"),
+                "training has not started: it has waited %.0f s for %s, and waits at "
+                "most %g s (%s). To fix this, %s; Ctrl-C or SIGTERM ends the wait",
+                *(waited, self._whom, self._seconds, reason or "no answer yet"),
                 self._remedy,
             )

@@ -25,8 +25,8 @@ _SHARED = (
 )
 _EQUAL = (
     "Learners get equal shares of an epoch, which lasts as long as the slowest one "
-    "needs. They could share it, but %s. `work_sharing=False` says that equal shares "
-    "are meant."
+    "needs. They could share it, but %s. Set `work_sharing=False` to choose equal "
+    "shares and silence this message."
 )
 
 

@@ -40,8 +40,8 @@ class EvaluationWatch:
         rank_zero_warn(
             f"`{type(module).__name__}` is evaluated with this learner's own weights, "
             "which no other learner has: evaluate the model of all learners within "
-            "`with fabric.strategy.consensus():`, to which all learners come. This is "
-            "said once."
+            "`with fabric.strategy.consensus():`, to which all learners come. This "
+            "warning appears once."
         )
 
     @override

@@ -298,7 +298,7 @@ def check_torch(device: torch.device) -> None:
     """Refuses a torch version whose `fully_shard` cannot train on this device."""
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise RuntimeError(
-            '`inside="model_parallel"` must have a later torch on CPUs, got '
+            '`inside="model_parallel"` needs a later torch on CPUs, got '
             f"{torch.__version__}: its `fully_shard` trains on GPUs alone. Install "
             'torch 2.11, or set `inside="ddp"`'
         )

@@ -29,7 +29,7 @@ from lightning_adpsgd.strategy.default_sharing import (
     problem_of,
 )
 from lightning_adpsgd.strategy.fast_forward import batch_size, catch_up
-from lightning_adpsgd.strategy.garbage import OldObjects
+from lightning_adpsgd.strategy.garbage import FrozenObjects
 from lightning_adpsgd.strategy.job import Job, set_up_job
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.strategy.scope import CollectiveScope
@@ -68,7 +68,7 @@ class TrainingRun:
         self.last_consensus: Consensus | None = None
         self._batch_end: BatchEnd | None = None
         self._folders: list[BinaryIO] = []
-        self._old_objects = OldObjects()
+        self._frozen_objects = FrozenObjects()
 
     @property
     def work_sharing(self) -> WorkSharing | None:
@@ -101,7 +101,7 @@ class TrainingRun:
     def begin(self, resumed: Resumed) -> None:
         """Starts training: the learners communicate from here on."""
         trainer, sharing = self._trainer, self.work_sharing
-        self._old_objects.leave_out()
+        self._frozen_objects.freeze()
         if resumed.learner is not None:
             self.job.restore_learner(resumed.learner)
         if sharing is not None:
@@ -138,14 +138,14 @@ class TrainingRun:
     def fail(self, exception: BaseException) -> None:
         """Ends after an exception in this learner, and tells the others."""
         # Lightning does not tear down if a callback raises now.
-        self._old_objects.look_again()
+        self._frozen_objects.unfreeze()
         if self._dials.islands is not None and isinstance(exception, SIGTERMException):
             self._leave_in_order()
         self.job.fail(exception)
 
     def close(self) -> None:
         """Releases all resources; waits for no learner."""
-        self._old_objects.look_again()
+        self._frozen_objects.unfreeze()
         self.job.close()
         if self.work_sharing is not None:
             self.work_sharing.leave()

@@ -74,5 +74,5 @@ class CollectiveScope:
         rank_zero_warn(
             f"`{operation}` in `{hook}` is over {size} of the {world_size} learners, "
             "those of one super-learner: the others are at other steps and are not "
-            f"waited for. {_REMEDIES[operation]}. This is said once."
+            f"waited for. {_REMEDIES[operation]}. This warning appears once."
         )

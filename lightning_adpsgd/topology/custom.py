@@ -32,9 +32,9 @@ Partners = dict[int, int]
 def from_matrices(matrices: Sequence[Tensor]) -> Topology:
     """Makes a schedule of mixing matrices, each [S, S], that take turns.
 
-    In asynchronous modes, exchanges over an edge are as frequent as its weight is
-    large: the heaviest edge of the schedule has one in each of its rounds, an edge of
-    half that weight in every second one.
+    In asynchronous modes, the weight of an edge sets how often it has an exchange. The
+    heaviest edge of the schedule has one in each of its rounds, an edge of half that
+    weight in every second one.
 
     Raises:
         ValueError: a matrix is not doubly stochastic or not of the first one's shape,

@@ -36,8 +36,7 @@ class Compute:
 
     def __post_init__(self) -> None:
         check_positive("seconds", self.seconds)
-        if not 0 <= self.spread < math.inf:
-            raise ValueError(f"`spread` must not be negative, got {self.spread}")
+        check_positive("spread", self.spread, or_zero=True)
         for learner, factor in self.slow.items():
             check_positive(f"slow[{learner}]", factor)
 
@@ -61,8 +60,7 @@ class Link:
     def __post_init__(self) -> None:
         if not self.bandwidth > 0:
             raise ValueError(f"`bandwidth` must be positive, got {self.bandwidth}")
-        if not 0 <= self.latency < math.inf:
-            raise ValueError(f"`latency` must not be negative, got {self.latency}")
+        check_positive("latency", self.latency, or_zero=True)
 
     def seconds(self, num_bytes: float) -> float:
         """The seconds for this many bytes to cross, alone on the link."""
@@ -205,7 +203,8 @@ class Network:
         crossing.done()
 
 
-def check_positive(name: str, value: float) -> None:
-    """Raises ValueError if a value is not positive and finite."""
-    if not 0 < value < math.inf:
-        raise ValueError(f"`{name}` must be positive and finite, got {value}")
+def check_positive(name: str, value: float, or_zero: bool = False) -> None:
+    """Raises ValueError unless a value is finite and positive, or 0 with `or_zero`."""
+    if not (0 < value < math.inf or (or_zero and value == 0)):
+        bound = "at least 0" if or_zero else "positive"
+        raise ValueError(f"`{name}` must be {bound} and finite, got {value}")

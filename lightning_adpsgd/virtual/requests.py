@@ -51,7 +51,7 @@ class Requests:
             self.call(index, peer)
 
     def serve(self, *indices: int) -> None:
-        """Admits and requests those whose turn it is; who has waited comes first."""
+        """Admits and requests the peers whose turn it is, admissions first."""
         admissions = [self._admissions(index) for index in indices]
         for index, wait_s in zip(indices, admissions, strict=True):
             self._serve_later(index, min(wait_s, self._requests(index)))

@@ -1,11 +1,12 @@
 """Which run is next: the best setting of each cell, then all seeds around it.
 
-A cell (an algorithm at a batch) begins at one setting and one seed and continues until
-the best of those tried has all its neighbours of the grid tried and, like those of
-other rates that are close behind, all seeds. Settings are chosen by held-out samples
-other than those whose loss is reported. The papers' own rule is trained too: a rate in
-proportion to the batch, from the baseline's best. Nothing but the outcomes decides what
-is next, so that a sweep which was interrupted continues as if it had not been.
+A cell (an algorithm at a batch) begins at one setting and one seed. It continues until
+all neighbours of its best setting on the grid are tried. The best setting, and those of
+other rates that are close behind, also get all seeds. Settings are chosen by held-out
+samples other than those whose loss is reported. The papers' own rule is trained too: a
+rate in proportion to the batch, from the baseline's best. Nothing but the outcomes
+decides what is next, so that a sweep which was interrupted continues as if it had not
+been.
 """
 
 import math

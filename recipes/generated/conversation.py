@@ -39,7 +39,7 @@ class Plan:
         topic: a key of `rules.TOPICS`.
         speakers: of channel A and channel B.
         speech_s: the least seconds of speech, both sides together.
-        seed: the corpus's.
+        seed: seed of the corpus.
         layout: which corpus's files it gets, `switchboard`, `hub5`, `fisher`, ....
     """
 

@@ -1,9 +1,9 @@
 """A whole generated corpus: which conversations, made by whom, finished or not.
 
-Every conversation is drawn from the seed and its own name and synthesised in a process
-of its own, because eSpeak's state outlives a sentence: so the bytes do not depend on
-the number of processes nor on interruptions. The folder `.generated` of the tree holds
-the arguments and, per finished conversation, its record.
+Every conversation is drawn from the seed and its own name. It is synthesised in a
+process of its own, because eSpeak's state outlives a sentence. So the bytes depend
+neither on the number of processes nor on interruptions. The folder `.generated` of the
+tree holds the arguments and, per finished conversation, its record.
 """
 
 import json
@@ -138,12 +138,6 @@ def _speak(
         bar.update(len(plans) - len(missing))
         for _ in _make_each_alone(tree, missing, processes):
             bar.update()
-
-
-def plan_corpus(*, minutes: float, test_minutes: float, seed: int) -> list[Plan]:
-    """Return all conversations, training first; see `write_corpus`."""
-    per_part = {"train": minutes, "sw": test_minutes / 2, "en": test_minutes / 2}
-    return plan_parts(per_part, seed)
 
 
 def plan_parts(per_part: Mapping[str, float], seed: int) -> list[Plan]:

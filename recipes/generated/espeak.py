@@ -100,8 +100,8 @@ def _select_voice(voice: str) -> None:
         raise ValueError(f"`voice` must be one that eSpeak NG has, got {voice!r}")
 
 
-def _trim(samples: NDArray[np.int16], threshold: float = 0.005) -> NDArray[np.float64]:
-    """Cut both ends where the samples stay below `threshold` of the full scale."""
+def _trim(samples: NDArray[np.int16]) -> NDArray[np.float64]:
+    """Cut both ends where the samples stay below 0.5 % of the full scale."""
     scaled = samples / 32768.0
-    loud = np.flatnonzero(np.abs(scaled) > threshold)
+    loud = np.flatnonzero(np.abs(scaled) > 0.005)
     return scaled[loud[0] : loud[-1] + 1] if loud.size else np.zeros(0)

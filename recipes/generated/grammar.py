@@ -1,9 +1,9 @@
 """Sentences of a made-up telephone conversation, marked up as MS-State marks them.
 
-A sentence is drawn from the rules with weights that fall as 1 / (rank + 5) with the
-rank of an alternative in its rule, and then made less fluent: fillers, repeated words,
-words broken off (`bo[ught]-`), noises (`[noise]`, `[vocalized-noise]`, `[laughter]`)
-and words said while laughing (`[laughter-really]`).
+A sentence is drawn from the rules, with weights that fall as 1 / (rank + 5) with the
+rank of an alternative in its rule. It is then made less fluent: by fillers, repeated
+words, words broken off (`bo[ught]-`), noises (`[noise]`, `[vocalized-noise]`,
+`[laughter]`) and words said while laughing (`[laughter-really]`).
 """
 
 import random

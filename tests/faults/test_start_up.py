@@ -18,10 +18,10 @@ def test_who_waits_for_a_rendezvous_says_so_and_obeys_signals(
         islands.signal("rendezvous", signal.SIGKILL)
         islands.start("a")
         path = tmp_path / "a.out"
-        until(lambda: path.exists() and "nothing is" in path.read_text(), "a word")
+        until(lambda: path.exists() and "has not started" in path.read_text(), "a word")
         said = islands.output("a")
-        assert "waiting for the rendezvous at tcp://127.0.0.1" in said
-        assert "for at most 1800 s" in said
+        assert "s for the rendezvous at tcp://127.0.0.1" in said
+        assert "waits at most 1800 s" in said
         assert "python -m lightning_adpsgd rendezvous --port" in said
         assert "training continues" not in said
         islands.signal("a", number)

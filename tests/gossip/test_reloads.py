@@ -10,7 +10,11 @@ from torch import Tensor
 from lightning_adpsgd.gossip import quarantine
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.protocol import Outcome
-from lightning_adpsgd.gossip.quarantine import PATIENCE, Quarantine, WeightsDiverged
+from lightning_adpsgd.gossip.quarantine import (
+    MOST_FAR_EXCHANGES,
+    Quarantine,
+    WeightsDiverged,
+)
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
@@ -129,16 +133,16 @@ def test_weights_that_go_on_being_too_far_have_diverged() -> None:
     far = ILL._replace(finite=True, near=False)
     learner = Patient()
     for _ in range(2):
-        for _ in range(PATIENCE - 1):
+        for _ in range(MOST_FAR_EXCHANGES - 1):
             learner.quarantine.note(far)
             assert not learner.quarantine.wants_reload
         learner.quarantine.note(far._replace(mine=False))  # counts anew
-    for _ in range(PATIENCE):
+    for _ in range(MOST_FAR_EXCHANGES):
         assert not learner.quarantine.wants_reload
         learner.quarantine.note(far)
     assert learner.quarantine.wants_reload
     learner.reload()
-    for _ in range(PATIENCE):
+    for _ in range(MOST_FAR_EXCHANGES):
         assert not learner.quarantine.wants_reload
         learner.clock.now += 3600
         learner.quarantine.note(far._replace(first_step=99))

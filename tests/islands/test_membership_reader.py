@@ -138,7 +138,7 @@ def test_the_end_of_a_reader_is_waited_for_no_longer_than_a_turn() -> None:
     assert not pair.reader._thread.is_alive()
 
 
-def test_an_island_that_others_have_begun_before_has_not_founded_the_job(
+def test_an_island_that_others_have_begun_before_has_not_begun_the_list(
     pair: Pair,
 ) -> None:
     pair.publisher.publish(first_learner(is_in=False))

@@ -49,7 +49,7 @@ class Turns:
             lambda: self.steps,
             Heartbeat(silence_s=SILENCE_S),
             on_change=lambda: self.seen.append("change"),
-            on_left_behind=lambda: self.seen.append("stopped"),
+            on_left_behind=lambda: self.seen.append("left behind"),
             on_turn=lambda: self.seen.append("turn"),
         )
         self.listed = MemberStore(self.store, Signatures(Credentials(), "job"))
@@ -264,7 +264,7 @@ def test_who_rests_for_longer_than_a_silence_and_was_evicted_stands_aside(
     was_stopped = seconds > SILENCE_S
     assert turns.one.is_in != was_stopped
     assert turns.numbers == ({7} if was_stopped else {0, 7})
-    assert ("stopped" in turns.seen) == was_stopped
+    assert ("left behind" in turns.seen) == was_stopped
 
 
 def test_who_was_stopped_and_is_still_on_the_list_stays_there(turns: Turns) -> None:
@@ -276,7 +276,7 @@ def test_who_was_stopped_and_is_still_on_the_list_stays_there(turns: Turns) -> N
     turns.listed.change(0, lambda old: {7: OTHER})
     turns.take()
     assert turns.numbers == {0, 7}
-    assert "stopped" not in turns.seen
+    assert "left behind" not in turns.seen
 
 
 def test_who_was_stopped_before_it_ever_was_on_the_list_enters(turns: Turns) -> None:
@@ -397,7 +397,7 @@ def test_a_training_that_is_less_than_half_as_far_as_another_gives_way(
     turns.take(2)
     assert turns.numbers == ({7} if gives_way else {0, 7})
     assert turns.one.is_in != gives_way
-    assert ("stopped" in turns.seen) == gives_way
+    assert ("left behind" in turns.seen) == gives_way
     turns.take(2)
     assert turns.numbers == ({7} if gives_way else {0, 7})
 
@@ -407,7 +407,7 @@ def test_who_is_outside_gives_way_to_nobody(turns: Turns) -> None:
     turns.put(THEIRS)
     turns.listed.show(THEIRS, Beat(1, 99))
     turns.take(3)
-    assert "stopped" not in turns.seen
+    assert "left behind" not in turns.seen
 
 
 def test_the_eight_after_this_one_are_watched_and_one_of_another_training(

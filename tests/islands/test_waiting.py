@@ -24,8 +24,8 @@ def test_a_wait_is_told_after_twice_the_time_each_time(
         wait.go_on("it is night")
         told += [clock.now - 100] * (len(caplog.records) - len(told))
     assert told == [2.0, 4.0, 8.0, 16.0]
-    assert "waiting for the sun, since 16 s and for at most 30 s" in caplog.text
+    assert "waited 16 s for the sun, and waits at most 30 s (" in caplog.text
     clock.now += 0.5
-    with pytest.raises(RuntimeError, match=r"within 30 s: it is night\. .*wind the cl"):
+    with pytest.raises(RuntimeError, match=r"30 s for the sun \(it is night\).*wind"):
         wait.go_on("it is night")
     assert len(looks) == 61

@@ -136,7 +136,7 @@ def test_test_segments_lie_within_their_audio(tree):
 
 
 def test_forty_training_and_twelve_test_speakers_none_in_both():
-    plans = corpus.plan_corpus(minutes=24, test_minutes=5, seed=1)
+    plans = corpus.plan_parts({"train": 24, "sw": 2.5, "en": 2.5}, seed=1)
     identities = {
         part: [
             (speaker.voice, speaker.rate, speaker.pitch)
@@ -157,7 +157,7 @@ def test_callhome_voices_are_unknown_to_training():
 
 
 def test_more_hours_make_more_calls_of_at_most_five_minutes():
-    plans = corpus.plan_corpus(minutes=600, test_minutes=40, seed=1)
+    plans = corpus.plan_parts({"train": 600, "sw": 20, "en": 20}, seed=1)
     assert len(plans) == 120 + 4 + 4
     assert max(plan.speech_s for plan in plans) == 300
 

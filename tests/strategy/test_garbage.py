@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightning_adpsgd.strategy.garbage import OldObjects
+from lightning_adpsgd.strategy.garbage import FrozenObjects
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +35,13 @@ def test_what_lives_is_left_out_until_the_end(
 ) -> None:
     """Also where Python itself leaves out something, as 3.12 does."""
     leaves_out(monkeypatch, of_python)
-    old, mine = OldObjects(), [[]]
+    old, mine = FrozenObjects(), [[]]
     assert is_looked_at(mine)
-    old.leave_out()
+    old.freeze()
     assert not is_looked_at(mine)
     newer = [[]]
     assert is_looked_at(newer)
-    old.look_again()
+    old.unfreeze()
     assert is_looked_at(mine)
 
 
@@ -58,7 +58,7 @@ def test_garbage_of_before_is_freed_first(monkeypatch: pytest.MonkeyPatch) -> No
     gc.collect()  # it is old by then, and no collection of young objects frees it
     found = weakref.ref(loop)
     del loop
-    OldObjects().leave_out()
+    FrozenObjects().freeze()
     assert found() is None
 
 
@@ -69,10 +69,10 @@ def test_a_program_that_sees_to_it_is_left_alone(
     leaves_out(monkeypatch, 5000 if sees_to_it == "by freezing" else 0)
     if sees_to_it == "by disabling":
         gc.disable()
-    old, mine = OldObjects(), [[]]
+    old, mine = FrozenObjects(), [[]]
     thawed = []
     monkeypatch.setattr(gc, "unfreeze", lambda: thawed.append(True))
-    old.leave_out()
+    old.freeze()
     assert is_looked_at(mine)
-    old.look_again()
+    old.unfreeze()
     assert not thawed

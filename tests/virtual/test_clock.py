@@ -45,7 +45,8 @@ def test_a_learners_times_depend_on_the_seed_and_on_nobody_else() -> None:
     ("arguments", "message"),
     [
         ({"seconds": 0.0}, "`seconds` must be positive and finite, got 0.0"),
-        ({"spread": -1.0}, "`spread` must not be negative, got -1.0"),
+        ({"spread": -1.0}, "`spread` must be at least 0 and finite, got -1.0"),
+        ({"spread": math.inf}, "`spread` must be at least 0 and finite, got inf"),
         ({"slow": {2: 0.0}}, r"`slow\[2\]` must be positive and finite, got 0.0"),
     ],
 )
@@ -123,5 +124,6 @@ def test_a_ring_allreduce_passes_each_part_on_twice_but_for_its_own() -> None:
 def test_impossible_links_are_refused() -> None:
     with pytest.raises(ValueError, match="`bandwidth` must be positive, got 0"):
         Link(bandwidth=0)
-    with pytest.raises(ValueError, match="`latency` must not be negative, got -1"):
-        Link(latency=-1)
+    for latency in (-1, math.inf):
+        with pytest.raises(ValueError, match=f"at least 0 and finite, got {latency}"):
+            Link(latency=latency)

@@ -95,17 +95,10 @@ class RowWriter:
         num_rows: Number of rows of all utterances.
         dims: Values of a row.
         period: Number of frames from one row to the next; 0 for one row per utterance.
-        dtype: "float16" or "float32".
     """
 
     def __init__(
-        self,
-        folder: Path,
-        first: np.ndarray,
-        num_rows: int,
-        dims: int,
-        period: int,
-        dtype: str = "float32",
+        self, folder: Path, first: np.ndarray, num_rows: int, dims: int, period: int
     ) -> None:
         if min(num_rows, dims) < 1 or period < 0:
             raise ValueError(
@@ -116,7 +109,7 @@ class RowWriter:
         self.folder = folder
         self._first, self._period = np.asarray(first, np.int64), np.array(period)
         self._partial = folder / ".rows.partial.npy"
-        self._rows = open_memmap(self._partial, "w+", np.dtype(dtype), (num_rows, dims))
+        self._rows = open_memmap(self._partial, "w+", np.float32, (num_rows, dims))
 
     def put(self, row: int, values: np.ndarray) -> None:
         """Writes rows [rows, dims] from `row` on.

@@ -25,6 +25,8 @@ from lightning_adpsgd.files import bytes_written_whole
 _FLOOR_OF_VARIANCE = 0.01  # times the variance of all frames
 _MOST_TERMS = 4_000_000  # Gaussians times frames that are scored at a time
 _MIN_COUNT = 10.0  # frames; a Gaussian with less is dropped
+_POWER = 0.2  # of the frames of a state, which decides how many Gaussians it gets
+_LEAST_FRAMES = 20.0  # of each Gaussian of a state that is split
 _PERTURBATION = 0.2  # standard deviations between the halves of a split Gaussian
 
 
@@ -264,16 +266,14 @@ def mix_up(
     frames_per_state: np.ndarray,
     num_gaussians: int,
     *,
-    power: float = 0.2,
-    min_count: float = 20.0,
     seed: int = 0,
 ) -> GaussianMixtures:
     """Splits Gaussians, the heaviest of a state first, up to `num_gaussians` in total.
 
-    A state's share grows with frames^power, as in Kaldi; a Gaussian gets at least
-    `min_count` frames, so there may be fewer in the end.
+    A state's share grows with frames^0.2, as in Kaldi; a Gaussian gets at least 20
+    frames, so there may be fewer in the end.
     """
-    targets = _targets(mixtures, frames_per_state, num_gaussians, power, min_count)
+    targets = _targets(mixtures, frames_per_state, num_gaussians)
     random = np.random.default_rng(seed)
     bounds = np.append(mixtures.first, mixtures.num_gaussians)
     parts = [
@@ -288,21 +288,17 @@ def mix_up(
 
 
 def _targets(
-    mixtures: GaussianMixtures,
-    frames: np.ndarray,
-    num_gaussians: int,
-    power: float,
-    min_count: float,
+    mixtures: GaussianMixtures, frames: np.ndarray, num_gaussians: int
 ) -> np.ndarray:
     sizes = np.bincount(mixtures.state)
-    strength = np.asarray(frames, float) ** power
+    strength = np.asarray(frames, float) ** _POWER
     # the state whose Gaussians stand for most, of those that may grow
     queue = [(-strength[i] / size, i) for i, size in enumerate(sizes.tolist())]
     heapq.heapify(queue)
     missing = num_gaussians - mixtures.num_gaussians
     while queue and missing > 0:
         _, state = heapq.heappop(queue)
-        if (sizes[state] + 1) * min_count <= frames[state]:
+        if (sizes[state] + 1) * _LEAST_FRAMES <= frames[state]:
             sizes[state] += 1
             missing -= 1
             heapq.heappush(queue, (-strength[state] / sizes[state], state))

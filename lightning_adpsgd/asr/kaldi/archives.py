@@ -300,23 +300,3 @@ def read_matrices(source: str | Path) -> Iterator[tuple[str, np.ndarray]]:
     if not colon or kind not in ("scp", "ark"):
         kind, path = ("scp" if str(source).endswith(".scp") else "ark"), str(source)
     return read_table(path) if kind == "scp" else read_archive(path)
-
-
-def spread_rows(rows: np.ndarray, num_frames: int, period: int) -> np.ndarray:
-    """Spreads rows over all frames; each is valid for `period` frames, like i-vectors.
-
-    Args:
-        rows: [rows, size]; a single row is valid for all frames.
-        num_frames: Number of frames of the utterance.
-        period: Number of frames from one row to the next.
-
-    Raises:
-        ValueError: `num_frames` does not fit the number of rows.
-    """
-    if len(rows) == 1:
-        return np.repeat(rows, num_frames, axis=0)
-    if not (len(rows) - 2) * period < num_frames <= (len(rows) + 1) * period:
-        raise ValueError(
-            f"{len(rows)} rows for {period} frames each do not fit {num_frames} frames"
-        )
-    return rows[np.minimum(np.arange(num_frames) // period, len(rows) - 1)]

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.search.words import place_words
 
-_EPSILON = ("<eps>", "0")
-
 
 def read_words(path: str | Path) -> dict[int, str]:
     """The word of each label, from `words.txt`: lines of `word label`.

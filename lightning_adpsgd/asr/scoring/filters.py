@@ -1,7 +1,7 @@
 """Text of references and hypotheses as NIST's `hubscr.pl` filters it for Hub5.
 
-Lines are sorted by file, channel and time; the words are put into upper case, rewritten
-by the rules of the GLM, and parted at hyphens inside words (`CAT-FISH`, not `CAT-`); a
+Lines are sorted by file, channel and time. Words are put into upper case, rewritten by
+the rules of the GLM, and parted at hyphens inside them (`CAT-FISH`, not `CAT-`). A
 parenthesis of several optional words becomes one around each. A hypothesis word that a
 rule turned into several shares its time among them.
 """

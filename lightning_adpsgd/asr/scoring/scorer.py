@@ -55,11 +55,6 @@ class Scores(NamedTuple):
         return self.by(lambda segment: segment.speaker)
 
     @property
-    def by_file(self) -> dict[str, Errors]:
-        """The errors of each file."""
-        return self.by(lambda segment: segment.side[0])
-
-    @property
     def by_speaker_of_file(self) -> dict[tuple[str, str], Errors]:
         """The errors of each speaker and file."""
         return self.by(lambda segment: (segment.speaker, segment.side[0]))

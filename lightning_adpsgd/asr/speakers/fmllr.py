@@ -141,14 +141,6 @@ def _unpacked(packed: np.ndarray, width: int) -> np.ndarray:
     return full
 
 
-def auxiliary(transform: np.ndarray, sums: Statistics) -> float:
-    """Q(W): grows by no more than the log-likelihood does."""
-    curved = np.einsum("ij,ijk,ik->", transform, sums.quadratic, transform)
-    straight = (transform * sums.linear).sum()
-    volume = sums.frames * log_determinant(transform)
-    return float(volume - 0.5 * curved + straight)
-
-
 def improved(
     transform: np.ndarray, sums: Statistics, num_sweeps: int = 10
 ) -> np.ndarray:

@@ -4,16 +4,17 @@ The means of all Gaussians of a mixture (`ubm`) move together from speaker to sp
 
     m_c(speaker) = m_c + σ_c (δ_c + W_c w)        w ~ N(0, I), of 100 dimensions
 
-and the i-vector is the mean of w given a speaker's frames. From their N and F
+The i-vector is the mean of w given a speaker's frames. From their N and F
 (`ubm.Occupancy`) it is
 
     w = L⁻¹ Σ_c W_cᵀ (F_c − N_c δ_c)        L = I + Σ_c N_c W_cᵀ W_c
 
-(total variability: Dehak et al., "Front-end factor analysis for speaker verification",
-2011, eq. 3; here in units of the standard deviations σ_c). W is found by expectation
-maximisation over the speakers of the training data, and after each step the mean and
-the covariance of their w are brought back to 0 and I by moving them into δ and W
-(minimum divergence: Brümmer, 2009), which keeps the likelihood and speeds it up.
+This is total variability (Dehak et al., "Front-end factor analysis for speaker
+verification", 2011, eq. 3), here in units of the standard deviations σ_c. W is found by
+expectation maximisation over the speakers of the training data. After each step the
+mean and the covariance of their w are brought back to 0 and I by moving them into δ and
+W (minimum divergence: Brümmer, 2009). That keeps the likelihood and speeds up the
+training.
 
 With fewer frames, the i-vector is closer to 0, the average speaker. Neighbouring frames
 say much the same, so each counts as `frame_weight` of an independent one; with 1, a few

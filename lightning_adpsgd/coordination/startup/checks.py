@@ -138,15 +138,12 @@ def check_start(
     dials: Mapping[str, Any],
     placement: LaunchPlacement,
     patience: timedelta,
-) -> list[str]:
+) -> None:
     """Waits for all learners and checks them, before any process group is made.
 
     Args:
         dials: settings that must be equal in all learners.
         patience: longest wait for missing learners.
-
-    Returns:
-        The names of learners for messages, such as "learner 3 on host node17".
 
     Raises:
         StartUpError: A check failed; the message gives the host, the problem and the
@@ -175,7 +172,6 @@ def check_start(
         locations = _meet_learners(barrier, info, node_size)
         barrier.names = [str(location) for location in locations]
         _check_reachability(barrier, locations, rank)
-    return barrier.names
 
 
 def check_same_layout(

@@ -23,7 +23,7 @@ class DamagedCheckpoint(RuntimeError):
     @classmethod
     def of(cls, name: object, what: str) -> "DamagedCheckpoint":
         """Makes the error, with what is wrong with a checkpoint and the remedy."""
-        remedy = '`ckpt_path="last"` finds the last that is whole'
+        remedy = '`ckpt_path="last"` finds the last intact one'
         return cls(f"checkpoint {name} {what}: resume from another one ({remedy})")
 
 
@@ -57,7 +57,7 @@ def check_checkpoint(file: BinaryIO, name: str) -> None:
     begin = file.read(24)
     if not begin.startswith(_ARCHIVE):
         what = f"begins with {begin!r}" if begin.strip(b"\0") else "holds nothing"
-        raise DamagedCheckpoint.of(name, f"is no file of `torch.save`: it {what}")
+        raise DamagedCheckpoint.of(name, f"is not a `torch.save` file: it {what}")
     try:
         file.seek(0)
         with zipfile.ZipFile(file) as archive:
@@ -65,13 +65,13 @@ def check_checkpoint(file: BinaryIO, name: str) -> None:
     except Exception as error:  # a damaged archive raises whatever comes of it
         raise _unreadable(name, error) from error
     if bad is not None:
-        what = f"the CRC-32 of its record {bad} is another than when it was written"
+        what = f"the CRC-32 of record {bad} does not match"
         raise DamagedCheckpoint.of(name, f"is damaged: {what}")
     if folders := [one.filename for one in records if _is_folder(one)]:
         what = f"its record {folders[0]} is marked as a folder"
         raise DamagedCheckpoint.of(name, f"is damaged: {what}")
     if not any(one.filename.endswith(_RECORD) for one in records):
-        raise DamagedCheckpoint.of(name, "is an archive, but none of `torch.save`")
+        raise DamagedCheckpoint.of(name, "is an archive not written by `torch.save`")
 
 
 def read_checkpoint(

@@ -169,5 +169,5 @@ def _write(checkpoint: Any, path: str) -> None:
 def _named(error: OSError, path: Any, done: str) -> OSError:
     what = error.strerror or str(error)
     message = f"checkpoint {path} could not be {done} ({what}); "
-    message += "a file that was there before is as it was"
+    message += "an earlier file at this path is intact"
     return OSError(error.errno, message) if error.errno else OSError(message)

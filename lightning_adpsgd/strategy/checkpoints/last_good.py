@@ -63,7 +63,7 @@ def newest_whole(paths: Iterable[str]) -> str:
             check_file(path)
         except (DamagedCheckpoint, OSError) as error:
             problems.append(_problem(path, error))
-            rank_zero_warn(f"Passed over: {problems[-1]}")
+            rank_zero_warn(f"Skipped: {problems[-1]}")
         else:
             return path
     raise DamagedCheckpoint(

@@ -125,7 +125,7 @@ class LinkTransport(Transport):
         self._lanes.drop(number, lane)
 
     def rename(self, number: int, incarnation: str, origin: str = "") -> None:
-        """Says who it is, as the membership has it.
+        """Adopts this island's number, incarnation and origin from the membership.
 
         Nothing may be connected when the number changes.
         """

@@ -112,8 +112,8 @@ def _occupancy(speakers: Speakers) -> Cost:
     return _rate("frames", len(frames), begin)
 
 
-def _ivectors(sides: int = 64) -> Cost:
-    dice = np.random.default_rng(0)
+def _ivectors() -> Cost:
+    sides, dice = 64, np.random.default_rng(0)
     counts = dice.random((sides, GAUSSIANS))
     deviations = dice.standard_normal((sides, GAUSSIANS, 40))
     steps = train_extractor(counts, deviations, IVECTOR, num_iterations=1)

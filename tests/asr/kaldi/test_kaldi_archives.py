@@ -6,11 +6,7 @@ import kaldi_native_io as kio
 import numpy as np
 import pytest
 
-from lightning_adpsgd.asr.kaldi.archives import (
-    read_alignments,
-    read_matrices,
-    spread_rows,
-)
+from lightning_adpsgd.asr.kaldi.archives import read_alignments, read_matrices
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from tests.asr.kaldi_files import (
     binary_alignment,
@@ -200,13 +196,3 @@ def test_a_matrix_larger_than_its_file_takes_no_memory(tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 26
-
-
-def test_rows_of_a_period_are_spread_over_frames():
-    rows = np.array([[1.0], [2.0], [3.0]])
-    assert spread_rows(rows, 25, 10)[:, 0].tolist() == [1] * 10 + [2] * 10 + [3] * 5
-    assert spread_rows(rows, 32, 10)[-1].tolist() == [3.0]
-    assert spread_rows(rows[:1], 7, 10).tolist() == [[1.0]] * 7
-    for num_frames in (10, 50):
-        with pytest.raises(ValueError, match="3 rows for 10 frames each"):
-            spread_rows(rows, num_frames, 10)

@@ -510,7 +510,7 @@ def test_a_flipped_bit_of_a_tensor_is_noticed() -> None:
     content = written(checkpoint())
     begin = content.index(torch.full((300,), 1.0).numpy().tobytes())
     for bit in random.Random(1).sample(range(8 * 1200), 50):
-        with pytest.raises(DamagedCheckpoint, match=r"CRC-32 of its record .*data/0"):
+        with pytest.raises(DamagedCheckpoint, match=r"CRC-32 of record .*data/0"):
             read(flipped(content, 8 * begin + bit))
 
 

@@ -79,9 +79,9 @@ def test_a_damaged_last_one_is_passed_over_by_name(tmp_path: Path) -> None:
     in_order_of_age(last, tmp_path / "step=6.ckpt", older, tmp_path / "step=2.ckpt")
     truncate(last)
     truncate(tmp_path / "step=6.ckpt")
-    with pytest.warns(UserWarning, match="Passed over") as record:
+    with pytest.warns(UserWarning, match="Skipped") as record:
         assert fit(tmp_path, 8, "last") == 4
-    passed = [str(w.message) for w in record if "Passed over" in str(w.message)]
+    passed = [str(w.message) for w in record if "Skipped" in str(w.message)]
     assert ["last.ckpt" in text for text in passed] == [True, False]
     assert ["step=6.ckpt" in text for text in passed] == [False, True]
 
@@ -92,7 +92,7 @@ def test_what_is_no_checkpoint_is_passed_over_though_its_time_is_the_newest(
 ) -> None:
     fit(tmp_path, 4)
     (tmp_path / "last.ckpt").write_bytes(content)
-    with pytest.warns(UserWarning, match=r"Passed over.*last\.ckpt is no file of"):
+    with pytest.warns(UserWarning, match=r"Skipped.*last\.ckpt is not a `torch"):
         assert fit(tmp_path, 6, "last") == 4
 
 
@@ -107,7 +107,7 @@ def test_the_most_steps_are_taken_though_the_clock_was_set_back(tmp_path: Path) 
     truncate(tmp_path / "last.ckpt")
     truncate(tmp_path / "last-v1.ckpt")
     in_order_of_age(tmp_path / "step=4.ckpt", tmp_path / "step=8.ckpt")
-    with pytest.warns(UserWarning, match="Passed over"):
+    with pytest.warns(UserWarning, match="Skipped"):
         assert fit(tmp_path, 10, "last") == 8
 
 
@@ -117,7 +117,7 @@ def test_weights_alone_do_not_stand_in_the_way_of_a_whole_checkpoint(
     fit(tmp_path, 2)
     fit(tmp_path, 4, save_weights_only=True, save_last=False)
     truncate(tmp_path / "last.ckpt")
-    with pytest.warns(UserWarning, match="Passed over"):
+    with pytest.warns(UserWarning, match="Skipped"):
         assert fit(tmp_path, 6, "last") == 2
 
 
@@ -142,9 +142,7 @@ def test_a_pipe_is_passed_over_and_not_read_for_ever(tmp_path: Path) -> None:
     fit(tmp_path, 4)
     (tmp_path / "last.ckpt").unlink()
     os.mkfifo(tmp_path / "last.ckpt")
-    with pytest.warns(
-        UserWarning, match=r"Passed over.*last\.ckpt is not a regular file"
-    ):
+    with pytest.warns(UserWarning, match=r"Skipped.*last\.ckpt is not a regular file"):
         assert fit(tmp_path, 6, "last", save_last=False) == 4
 
 
@@ -172,7 +170,7 @@ def test_training_does_not_begin_anew_where_none_is_whole(tmp_path: Path) -> Non
     for path in tmp_path.glob("*.ckpt"):
         truncate(path)
     with (
-        pytest.warns(UserWarning, match="Passed over"),
+        pytest.warns(UserWarning, match="Skipped"),
         pytest.raises(DamagedCheckpoint, match=r"last\.ckpt.*step=2\.ckpt.*start over"),
     ):
         fit(tmp_path, 4, "last")
@@ -202,7 +200,7 @@ def test_of_slurms_checkpoints_the_highest_whole_one_is_taken(tmp_path: Path) ->
     assert newest_whole([str(tmp_path / "hpc_ckpt_10.ckpt")])
     assert fit(tmp_path, 6, "hpc") == 4
     truncate(tmp_path / "hpc_ckpt_10.ckpt")
-    with pytest.warns(UserWarning, match=r"Passed over.*hpc_ckpt_10\.ckpt"):
+    with pytest.warns(UserWarning, match=r"Skipped.*hpc_ckpt_10\.ckpt"):
         assert fit(tmp_path, 6, "hpc") == 2
 
 

@@ -164,7 +164,7 @@ def test_a_damaged_folder_is_passed_over_for_one_that_is_whole(
     older = folder.with_name("older.ckpt")
     write_shards(state(0.5), {"epoch": 4}, older, group)
     (folder / SHARDS).unlink()
-    with pytest.warns(UserWarning, match=f"Passed over: .*{SHARDS} is missing"):
+    with pytest.warns(UserWarning, match=f"Skipped: .*{SHARDS} is missing"):
         assert newest_whole([str(folder), str(older)]) == str(older)
 
 
