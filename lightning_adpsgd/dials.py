@@ -268,8 +268,8 @@ def as_duration(timeout: timedelta | float | None) -> timedelta | None:
     _check_type("timeout", timeout, timedelta | float | None)
     if timeout is None or isinstance(timeout, timedelta):
         return timeout
-    if not 0 < timeout < (most := timedelta.max.total_seconds()):
-        bound = f"positive and less than {most:g} seconds"
+    if not 0 < timeout < timedelta.max.total_seconds():
+        bound = f"positive and less than {timedelta.max.total_seconds():g} seconds"
         raise ValueError(f"`timeout` must be {bound}, got {timeout}")
     return timedelta(seconds=timeout)
 
