@@ -1,16 +1,21 @@
 """What the engine costs a step on a GPU, at the size of the papers' acoustic model.
 
-Two learners share one GPU, so that no network is measured: their messages cross from
-process to process by Gloo over loopback, as they would over Ethernet. Each trains the
-papers' model (43 million weights, 128 chunks of 21 frames) in bf16-mixed. The control
-is the same two processes under Lightning's single-device strategy, which know nothing
-of each other and load the GPU alike. `idle` has the engine's hooks and threads and no
-exchange. The GPU has finished all its work at both ends of a measured window.
+Each learner trains the papers' model (43 million weights, 128 chunks of 21 frames) in
+bf16-mixed. Two learners exchange by Gloo over loopback, so that no network is measured.
+They have one GPU, in two ways: they share it, or the second learner only waits in each
+step, so that the first has the GPU to itself, as on a cluster. The control is the same
+two processes under Lightning's single-device strategy, which know nothing of each other
+and load the GPU alike. `idle` has the engine's hooks and threads and no exchange. The
+GPU has finished all its work at both ends of a measured window. Each learner has half
+of the cores.
+
+The engine's operations on the GPU's memory are in `gpu_operations`.
 """
 
 import os
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,11 +25,12 @@ import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from benchmarks import learners
-from benchmarks.learners import Place
+from benchmarks import gpu_operations, learners
+from benchmarks.learners import Meetings, Place
 from benchmarks.quiet import quiet_trainer, quieten
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
@@ -32,14 +38,20 @@ from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.asr.model import AcousticModel
 
 APART, IDLE, DDP = "apart", "adpsgd, idle", "ddp, over Gloo"
-WIRES: dict[str, torch.dtype | None] = {
-    "adpsgd, float32": None,
-    "adpsgd, bfloat16": torch.bfloat16,
-    "adpsgd, int8": torch.int8,
+DEFAULTS = "adpsgd, defaults"
+UNBOUNDED: dict[str, Any] = {
+    "adpsgd, cpu_share=1, float32": None,
+    "adpsgd, cpu_share=1, bfloat16": torch.bfloat16,
+    "adpsgd, cpu_share=1, int8": torch.int8,
+    "adpsgd, cpu_share=1, auto": "auto",
 }
-METHODS = (APART, IDLE, *WIRES, DDP)
+SHARED, ALONE = "both compute", "the other waits"
+METHODS = {
+    SHARED: (APART, IDLE, DEFAULTS, DDP),
+    ALONE: (APART, IDLE, DEFAULTS, *UNBOUNDED),
+}
 NEVER = 1 << 40
-WARMUP, LIMIT_S = 20, 180.0
+WARMUP, LIMIT_S, WAIT_S = 20, 120.0, 0.02
 BOUND = 1.02
 
 
@@ -65,6 +77,15 @@ class Size:
     batch: int = 128
     frames: int = 21
 
+    @property
+    def operations(self) -> float:
+        """Floating-point operations of a step: six for each weight and frame."""
+        cells, outputs = self.cells, 2 * self.cells
+        inner = 2 * 4 * cells * (cells + outputs) * (self.layers - 1)
+        lstm = 2 * 4 * cells * (cells + self.features) + inner
+        top = self.bottleneck * (outputs + self.states)
+        return 6.0 * (lstm + top) * self.batch * self.frames
+
     def make_model(self) -> AcousticModel:
         """Makes the model, with the same weights at every call."""
         torch.manual_seed(0)
@@ -88,82 +109,137 @@ class Window(NamedTuple):
     Attributes:
         step_ms: Duration of a step.
         exchanges: Exchanges in a step.
+        exposed: Share of the window for which the training thread waited for them.
+        sent: Bytes that were sent in a second.
         peak_bytes: Most memory of the GPU that its tensors took; 0 on a CPU.
         weight_bytes: Bytes of the model's weights.
     """
 
     step_ms: float
     exchanges: float
+    exposed: float
+    sent: float
     peak_bytes: int
     weight_bytes: int
 
 
+Windows = Mapping[str, list[Window]]
+"""The windows of learner 0, by method."""
+
+
 def measure(quick: bool = False) -> Report:
-    """Measures all methods in turn."""
+    """Measures all methods in turn, and the operations on the GPU's memory."""
     report = Report(
         "What gossip adds to a step on a GPU at the papers' size (43 million weights, "
-        "batch 128, 21 frames, bf16-mixed); two learners on one GPU.",
+        "batch 128, 21 frames, bf16-mixed); two learners, one GPU.",
         limit=APART,
-        notes=["copies: peak of GPU memory beyond the control's, in units of w."],
+        notes=[
+            "copies: peak of GPU memory beyond the control's, in units of w.",
+            "chunks/s: of one learner, each chunk 21 frames of speech.",
+        ],
     )
     # Not `is_available`, which would make CUDA unusable in forked learners.
     if not torch.cuda.device_count():
         report.skipped["everything"] = "there is no NVIDIA GPU"
         return report
-    steps, turns = (60, 2) if quick else (200, 5)
-    windows = take_turns(Size(), "cuda", "bf16-mixed", steps, turns)
-    report.rows += rows_of(windows)
+    steps, turns = (100, 1) if quick else (200, 2)
+    for layout in METHODS:
+        windows = take_turns(Size(), layout, "cuda", "bf16-mixed", steps, turns)
+        report.rows += rows_of(windows, Size(), layout)
     report.targets += [
-        Target(f"{row.case['method']}: a step, of {APART}", BOUND, row.ratio, False)
+        Target(f"{row.table}, {row.case['method']}: a step", BOUND, row.ratio, False)
         for row in report.rows
-        if row.case["method"] in WIRES and row.ratio is not None
+        if row.case["method"] == DEFAULTS and row.ratio is not None
     ]
+    # Last, because it makes CUDA unusable in learners that are forked afterwards.
+    report.rows += gpu_operations.rows("cuda", 7 if quick else 15)
+    report.notes.append(_compute_limit(report.rows[0], Size()))
     return report
 
 
+def _compute_limit(control: Row, size: Size) -> str:
+    """The control's rate of computing beside that of a large product of matrices."""
+    rate = size.operations / (1e-3 * control.value.median) / 1e12
+    limit = gpu_operations.matmul_rate("cuda")
+    return (
+        f"A step has {size.operations / 1e12:.2f}e12 operations. Two learners that "
+        f"share the GPU each make {rate:.0f}e12 a second; one product of large "
+        f"matrices in bfloat16 makes {limit:.0f}e12."
+    )
+
+
 def take_turns(
-    size: Size, accelerator: str, precision: str, steps: int, turns: int
-) -> dict[str, list[Window]]:
-    """The windows of learner 0, by method."""
-    windows: dict[str, list[Window]] = {name: [] for name in METHODS}
+    size: Size, layout: str, accelerator: str, precision: str, steps: int, turns: int
+) -> Windows:
+    """The windows of all methods of a layout."""
+    windows: dict[str, list[Window]] = {name: [] for name in METHODS[layout]}
     for _ in range(turns):
         for name, found in windows.items():
             program = partial(
                 learn,
                 name=name,
+                layout=layout,
                 size=size,
                 accelerator=accelerator,
                 precision=precision,
-                steps=steps,
+                # It waits in each step, and needs no exchange to be seen.
+                steps=steps // 4 if name == DDP else steps,
             )
             found.append(learners.run(program, 2, LIMIT_S, per_host=1)[0])
     return windows
 
 
-def rows_of(windows: dict[str, list[Window]]) -> Iterator[Row]:
+def rows_of(windows: Windows, size: Size, layout: str) -> Iterator[Row]:
     """One row for each method, with its ratio to the control."""
     steps = {name: spread(w.step_ms for w in found) for name, found in windows.items()}
     for name, found in windows.items():
         ratio = steps[name].median / steps[APART].median
-        print_row(name, f"{steps[name]:.2f} ms", f"{ratio:.3f}")
+        print_row(f"{layout}: {name}", f"{steps[name]:.2f} ms", f"{ratio:.3f}")
         beyond = found[0].peak_bytes - windows[APART][0].peak_bytes
         details = {
-            "exchanges a step": found[0].exchanges,
+            "chunks/s": size.batch / (1e-3 * steps[name].median),
+            "exchanges a step": _median(w.exchanges for w in found),
+            "exposed": _median(w.exposed for w in found),
+            "MB/s sent": 1e-6 * _median(w.sent for w in found),
+            "peak GB": 1e-9 * found[0].peak_bytes,
             "copies": beyond / found[0].weight_bytes,
         }
-        yield Row({"method": name}, steps[name], "ms a step", ratio, details=details)
+        case = {"method": name}
+        yield Row(case, steps[name], "ms a step", ratio, table=layout, details=details)
+
+
+def _median(values: Iterator[float]) -> float:
+    return statistics.median(values)
+
+
+class Waiting(AcousticModel):
+    """The same weights; a step of it waits and computes nothing."""
+
+    @override
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        time.sleep(WAIT_S)
+        return 0.0 * next(self.parameters()).flatten()[0]
 
 
 def learn(
-    place: Place, name: str, size: Size, accelerator: str, precision: str, steps: int
+    place: Place,
+    name: str,
+    layout: str,
+    size: Size,
+    accelerator: str,
+    precision: str,
+    steps: int,
 ) -> Window:
     """The program of a learner; each has a host of its own, and GPU 0."""
     quieten()
-    apart = name == APART
+    _stay_on_own_cores(place)
+    meetings, apart = Meetings(place), name == APART
     if apart:
         for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
             del os.environ[variable]
-    clock = Clock(steps)
+    # A learner that waits goes on until the measured one is done.
+    waits = layout == ALONE and place.rank == 1
+    clock = Clock(steps, meetings.store, follows=waits)
     trainer = quiet_trainer(
         strategy_of(name),
         accelerator=accelerator,
@@ -174,10 +250,20 @@ def learn(
         callbacks=[clock],
     )
     model, batch = size.make_model(), size.make_batch()
-    batches: Any = [batch] * (WARMUP + steps)
+    if waits:
+        model.__class__ = Waiting
+    batches: Any = [batch] * (1_000_000 if waits else WARMUP + steps)
     trainer.fit(model, DataLoader(batches, batch_size=None))
-    weight_bytes = sum(p.nbytes for p in model.parameters())
-    return Window(clock.step_ms, clock.exchanges, clock.peak_bytes, weight_bytes)
+    meetings.leave()
+    return clock.window(sum(p.nbytes for p in model.parameters()))
+
+
+def _stay_on_own_cores(place: Place) -> None:
+    """Each learner has an equal share of the cores, as on a host of its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // place.world_size
+    if share:
+        os.sched_setaffinity(0, cores[place.rank * share : (place.rank + 1) * share])
 
 
 def strategy_of(name: str) -> Any:
@@ -186,31 +272,54 @@ def strategy_of(name: str) -> Any:
         return "auto"
     if name == DDP:
         return DDPStrategy(process_group_backend="gloo")
+    options: dict[str, Any] = {"gossip_every": NEVER} if name == IDLE else {}
+    if name in UNBOUNDED:
+        options = {"cpu_share": 1.0, "wire_dtype": UNBOUNDED[name]}
     return HADPSGDStrategy(
-        "ring",
-        "async",
+        *("ring", "async"),
         super_learner_size=1,
-        gossip_every=NEVER if name == IDLE else 1,
-        wire_dtype=WIRES.get(name),
         process_group_backend="gloo",
+        **options,
     )
 
 
+class Reading(NamedTuple):
+    """The time, and the counters, once the GPU is done."""
+
+    seconds: float
+    exchanges: int
+    exposed_seconds: float
+    bytes_sent: int
+
+
 class Clock(L.Callback):
-    """Times the steps after the warm-up.
+    """Measures the steps after the warm-up.
 
     Args:
         steps: Steps in the window.
-
-    Attributes:
-        step_ms: Duration of a step.
-        exchanges: In a step.
-        peak_bytes: As in `Window`.
+        store: Store in which the measured learner says that it is done.
+        follows: Whether this learner ends when the measured one does.
     """
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-        self.step_ms, self.exchanges, self.peak_bytes = 0.0, 0.0, 0
+    def __init__(self, steps: int, store: TCPStore, follows: bool) -> None:
+        self._steps, self._store, self._follows = steps, store, follows
+        self._readings: list[Reading] = []
+        self._peak_bytes = 0
+
+    def window(self, weight_bytes: int) -> Window:
+        """What was measured; a learner that follows has measured nothing."""
+        if self._follows:
+            return Window(0.0, 0.0, 0.0, 0.0, 0, weight_bytes)
+        begin, end = self._readings
+        seconds = end.seconds - begin.seconds
+        return Window(
+            1e3 * seconds / self._steps,
+            (end.exchanges - begin.exchanges) / self._steps,
+            (end.exposed_seconds - begin.exposed_seconds) / seconds,
+            (end.bytes_sent - begin.bytes_sent) / seconds,
+            self._peak_bytes,
+            weight_bytes,
+        )
 
     @override
     def on_train_batch_start(
@@ -220,8 +329,8 @@ class Clock(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if trainer.global_step == WARMUP:
-            self._begin = self._look(trainer)
+        if trainer.global_step == WARMUP and not self._follows:
+            self._readings.append(self._read(trainer))
 
     @override
     def on_train_batch_end(
@@ -232,20 +341,21 @@ class Clock(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if trainer.global_step == WARMUP + self._steps:
-            begin, end = self._begin, self._look(trainer)
-            self.step_ms = 1e3 * (end[0] - begin[0]) / self._steps
-            self.exchanges = (end[1] - begin[1]) / self._steps
+        if self._follows:
+            trainer.should_stop = self._store.check(["done"])
+        elif trainer.global_step == WARMUP + self._steps:
+            self._readings.append(self._read(trainer))
+            self._store.set("done", "")
             if pl_module.device.type == "cuda":
-                self.peak_bytes = torch.cuda.max_memory_allocated(pl_module.device)
+                self._peak_bytes = torch.cuda.max_memory_allocated(pl_module.device)
 
-    def _look(self, trainer: L.Trainer) -> tuple[float, int]:
-        """The time, once the GPU is done, and the number of exchanges so far."""
+    def _read(self, trainer: L.Trainer) -> Reading:
         if trainer.strategy.root_device.type == "cuda":
             torch.cuda.synchronize()
-        statistics = (
-            trainer.strategy.gossip_statistics()
-            if isinstance(trainer.strategy, HADPSGDStrategy)
-            else None
-        )
-        return time.monotonic(), statistics.exchanges if statistics else 0
+        strategy = trainer.strategy
+        if not isinstance(strategy, HADPSGDStrategy):
+            return Reading(time.monotonic(), 0, 0.0, 0)
+        if (found := strategy.gossip_statistics()) is None:
+            return Reading(time.monotonic(), 0, 0.0, 0)
+        counters = found.exchanges, found.exposed_seconds, found.bytes_sent
+        return Reading(time.monotonic(), *counters)

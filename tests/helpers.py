@@ -121,9 +121,10 @@ def mixing_of(
 
     def mixing(step: int) -> Tensor:
         round, rest = divmod(step + 1, every)
-        if rest:
-            return identity(size)
-        return with_gain(found.matrix(size, round - 1, 0), gain)
+        matrix = identity(size)
+        if not rest:
+            matrix = with_gain(found.matrix(size, round - 1, 0), gain)
+        return matrix.to(torch.get_default_device())
 
     return mixing
 

@@ -120,7 +120,9 @@ class Transformer(Learned):
 
     @override
     def loss(self, batch: Tensor) -> Tensor:
-        target = batch.sum((1, 2))[:, None] * torch.arange(5.0, dtype=batch.dtype)
+        target = batch.sum((1, 2))[:, None] * torch.arange(
+            5.0, dtype=batch.dtype, device=batch.device
+        )
         return (self(batch) - target).square().mean()
 
     @override

@@ -61,7 +61,8 @@ class BlockOrder:
         """The samples at consecutive places of the order, int64."""
         first, last, step = places.indices(self.num_samples)
         runs = range(first // _RUN, -(-last // _RUN))
-        found = [_run(self, number) for number in runs] or [torch.arange(0)]
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
+        found = [none, *(_run(self, number) for number in runs)]
         begin = runs.start * _RUN
         return torch.cat(found)[first - begin : last - begin : step]
 
@@ -75,7 +76,7 @@ class BlockOrder:
         )
         for window in range(begin, end + 1):
             low, high = self._edge(window), self._edge(window + 1)
-            places = torch.arange(max(first, low), min(last, high)) - low
+            places = torch.arange(max(first, low), min(last, high), device="cpu") - low
             key = f"{self.seed} window {window}"
             mixed.append(low + permuted(places, high - low, key))
         return self._samples(torch.cat(mixed))
@@ -115,7 +116,7 @@ def permuted(places: Tensor, size: int, key: str) -> Tensor:
     draw = random.Random(key)
     if size <= _LISTED:
         generator = torch.Generator().manual_seed(draw.getrandbits(62))
-        return torch.randperm(size, generator=generator)[places]
+        return torch.randperm(size, generator=generator, device="cpu")[places]
     half = (size.bit_length() + 1) // 2
     keys = [draw.getrandbits(62) for _ in range(_ROUNDS)]
     found = _feistel(places, half, keys)

@@ -207,7 +207,7 @@ class WorkUnits:
 
 def _cut(ranges: Ranges, bounds: Tensor) -> Tensor:
     """The ranges, cut at the boundaries of batches: [piece, 2]."""
-    pieces = [torch.empty(0, 2, dtype=torch.int64)]
+    pieces = [torch.empty(0, 2, dtype=torch.int64, device="cpu")]
     for first, last in ranges:
         inner = bounds[(bounds > first) & (bounds < last)]
         begin, end = bounds.new_tensor([[first], [last]])
@@ -219,33 +219,35 @@ def _cut(ranges: Ranges, bounds: Tensor) -> Tensor:
 def _checksum(order: Tensor | BlockOrder) -> str:
     if isinstance(order, BlockOrder):
         return str(order)  # its arguments
-    weights = torch.arange(1, len(order) + 1)
+    weights = torch.arange(1, len(order) + 1, device="cpu")
     # Integers wrap around, alike on all machines.
     return str(int((order * weights * weights).sum()))
 
 
 def _regular(order: Tensor | BlockOrder, batch_size: int, drop_last: bool) -> Epoch:
     end = len(order) - len(order) % batch_size if drop_last else len(order)
-    bounds = torch.arange(0, end, batch_size)
-    return Epoch(order, torch.cat([bounds, torch.tensor([end])]))
+    bounds = torch.arange(0, end, batch_size, device="cpu")
+    return Epoch(order, torch.cat([bounds, torch.tensor([end], device="cpu")]))
 
 
 def _irregular(batches: list[Tensor]) -> Epoch:
-    sizes = torch.tensor([0, *(len(batch) for batch in batches if len(batch))])
-    order = torch.cat(batches) if batches else torch.empty(0, dtype=torch.int64)
-    return Epoch(order, sizes.cumsum(0))
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
+    sizes = [0, *(len(batch) for batch in batches if len(batch))]
+    return Epoch(torch.cat([none, *batches]), none.new_tensor(sizes).cumsum(0))
 
 
 def _order(sampler: Any, seed: int) -> Tensor | BlockOrder:
     if isinstance(sampler, BlockSampler):
         return sampler.order(seed)
     if type(sampler) is SequentialSampler:
-        return torch.arange(len(sampler))
+        return torch.arange(len(sampler), device="cpu")
     if type(sampler) is RandomSampler and not sampler.replacement:
         num_samples = len(sampler.data_source)  # pyright: ignore[reportArgumentType]
         if sampler.num_samples == num_samples:
             # As the sampler does, but without a list of Python integers.
-            return torch.randperm(num_samples, generator=sampler.generator)
+            generator = sampler.generator
+            device = "cpu" if generator is None else generator.device
+            return torch.randperm(num_samples, generator=generator, device=device).cpu()
     return _indices(sampler)
 
 
@@ -257,7 +259,7 @@ def _indices(sampler: Iterable[Any]) -> Tensor:
                 "`work_sharing` needs samplers that yield integers, got "
                 f"{value!r} from {type(sampler).__name__}"
             )
-    return torch.tensor(values, dtype=torch.int64)
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
 def _generators(*samplers: Any) -> list[torch.Generator]:

@@ -26,6 +26,8 @@ import xxhash
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_adpsgd.weights.streams import wait_for_stream
+
 INT4: torch.dtype = vars(torch)["int4"]
 """`torch.int4`; type checkers do not know it."""
 
@@ -100,7 +102,7 @@ class Cast(Codec):
             torch.sub(theirs, mine, out=into)
         else:
             into.copy_(theirs).sub_(mine)
-        return torch.dot(into, into).item()
+        return _number(torch.dot(into, into))
 
     @override
     def norm(self, message: Tensor) -> float:
@@ -147,7 +149,7 @@ class Lattice(Codec):
         # Beyond int32, or non-finite, a block has no points; NaN compares false.
         in_range = largest * shrink.squeeze(1) < 2.0**30
         exponents.copy_(used)
-        if not in_range.all():
+        if not _number(in_range.all()):
             blocks[~in_range] = 0.0
             exponents[~in_range] = _OUT_OF_RANGE
         least.copy_(_exponent_of(largest) - _PRECISION_BITS)
@@ -179,7 +181,8 @@ class Lattice(Codec):
             fits,
             agreed,
         )
-        return math.inf if _is_lost(least, my_least) else torch.dot(into, into).item()
+        square = torch.dot(into, into)
+        return math.inf if _is_lost(least, my_least) else _number(square)
 
     @override
     def norm(self, message: Tensor) -> float:
@@ -353,7 +356,7 @@ def _check_words(number: int) -> Tensor:
     words = (
         xxhash.xxh32_intdigest(struct.pack("<q", n)) - 2**31 for n in range(number)
     )
-    return torch.tensor(list(words), dtype=torch.int32)
+    return torch.tensor(list(words), dtype=torch.int32, device="cpu")
 
 
 def _exponent_of(values: Tensor) -> Tensor:
@@ -371,7 +374,13 @@ _NON_FINITE = 255 - 126
 
 def _is_lost(least: Tensor, my_least: Tensor) -> bool:
     largest = torch.maximum(least, my_least) + _PRECISION_BITS
-    return bool((largest >= _NON_FINITE).any())
+    return bool(_number((largest >= _NON_FINITE).any()))
+
+
+def _number(scalar: Tensor) -> float:
+    """The value of a tensor of one element; the thread sleeps until it is computed."""
+    wait_for_stream(scalar.device)
+    return scalar.item()
 
 
 def _scale(exponents: Tensor, dtype: torch.dtype) -> Tensor:

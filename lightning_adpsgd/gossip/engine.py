@@ -64,6 +64,7 @@ from lightning_adpsgd.mixing.super_learner import (
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.transport.base import PeerLost, Transport
 from lightning_adpsgd.weights.replica import PART_ELEMENTS, Replica, as_real
+from lightning_adpsgd.weights.streams import has_streams
 
 _log = logging.getLogger(__name__)
 _ABORT_S = 5.0
@@ -146,7 +147,8 @@ class Gossip(Communication, Exchanges):
         self._account = Account(members, replica, self._quarantine, state)
         self._merging = merge_together(vectors, replica, node, timeout)
         self._traffic = Traffic(
-            self._account, state, options.cpu_share, lambda: members.circle.own
+            *(self._account, state, options.cpu_share, lambda: members.circle.own),
+            on_gpu=has_streams(replica.device),
         )
         self.threads = Threads(replica.device, state, on_error, not options.in_pairs)
         circle = members.circle

@@ -34,10 +34,16 @@ class CoreShare:
     fields.
 
     A `share` of 1 is no bound. `has_bound` is set once an exchange has had to wait.
+
+    Args:
+        share: the bound, in (0, 1].
+        in_full: whether an exchange's processor time counts in full, though cores are
+            idle. On a GPU its thread and the training thread launch kernels by the
+            same driver and the same interpreter, for which they wait and not for cores.
     """
 
-    def __init__(self, share: float) -> None:
-        self._share, self.has_bound = share, False
+    def __init__(self, share: float, in_full: bool = False) -> None:
+        self._share, self._in_full, self.has_bound = share, in_full, False
         self._lock = threading.Lock()
         # When all is paid; the cost of an exchange; the part paid before its end.
         self._even_at, self._cost, self._ahead = 0.0, 0.0, 0.0
@@ -50,7 +56,8 @@ class CoreShare:
             yield
         finally:
             work, seconds = time.thread_time() - worked, time.monotonic() - begin
-            self.spent(work * crowding(waited, waiting_s(), seconds))
+            crowded = 1.0 if self._in_full else crowding(waited, waiting_s(), seconds)
+            self.spent(work * crowded)
 
     def merged(self, seconds: float) -> None:
         """Charges the time of a merge in the training thread."""
@@ -123,9 +130,10 @@ class Traffic:
         state: threading.Condition,
         cpu_share: float,
         own: Callable[[], int] = lambda: 0,
+        on_gpu: bool = False,
     ) -> None:
         self._account, self._state, self._share = account, state, cpu_share
-        self.cores = CoreShare(cpu_share)
+        self.cores = CoreShare(cpu_share, in_full=on_gpu)
         # By section: exchanges of different ones do not overlap in any weight.
         self._under_way = defaultdict[int, UnderWay](lambda: UnderWay(own))
         self._paused = False

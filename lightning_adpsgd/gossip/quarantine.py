@@ -216,7 +216,7 @@ class Quarantine:
         for peer in peers:
             values = weights_of(peer, limit)
             is_usable = values is not None and all_finite(values)
-            misses = torch.tensor([not is_usable], dtype=torch.uint8)
+            misses = torch.tensor([not is_usable], dtype=torch.uint8, device="cpu")
             self._node.agree(misses, self._timeout)
             if values is not None and not misses.any():
                 return peer, values
@@ -224,9 +224,11 @@ class Quarantine:
 
     def _agreed(self, peers: Sequence[int]) -> list[int]:
         """The first learner's number of attempts and peers to ask."""
-        found = torch.zeros(_MOST_PEERS + 2, dtype=torch.int64)
+        found = torch.zeros(_MOST_PEERS + 2, dtype=torch.int64, device="cpu")
         num = min(len(peers), _MOST_PEERS)
-        found[: num + 2] = torch.tensor([num, self._num_attempts(), *peers[:num]])
+        found[: num + 2] = torch.tensor(
+            [num, self._num_attempts(), *peers[:num]], device="cpu"
+        )
         self._node.share(found, 0, self._timeout)
         number, *agreed = found.tolist()
         return agreed[: number + 1]

@@ -115,7 +115,11 @@ def payload_bytes(
 
 def checksum(payload: Tensor) -> int:
     """The XXH3 hash of a contiguous payload on the host, as an int64."""
-    found = xxhash.xxh3_64_intdigest(payload.view(torch.uint8).numpy().data)
+    # Not `xxh3_64_intdigest`, which before xxhash 4 holds the interpreter's lock: the
+    # training thread would wait for it.
+    digest = xxhash.xxh3_64()
+    digest.update(payload.view(torch.uint8).numpy().data)
+    found = digest.intdigest()
     return found - (found >> 63 << 64)
 
 

@@ -243,7 +243,7 @@ class Island:
         mean = self.mean()
         self.engine.write(mean.values)
         gather_shards(self._vectors, self._node, self._options.timeout)
-        mine = torch.tensor(mean[1:], dtype=torch.float64)
+        mine = torch.tensor(mean[1:], dtype=torch.float64, device="cpu")
         all_of_them = [torch.zeros_like(mine) for _ in range(self._node.size)]
         self._node.gather(mine, all_of_them, self._options.timeout)
         return consensus_of([shares.tolist() for shares in all_of_them])

@@ -197,7 +197,7 @@ class Joining:
         """The values for this learner's shard, if the other learners have theirs."""
         found = self._weights_of_origin()
         position = found.position if found is not None else BEGINNING
-        news = torch.tensor([found is None, *position], dtype=torch.int64)
+        news = torch.tensor([found is None, *position], dtype=torch.int64, device="cpu")
         self._node.agree(news, self._timeout)
         misses, *furthest = news.tolist()
         if found is None or misses:

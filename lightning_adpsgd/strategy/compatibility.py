@@ -1,11 +1,13 @@
 """Refuses, at set-up, what cannot work with gossip; gives the reason and a remedy."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     Callback,
@@ -157,10 +159,25 @@ def check_device(device: torch.device) -> None:
         )
     if device.type == "cuda":
         rank_zero_warn(
-            "Gossip between GPUs is new: its streams were tested on an emulated "
-            "accelerator, and it was not yet run on a GPU by its developers. Compare a "
-            'short run with `strategy="ddp"` before you rely on it.'
+            "Gossip between GPUs is new: it was run with learners that share one GPU, "
+            "and not yet with several GPUs or hosts. Compare a short run with "
+            '`strategy="ddp"` before you rely on it.'
         )
+
+
+@contextmanager
+def one_gpu_per_learner() -> Iterator[None]:
+    """Says what to do where NCCL refuses to connect two learners of one GPU."""
+    try:
+        yield
+    except dist.DistBackendError as error:
+        if "Duplicate GPU" not in str(error):
+            raise
+        raise RuntimeError(
+            "each learner must have a GPU of its own with NCCL, but two learners have "
+            "the same: start as many learners on a host as it has GPUs, or pass "
+            '`process_group_backend="gloo"` to the strategy'
+        ) from error
 
 
 def _given(strategy: DDPStrategy) -> dict[str, Any]:

@@ -37,7 +37,10 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
 )
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.checkpoints.saving import finish_saves, must_wait
-from lightning_adpsgd.strategy.compatibility import refuse_unsupported
+from lightning_adpsgd.strategy.compatibility import (
+    one_gpu_per_learner,
+    refuse_unsupported,
+)
 from lightning_adpsgd.strategy.gradients import clip_on_all_meshes
 from lightning_adpsgd.strategy.launchers import check_launch, resume_from_whole
 from lightning_adpsgd.strategy.model_parallel import ModelParallelInside
@@ -101,7 +104,8 @@ class HADPSGDStrategy(ModelParallelInside):
         self.set_world_ranks()
         # Kept until torch has its own connection, which then shares the listener.
         store = check_launch(self, self._dials)
-        super().setup_environment()
+        with one_gpu_per_learner():
+            super().setup_environment()
         del store
 
     @override

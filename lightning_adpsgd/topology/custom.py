@@ -101,7 +101,9 @@ def from_sequence(given: Any) -> Topology:
         case [Tensor(), *_]:
             return from_matrices(given)
         case [[float() | int(), *_], *_]:
-            return from_matrices([torch.tensor(given, dtype=torch.float64)])
+            return from_matrices(
+                [torch.tensor(given, dtype=torch.float64, device="cpu")]
+            )
         case [[] | [[int(), int()], *_], *_]:
             return from_matchings(given)
     raise ValueError(

@@ -16,13 +16,13 @@ _TOLERANCE = 1e-9  # allowed error of the sum of a row or column
 
 def identity(num_super_learners: int) -> Tensor:
     """The matrix of a round without exchanges."""
-    return torch.eye(num_super_learners, dtype=torch.float64)
+    return torch.eye(num_super_learners, dtype=torch.float64, device="cpu")
 
 
 def complete(num_super_learners: int) -> Tensor:
     """The matrix with which each takes 1/S of all, so that one round gives the mean."""
     shape = (num_super_learners, num_super_learners)
-    return torch.full(shape, 1 / num_super_learners, dtype=torch.float64)
+    return torch.full(shape, 1 / num_super_learners, dtype=torch.float64, device="cpu")
 
 
 def with_gain(mixing: Tensor, gain: float) -> Tensor:

@@ -205,5 +205,5 @@ class _Order(NamedTuple):
 @lru_cache(maxsize=16)  # the super-learners of a process share one draw
 def _drawn_order(size: int, round: int, seed: int) -> _Order:
     generator = torch.Generator().manual_seed((seed * 1_000_003 + round) % 2**63)
-    order = torch.randperm(size, generator=generator)
+    order = torch.randperm(size, generator=generator, device="cpu")
     return _Order(order.tolist(), order.argsort().tolist())

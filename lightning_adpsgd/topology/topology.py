@@ -72,8 +72,8 @@ class Topology:
         rows = [j for column in columns for j in column]
         places = [i for i, column in enumerate(columns) for _ in column]
         shares = [share for column in columns for share in column.values()]
-        mixing = torch.zeros(size, size, dtype=torch.float64)
-        mixing[rows, places] = torch.tensor(shares, dtype=torch.float64)
+        mixing = torch.zeros(size, size, dtype=torch.float64, device="cpu")
+        mixing[rows, places] = torch.tensor(shares, dtype=torch.float64, device="cpu")
         return mixing
 
     def part(

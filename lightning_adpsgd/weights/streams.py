@@ -65,8 +65,16 @@ def to_device(source: Tensor, target: Tensor) -> None:
 
 
 def wait_for_stream(device: torch.device) -> None:
-    """Waits until all work in the calling thread's stream is done."""
-    if has_streams(device):
+    """Waits until all work in the calling thread's stream is done; the thread sleeps.
+
+    A thread that waits for a CUDA stream otherwise occupies a core, and the driver,
+    which the training thread needs for each kernel.
+    """
+    if device.type == "cuda":
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(device))
+        event.synchronize()
+    elif has_streams(device):
         torch.accelerator.current_stream(device).synchronize()
 
 

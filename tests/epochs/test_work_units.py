@@ -124,6 +124,17 @@ def test_drawing_an_epoch_leaves_the_common_generator_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.parametrize("sampler", [SequentialSampler, RandomSampler])
+def test_an_epoch_is_drawn_on_the_cpu_whatever_the_default_device(sampler: Any) -> None:
+    batches = BatchSampler(sampler(range(10)), 4, False)
+    expected = draw_epoch(batches, 1, 1)
+    with torch.device("meta"):
+        found = draw_epoch(batches, 1, 1)
+        units = every(WorkUnits(((0, 10),), found, 2, 1))
+    assert torch.equal(found.order[:], expected.order[:])
+    assert sorted(chain(*map(numbers, chain(*units)))) == list(range(10))
+
+
 class Buckets(Sampler[list[int]]):
     """Batches of unequal size, in another order in every epoch."""
 

@@ -60,7 +60,7 @@ def pairs_of(
 def gradient(weights: Tensor, learner: int, number: int) -> Tensor:
     """Of a bowl, with noise of the learner's and the step's own."""
     noise = random_rows(1, len(weights), seed=1000 * learner + number)[0]
-    return weights.sin() + noise
+    return weights.sin() + noise.to(weights.device)
 
 
 def train(

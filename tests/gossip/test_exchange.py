@@ -134,7 +134,7 @@ def test_thousands_of_rounds_on_any_wire_do_not_move_the_mean(
     wire_dtype: torch.dtype | None, dtype: torch.dtype, num_rounds: int
 ) -> None:
     """The two are pushed apart again in every round, by what sums to zero."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(0)
     first = torch.randn(5, generator=generator).to(dtype)
     second = first.clone()
     total = (first + second).double()

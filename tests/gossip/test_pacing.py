@@ -86,6 +86,14 @@ def test_where_threads_wait_for_a_core_exchanges_keep_to_their_share(
     assert cores.has_bound
 
 
+def test_on_a_gpu_exchanges_keep_to_their_share_beside_idle_cores(clock: Clock) -> None:
+    cores = CoreShare(share=0.1, in_full=True)
+    assert cores.pause_s() == 0.0
+    with cores.exchange():
+        clock.run(2.0, work=0.01, waiting=0.0)
+    assert waited(cores, clock) == pytest.approx(0.01 / 0.1)
+
+
 def test_merges_keep_to_the_share_as_well(clock: Clock, cores: CoreShare) -> None:
     for _ in range(3):
         cores.merged(0.05)

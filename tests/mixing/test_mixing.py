@@ -167,7 +167,10 @@ def test_shards_are_mixed_where_they_lie(name: str) -> None:
 
 
 def test_rounds_take_their_shard_once_beside_messages() -> None:
-    """All tensors of three learners on a ring, but for their weights."""
+    """All tensors of three learners on a ring, but for their weights.
+
+    Weights on a GPU are taken once more there, before they are copied to the host.
+    """
     elements, num_messages = 96 << 12, 96
     shards = [[torch.ones(elements // 4) for _ in range(4)] for _ in range(3)]
     before, schedule = memory_of_tensors(), Schedule(find_topology("ring"), 3)
@@ -185,7 +188,8 @@ def test_rounds_take_their_shard_once_beside_messages() -> None:
     together([mixer.take_snapshot for mixer in mixers])
     together([mixer.mix for mixer in mixers])
     taken = memory_of_tensors() - before
-    assert 1.0 <= taken / (3 * 4 * elements) <= 1.1
+    copies = 1.0 if torch.get_default_device().type == "cpu" else 2.0
+    assert copies <= taken / (3 * 4 * elements) <= copies + 0.1
 
 
 Mode = Literal["step_then_average", "average_then_step", "delay_by_one"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from recipes.demo import seeds
 from recipes.demo.__main__ import main
 from recipes.demo.lanes import read_lanes
 from recipes.demo.race import METHODS
@@ -76,6 +77,22 @@ def test_a_finished_demo_is_only_reported_again(finished, capsys, monkeypatch):
     assert "wandb sync " in capsys.readouterr().out
     assert [(m / "model.ckpt").stat().st_mtime_ns for m in models] == before
     assert (finished / "report.html").exists()
+
+
+def test_figures_over_seeds_are_those_of_their_demos(finished, capsys):
+    seeds.main([str(finished), str(finished)])
+    found = json.loads(capsys.readouterr().out)
+    loss = [read_result(settings(finished, run)) for run in ("ddp", "hadpsgd")]
+    expected = loss[1].summary["frame_loss"] / loss[0].summary["frame_loss"]
+    assert [row["loss_ratio"] for row in found["rows"]] == [expected, expected]
+    assert found["loss_ratio"] == pytest.approx(
+        dict.fromkeys(("mean", "low", "high"), expected)
+    )
+    wrong = [result.errors["total"].num_errors for result in loss]
+    row = found["rows"][0]
+    assert [row[run]["words_wrong"] for run in ("ddp", "hadpsgd")] == wrong
+    points = 100 * (wrong[1] - wrong[0]) / row["ddp"]["words"]
+    assert found["points"]["mean"] == pytest.approx(points)
 
 
 def test_all_words_of_the_test_sets_are_scored_in_every_run(finished):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.plugins import LayerSync, TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
@@ -22,6 +23,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.dials import Dials, ModelParallel, ReadyPairs
 from lightning_adpsgd.registration import NAMES
+from lightning_adpsgd.strategy.compatibility import one_gpu_per_learner
 from lightning_adpsgd.strategy.job import has_peers
 from lightning_adpsgd.strategy.model_parallel import check_torch
 from lightning_adpsgd.topology.partition import Partition
@@ -349,6 +351,22 @@ def test_a_torch_that_shards_on_gpus_alone_is_refused_on_cpus(
     check_torch(torch.device("cuda"))
     with pytest.raises(RuntimeError, match="needs a later torch on CPUs, got"):
         check_torch(torch.device("cpu"))
+
+
+def test_two_learners_of_one_gpu_are_told_what_to_do() -> None:
+    told = (
+        "Last error:\nDuplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+    )
+    with (
+        pytest.raises(RuntimeError, match='pass `process_group_backend="gloo"`'),
+        one_gpu_per_learner(),
+    ):
+        raise dist.DistBackendError(told)
+    with (
+        pytest.raises(dist.DistBackendError, match="unhandled system error"),
+        one_gpu_per_learner(),
+    ):
+        raise dist.DistBackendError("unhandled system error")
 
 
 class OtherLayerSync(LayerSync):

@@ -51,6 +51,13 @@ def neighbours(mixing: Tensor, index: int) -> list[int]:
     return [j for j in meets.nonzero().flatten().tolist() if j != index]
 
 
+@every_topology
+def test_a_round_is_drawn_on_the_cpu_whatever_the_default_device(name: str) -> None:
+    with torch.device("meta"):
+        found = matrix(name, 4, seed=2**40)  # which no other test has drawn before
+    assert torch.equal(found, matrix(name, 4, seed=2**40))
+
+
 @at_every_size
 def test_every_round_is_doubly_stochastic(name: str, size: int) -> None:
     ones = torch.ones(size, dtype=torch.float64)

@@ -139,7 +139,7 @@ def test_what_is_read_put_and_merged_stays_in_its_tensor() -> None:
     ramp = torch.arange(11.0)
     tensors = [piece.clone() for piece in ramp.split([3, 5, 1, 2])]
     replica = Replica(tensors, 4, threading.Condition())
-    assert torch.equal(torch.cat(replica.snapshot()), ramp)
+    assert torch.equal(torch.cat(replica.snapshot()), ramp.cpu())
     change_everything(replica, 10 * ramp)
     replica.merge_all()
     assert torch.equal(torch.cat(tensors), 11 * ramp)
@@ -147,6 +147,6 @@ def test_what_is_read_put_and_merged_stays_in_its_tensor() -> None:
     assert torch.equal(torch.cat(tensors), ramp)
     aside = [tensor + 1 for tensor in tensors]
     replica.show(aside)
-    assert torch.equal(torch.cat(replica.snapshot()), ramp + 1)
+    assert torch.equal(torch.cat(replica.snapshot()), ramp.cpu() + 1)
     replica.spread([torch.zeros(len(chunk)) for chunk in replica.chunks], tensors)
     assert not torch.cat(tensors).any()

@@ -124,7 +124,9 @@ def export(folder: Path, file: Path) -> None:
     check_sums(folder, 0, 1)
     found = _Reader(folder).read_metadata().state_dict_metadata
     weights = {
-        name.removeprefix(_WEIGHTS): torch.empty(kept.size, dtype=kept.properties.dtype)
+        name.removeprefix(_WEIGHTS): torch.empty(
+            kept.size, dtype=kept.properties.dtype, device="cpu"
+        )
         for name, kept in found.items()
         if name.startswith(_WEIGHTS) and isinstance(kept, TensorStorageMetadata)
     }

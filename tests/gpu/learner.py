@@ -1,6 +1,6 @@
-"""One learner of a job for `test_gpu_integration`, in a process of its own.
+"""One learner of a job for the tests of this folder, in a process of its own.
 
-    python -m tests.gpu_learner '{"accelerator": "cuda", "strategy": {...}, ...}'
+    python -m tests.gpu.learner '{"accelerator": "cuda", "strategy": {...}, ...}'
 
 It prints what its training ended with, as JSON. A forked process could not use CUDA.
 """
