@@ -30,6 +30,7 @@ PROGRAMS: dict[str, Callable[[Place, Task], Trace]] = {
     "d1psgd": through_trainer("d1psgd"),
     "adpsgd": through_trainer("adpsgd"),
     "adpsgd_random": through_trainer("adpsgd_random"),
+    "rdpsgd": through_trainer("rdpsgd"),
     "hadpsgd": through_trainer("hadpsgd"),
     SOLO_LOOP: in_plain_loop(solo, gloo=False),
     "torch post-local": in_plain_loop(post_local(hierarchical=False)),

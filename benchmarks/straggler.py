@@ -30,7 +30,9 @@ STEP_S, SECONDS, LIMIT_S = 0.05, 2.5, 60.0
 NONE, SLEEPS = "none", "+1 s a step"
 SLOWER = {NONE: 0.0, SLEEPS: 1.0} | {f"{k} x": (k - 1) * STEP_S for k in (2, 5, 10)}
 ASYNCHRONOUS = ("adpsgd", "adpsgd_random", "hadpsgd")
-METHODS = (*ASYNCHRONOUS, "sdpsgd", "d1psgd", "ddp", "Decent-DP ring")
+# It waits for a partner, but never for long.
+READY_PAIRS = "rdpsgd"
+METHODS = (*ASYNCHRONOUS, READY_PAIRS, "sdpsgd", "d1psgd", "ddp", "Decent-DP ring")
 SUPER_LEARNER = {"hadpsgd": 2}
 OTHERS, EPOCH = "speed of the others", "time of an epoch"
 BATCHES, EPOCHS = 64, 3
@@ -38,6 +40,7 @@ WHOLE = (
     work_sharing.EQUAL,
     work_sharing.SHARED,
     work_sharing.DEFAULT,
+    work_sharing.READY_PAIRS,
     work_sharing.DDP,
 )
 """Settings whose epochs are timed; the first one shows the learners' speeds."""
@@ -111,7 +114,8 @@ def near(rank: int, size: int) -> bool:
 def counts(name: str, slower_s: float) -> list[int]:
     """The steps of each learner that take all about equally long."""
     slow = max(5, round(SECONDS / (STEP_S + slower_s)))
-    fast = round(SECONDS / STEP_S) if name in ASYNCHRONOUS else slow
+    keeps = name in (*ASYNCHRONOUS, READY_PAIRS)
+    fast = round(SECONDS / STEP_S) if keeps else slow
     size = SUPER_LEARNER.get(name, 1)
     return [slow if near(rank, size) else fast for rank in range(LEARNERS)]
 

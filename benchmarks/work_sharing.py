@@ -27,6 +27,7 @@ from benchmarks.quiet import quiet_trainer, quieten
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd.strategy.names import NAMES
 
 LEARNERS, SLOW, TIMES_SLOWER = 4, 3, 5
 STEP_S = 0.05
@@ -34,7 +35,7 @@ SPEED_OF_WAITS = (LEARNERS - 1) / STEP_S + 1 / (TIMES_SLOWER * STEP_S)
 """Batches per second of all learners together, if only the waits took time."""
 
 SHARED, EQUAL, DDP = "work_sharing=True", "work_sharing=False", "ddp"
-DEFAULT = "adpsgd by default"
+DEFAULT, READY_PAIRS = "adpsgd by default", "rdpsgd by default"
 NUM_BATCHES = (16, 32, 64, 128, 256, 1024)
 CONTROL_BATCHES = 64
 BOUND = 1.1
@@ -120,10 +121,10 @@ def train(
 def make_strategy(setting: str) -> Any:
     if setting == DDP:
         return "ddp_fork"
-    sharing: dict[str, Any] = (
-        {} if setting == DEFAULT else {"work_sharing": setting == SHARED}
-    )
-    return HADPSGDStrategy(super_learner_size=1, start_method="fork", **sharing)
+    options: dict[str, Any] = {"work_sharing": setting == SHARED}
+    if setting in (DEFAULT, READY_PAIRS):
+        options = NAMES[setting.removesuffix(" by default")]
+    return HADPSGDStrategy(**{"super_learner_size": 1, **options}, start_method="fork")
 
 
 def measure(quick: bool = False) -> Report:
