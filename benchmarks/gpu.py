@@ -37,7 +37,7 @@ from benchmarks.timing import print_row, spread
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.asr.model import AcousticModel
 
-APART, IDLE, DDP = "apart", "adpsgd, idle", "ddp, over Gloo"
+APART, IDLE, DDP = "single device", "adpsgd, idle", "ddp, over Gloo"
 DEFAULTS = "adpsgd, defaults"
 UNBOUNDED: dict[str, Any] = {
     "adpsgd, cpu_share=1, float32": None,

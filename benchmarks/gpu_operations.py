@@ -21,7 +21,7 @@ from lightning_adpsgd.weights.replica import Replica
 from lightning_adpsgd.weights.streams import to_device, to_host
 
 ELEMENTS = 43_154_944
-TABLE = "operations on the memory of the GPU"
+HERE, ACROSS = "operations on the memory of the GPU", "between the GPU and the host"
 COPY, COPY_OUT, COPY_IN = "copy_", "to the host, one copy", "to the GPU, one copy"
 WIRES = {
     "float32": torch.float32,
@@ -45,9 +45,9 @@ def rows(device: str, repetitions: int, elements: int = ELEMENTS) -> Iterator[Ro
         limit = works[name][2]
         ratio = rate.median / rates[limit].median
         print_row(name, f"{rate:.1f} GB/s", f"{ratio:.2f}")
+        table, of = (HERE, COPY) if limit == COPY else (ACROSS, "one copy")
         details = {"ms": 1e3 * seconds[name].median}
-        case = {"method": name, "limit": limit}
-        yield Row(case, rate, "GB/s", ratio, "its limit", TABLE, details)
+        yield Row({"operation": name}, rate, "GB/s", ratio, of, table, details)
 
 
 def matmul_rate(device: str, size: int = 8192, repetitions: int = 10) -> float:

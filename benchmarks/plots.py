@@ -38,6 +38,7 @@ _MEANINGS = {
 _PEERS = re.compile(r"Decent-DP|torchft|^torch |^(local SGD|DiLoCo|random share)")
 _CONTROLS = re.compile(
     r"^(solo|ddp|single device|one learner|no averages|floor|one average)|limit|copy_"
+    r"|one copy"
 )
 _DASHES = ("-", "--", "-.", ":")
 _COLUMNS = 2
