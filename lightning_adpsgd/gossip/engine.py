@@ -109,7 +109,7 @@ class Gossip(Communication, Exchanges):
         vectors: weights that this learner holds.
         transport: connection to the counterparts in the other super-learners; with
             several sections, to those of the first section.
-        node: learners of this super-learner.
+        group: learners of this super-learner.
         members: super-learners to exchange with; two that meet alone use a = gain / 2.
         on_error: function called once, by a communication thread that ends the learner.
         further: connections to the counterparts of the learner's further sections
@@ -126,26 +126,26 @@ class Gossip(Communication, Exchanges):
         self,
         vectors: Sequence[Tensor],
         transport: Transport,
-        node: SuperLearnerGroup,
+        group: SuperLearnerGroup,
         members: Members,
         options: GossipOptions,
         on_error: Callable[[str], None] = lambda message: None,
         further: Sequence[Transport] = (),
     ) -> None:
-        self._node, self._options = node, options
+        self._group, self._options = group, options
         self.members, timeout = members, options.timeout
         self._state = state = threading.Condition()
         vectors = [as_real(vector) for vector in vectors]
-        sections = node.own(vectors)
+        sections = group.own(vectors)
         self._shards = [*chain.from_iterable(sections)]
         counts = [len(section) for section in sections]
         self.replica = replica = Replica(
             *(self._shards, options.chunk_elements, state, counts),
             options.part_elements,
         )
-        self._quarantine = Quarantine(members, vectors, node, replica, timeout)
+        self._quarantine = Quarantine(members, vectors, group, replica, timeout)
         self._account = Account(members, replica, self._quarantine, state)
-        self._merging = merge_together(vectors, replica, node, timeout)
+        self._merging = merge_together(vectors, replica, group, timeout)
         self._traffic = Traffic(
             *(self._account, state, options.cpu_share, lambda: members.circle.own),
             on_gpu=has_streams(replica.device),
@@ -170,7 +170,7 @@ class Gossip(Communication, Exchanges):
         carriers = enumerate((transport, *further))
         self.sections = [peers_of(*carrier) for carrier in carriers]
         self._boundary = pairing and Boundary(
-            *(pairing, node, self.sections, self._account, self.threads),
+            *(pairing, group, self.sections, self._account, self.threads),
             Patience(options.max_wait),
             timeout,
         )
@@ -269,7 +269,7 @@ class Gossip(Communication, Exchanges):
             asked = self.members.circle.asks(round)
             for peers in self.sections:
                 peers.call(asked)
-        if self._node.index == 0 and self.members.own_is_first:
+        if self._group.index == 0 and self.members.own_is_first:
             self._traffic.report_rate()
 
     @property
@@ -303,7 +303,7 @@ class Gossip(Communication, Exchanges):
     @override
     def set_aside(self, vectors: Sequence[Tensor]) -> None:
         # A peer that has resumed earlier asks at any time.
-        sections = self._node.own([as_real(vector) for vector in vectors])
+        sections = self._group.own([as_real(vector) for vector in vectors])
         self.replica.show([*chain.from_iterable(sections)])
 
     @override
@@ -372,7 +372,7 @@ class Gossip(Communication, Exchanges):
 
     def _reload_if_diverged(self) -> None:
         if self._merging.agreed.recover:
-            # Nothing else of the node is under way while they look for a peer together.
+            # Nothing else of the group is under way while it looks for a peer.
             self._merging.begin_anew()
             peers = self._account.peers_by_age()
             self._quarantine.reload(peers, self._weights_of)

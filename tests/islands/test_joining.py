@@ -39,13 +39,13 @@ class Learner:
             ),
             pull=self._pull,
         )
-        node: Any = SimpleNamespace(index=index, agree=lambda flags, timeout: None)
+        group: Any = SimpleNamespace(index=index, agree=lambda flags, timeout: None)
         self.joining = Joining(
             [],
             RendezvousAddress("127.0.0.1", 1, "job"),
             membership,
             connections,
-            node,
+            group,
             store,
             PATIENCE,
             helpers.PATIENCE,
