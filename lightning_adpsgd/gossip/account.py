@@ -118,7 +118,7 @@ class Account:
             _log.warning(
                 "super-learner %d leaves out what super-learner %d sends: its weights "
                 "are %s",
-                self._members.circle.own,
+                self._members.live_schedule.own,
                 peer,
                 "far too large" if outcome.finite else "infinite or NaN",
             )

@@ -147,19 +147,18 @@ class Gossip(Communication, Exchanges):
         self._account = Account(members, replica, self._quarantine, state)
         self._merging = merge_together(vectors, replica, group, timeout)
         self._traffic = Traffic(
-            *(self._account, state, options.cpu_share, lambda: members.circle.own),
+            *(self._account, state, options.cpu_share),
+            lambda: members.live_schedule.own,
             on_gpu=has_streams(replica.device),
         )
         self.threads = Threads(replica.device, state, on_error, not options.in_pairs)
-        circle = members.circle
-        draw = random.Random(f"{circle.schedule.seed} {circle.own}")
-        pairing = (
-            Pairing(circle.own, circle.peers(), draw) if options.in_pairs else None
-        )
+        live = members.live_schedule
+        draw = random.Random(f"{live.schedule.seed} {live.own}")
+        pairing = Pairing(live.own, live.peers(), draw) if options.in_pairs else None
         buffers, wire_dtype = Buffers(replica, options.wire_dtype), options.wire_dtype
 
         def peers_of(section: int, carrier: Transport) -> Peers:
-            chunks, gain = replica.sections[section], circle.schedule.gain
+            chunks, gain = replica.sections[section], live.schedule.gain
             lanes = Lanes(carrier, replica, chunks, buffers, wire_dtype, gain, timeout)
             return Peers(
                 *(members, lanes, self._traffic, self._account, self.threads),
@@ -182,7 +181,7 @@ class Gossip(Communication, Exchanges):
     def start(self) -> None:
         # Work that this thread has queued on the weights precedes every exchange.
         self.replica.show(self._shards)
-        for peer, peers in product(self.members.circle.peers(), self.sections):
+        for peer, peers in product(self.members.live_schedule.peers(), self.sections):
             peers.add(peer)
             peers.answer(peer)
 
@@ -201,8 +200,8 @@ class Gossip(Communication, Exchanges):
         left = self.say_goodbye(self._options.timeout.total_seconds())
         if left:
             raise RuntimeError(
-                f"threads {left} of learner {self.members.circle.own} did not end "
-                f"within {self._options.timeout}: their peers have not said goodbye"
+                f"threads {left} of learner {self.members.live_schedule.own} did not "
+                f"end within {self._options.timeout}: their peers have not said goodbye"
             )
 
     def say_goodbye(self, seconds: float) -> list[str]:
@@ -266,7 +265,7 @@ class Gossip(Communication, Exchanges):
         self._reload_if_diverged()
         self._wait_if_too_stale()
         if round is not None:
-            asked = self.members.circle.asks(round)
+            asked = self.members.live_schedule.asks(round)
             for peers in self.sections:
                 peers.call(asked)
         if self._group.index == 0 and self.members.own_is_first:
@@ -404,8 +403,8 @@ class Gossip(Communication, Exchanges):
         limit = 2 * self._options.timeout.total_seconds()
         if not self.threads.wait_for(condition, limit):
             raise RuntimeError(
-                f"learner {self.members.circle.own} waited {limit:g} s for {what}; "
-                "raise `timeout` if the network is that slow"
+                f"learner {self.members.live_schedule.own} waited {limit:g} s for "
+                f"{what}; raise `timeout` if the network is that slow"
             )
 
     def _leave(self) -> None:

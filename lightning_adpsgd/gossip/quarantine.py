@@ -175,7 +175,7 @@ class Quarantine:
         """
         step, limit = self._replica.step, MOST_RELOADS
         symptom = self._symptom or "were found diverged by another of its learners"
-        own = self._members.circle.own
+        own = self._members.live_schedule.own
         what = f"the weights of super-learner {own} {symptom} at step {step}"
         num, *chosen = self._agreed(peers)
         self._attempts.append(self._clock())

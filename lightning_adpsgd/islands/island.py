@@ -267,7 +267,7 @@ class Island:
             return found
         members = self.engine.members
         steps, before, _ = members.position
-        samples = before + samples * len(members.circle.numbers)
+        samples = before + samples * len(members.live_schedule.numbers)
         members.position = Position(steps, samples, epochs)
         return None
 
@@ -278,7 +278,7 @@ class Island:
             list_age_seconds=now - self.membership.list_read_at,
             service_errors=sum(one.num_errors for one in services),
             service_seconds=max(now - one.last_turn for one in services),
-            members=len(self.engine.members.circle.numbers),
+            members=len(self.engine.members.live_schedule.numbers),
             joined=self._connections.joined,
             lost=self._connections.lost,
         )

@@ -236,9 +236,9 @@ class Joining:
         steps_of = self._membership.steps_of
         same = [n for n in members.after(own) if self._descends(members.by_number[n])]
         others = sorted(same, key=lambda n: (-steps_of.get(n, 0), n))
-        schedule = self._engine.members.circle.schedule
-        circle = LiveSchedule.of(schedule, others, own)
-        near = [n for n in others if n in circle.peers()][:_MOST_NEIGHBOURS]
+        schedule = self._engine.members.live_schedule.schedule
+        peers = LiveSchedule.of(schedule, others, own).peers()
+        near = [n for n in others if n in peers][:_MOST_NEIGHBOURS]
         rest = (number for number in others if number not in near)
         found = mean_of(filter(None, map(self._pull_finite, near)))
         return found or next(filter(None, map(self._pull_finite, rest)), None)

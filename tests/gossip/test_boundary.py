@@ -70,7 +70,7 @@ def train(
     pause: Callable[[int], float] = lambda number: 0.0,
 ) -> list[Boundary]:
     """Steps down the bowl; returns what came of each boundary."""
-    own, found = gossip.members.circle.own, list[Boundary]()
+    own, found = gossip.members.live_schedule.own, list[Boundary]()
     for number in range(num_steps):
         time.sleep(pause(number))
         gossip.before_update()
