@@ -167,7 +167,7 @@ def average_shards(
     """
     finite = _finite_ones(vectors, partition)
     both = group.own(vectors), group.own(trained)
-    # In ascending order in all learners, so that none waits for another in a circle.
+    # In ascending order in all learners, so that none waits for another in a cycle.
     pieces = [_Pieces(*one) for one in zip(*both, counterparts, strict=True)]
     consensus = _average(pieces, *finite)
     gather_shards(vectors, group, timeout)
