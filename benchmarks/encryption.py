@@ -87,8 +87,8 @@ def _engine(
     transport.connect(1 - index, Address.parse(told[1 - index]))
     assert ready.wait(TIMEOUT.total_seconds())
     members = Members.fixed(schedule, index)
-    weights, node = torch.randn(NUM_ELEMENTS), SuperLearnerGroup()
-    engine = Gossip([weights], transport, node, members, GossipOptions())
+    weights, group = torch.randn(NUM_ELEMENTS), SuperLearnerGroup()
+    engine = Gossip([weights], transport, group, members, GossipOptions())
     dist.barrier()
     engine.start()
     try:

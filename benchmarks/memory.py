@@ -2,7 +2,7 @@
 
 Super-learners exchange a vector over Gloo and merge. The figure is the growth of a
 process' peak of resident memory over what it had with the vector alone, in units of the
-vector. A super-learner of two learners adds what the node gathers.
+vector. A super-learner of two learners adds what it gathers.
 """
 
 import tempfile
@@ -117,11 +117,11 @@ def running(
     transport = DistributedTransport(groups.counterparts[0])
     schedule = Schedule(find_topology("ring"), num_super_learners=2)
     options = GossipOptions(wire_dtype=wire_dtype, timeout=TIMEOUT)
-    members, node = (
+    members, group = (
         Members.fixed(schedule, transport.index),
         SuperLearnerGroup(groups.shards),
     )
-    engine = Gossip([vector], transport, node, members, options)
+    engine = Gossip([vector], transport, group, members, options)
     engine.start()
     yield engine
     engine.pause()

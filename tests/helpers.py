@@ -243,7 +243,7 @@ class ThreadSuperLearner(SuperLearnerGroup):
     def connect(
         cls, size: int, holds_all: bool = True, sections: Any = None
     ) -> list[Self]:
-        """The nodes' learners, from the first to the last shard."""
+        """The super-learner's learners, from the first to the last shard."""
         boxes: Boxes = [[queue.SimpleQueue() for _ in range(size)] for _ in range(size)]
         return [cls(index, boxes, holds_all, sections) for index in range(size)]
 

@@ -37,7 +37,7 @@ class Learner(NamedTuple):
     owned: list[Range]
     transport: Transport
     further: Sequence[Transport]
-    node: Any
+    group: Any
 
 
 def learners_of(
@@ -70,8 +70,8 @@ def learners_of(
                 [section.seen_by(ranges) for section in of]
                 for of, ranges in zip(by_learner, owned[s], strict=True)
             ]
-        nodes = ThreadSuperLearner.connect(size, holds_all, by_learner)
-        for n, node in enumerate(nodes):
+        groups = ThreadSuperLearner.connect(size, holds_all, by_learner)
+        for n, group in enumerate(groups):
             mine = [k for k, section in enumerate(sections) if section.owners[s] == n]
             transport, *further = (across[k][s] for k in mine)
             ranges = owned[s][n]
@@ -81,7 +81,7 @@ def learners_of(
                 # A learner may have none of a weight's rows.
                 none = slice(0)
                 held = [v[places.get(k, none)].clone() for k, v in enumerate(held)]
-            found.append(Learner(s, held, ranges, transport, further, node))
+            found.append(Learner(s, held, ranges, transport, further, group))
     return found
 
 
@@ -90,7 +90,7 @@ def rows_of(learners: list[Learner], sizes: tuple[int, ...]) -> Tensor:
     rows = []
     for ranks in Partition(sizes).all_ranks:
         held = [learners[rank] for rank in ranks]
-        if held[0].node.holds_all:
+        if held[0].group.holds_all:
             whole = held[0].vectors[0]
             assert all(torch.equal(one.vectors[0], whole) for one in held)
         else:

@@ -7,7 +7,7 @@ from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pairing import Pair
 from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.gossip.quarantine import Quarantine
-from lightning_adpsgd.mixing.statistics import Statistics, Tally
+from lightning_adpsgd.mixing.statistics import Statistics, Tally, Unmerged
 from lightning_adpsgd.weights.replica import Replica
 
 _log = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ class Account:
         self._members, self._replica, self._state = members, replica, state
         self._quarantine = quarantine
         self._tally = Tally()
+        self._unmerged = Unmerged(self._tally)
         self._begin = self._last_exchange_step = 0
         self._last_steps: dict[int, int] = {}
         self._refusing = set[int]()
@@ -56,10 +57,11 @@ class Account:
 
     def merged(self, steps_late: int, waits: bool = False) -> None:
         """Counts a merge of this staleness; defers it if the lock is busy."""
-        if not self._tally.unmerged or not self._state.acquire(blocking=waits):
+        awaiting = self._unmerged.first_steps
+        if not awaiting or not self._state.acquire(blocking=waits):
             return
         try:
-            self._tally.merged_all(self._replica.step + steps_late)
+            self._unmerged.merged(self._replica.step + steps_late)
         finally:
             self._state.release()
 
@@ -108,7 +110,7 @@ class Account:
         self._tally.refused += not outcome.averaged
         self._tally.far += not outcome.near
         self._tally.damaged += outcome.damaged
-        self._tally.unmerged.append(outcome.first_step)
+        self._unmerged.first_steps.append(outcome.first_step)
 
     def _warn_once(self, peer: int, outcome: Outcome) -> None:
         if outcome.averaged:
@@ -118,7 +120,7 @@ class Account:
             _log.warning(
                 "super-learner %d leaves out what super-learner %d sends: its weights "
                 "are %s",
-                self._members.circle.own,
+                self._members.live_schedule.own,
                 peer,
                 "far too large" if outcome.finite else "infinite or NaN",
             )

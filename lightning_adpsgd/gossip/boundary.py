@@ -33,14 +33,14 @@ class Boundary:
     def __init__(
         self,
         pairing: Pairing,
-        node: SuperLearnerGroup,
+        group: SuperLearnerGroup,
         sections: Sequence[Peers],
         account: Account,
         threads: Threads,
         patience: Patience,
         timeout: timedelta,
     ) -> None:
-        self._pairing, self._node, self._sections = pairing, node, sections
+        self._pairing, self._group, self._sections = pairing, group, sections
         # The first section is that of the first learner of each super-learner.
         self._peers = sections[0]
         self._account, self._threads, self._state = account, threads, threads.state
@@ -57,7 +57,7 @@ class Boundary:
             return False
         begin = time.perf_counter()
         seconds = self._patience.seconds(begin - self._left_at)
-        pair = self._agreed(self._find(seconds) if self._node.index == 0 else Pair())
+        pair = self._agreed(self._find(seconds) if self._group.index == 0 else Pair())
         waited = time.perf_counter() - begin
         if pair.partner is not None:
             self._exchange(pair.partner, pair.asks)
@@ -78,7 +78,7 @@ class Boundary:
         """The first learner's decision, in all learners of the super-learner."""
         number = -1 if pair.partner is None else pair.partner
         found = torch.tensor([number, pair.asks], dtype=torch.int64, device="cpu")
-        self._node.agree(found, 2 * self._timeout)
+        self._group.agree(found, 2 * self._timeout)
         number, asks = found.tolist()
         return Pair(None if number < 0 else number, bool(asks))
 

@@ -109,7 +109,7 @@ class Gossip(Communication, Exchanges):
         vectors: weights that this learner holds.
         transport: connection to the counterparts in the other super-learners; with
             several sections, to those of the first section.
-        node: learners of this super-learner.
+        group: learners of this super-learner.
         members: super-learners to exchange with; two that meet alone use a = gain / 2.
         on_error: function called once, by a communication thread that ends the learner.
         further: connections to the counterparts of the learner's further sections
@@ -126,40 +126,39 @@ class Gossip(Communication, Exchanges):
         self,
         vectors: Sequence[Tensor],
         transport: Transport,
-        node: SuperLearnerGroup,
+        group: SuperLearnerGroup,
         members: Members,
         options: GossipOptions,
         on_error: Callable[[str], None] = lambda message: None,
         further: Sequence[Transport] = (),
     ) -> None:
-        self._node, self._options = node, options
+        self._group, self._options = group, options
         self.members, timeout = members, options.timeout
         self._state = state = threading.Condition()
         vectors = [as_real(vector) for vector in vectors]
-        sections = node.own(vectors)
+        sections = group.own(vectors)
         self._shards = [*chain.from_iterable(sections)]
         counts = [len(section) for section in sections]
         self.replica = replica = Replica(
             *(self._shards, options.chunk_elements, state, counts),
             options.part_elements,
         )
-        self._quarantine = Quarantine(members, vectors, node, replica, timeout)
+        self._quarantine = Quarantine(members, vectors, group, replica, timeout)
         self._account = Account(members, replica, self._quarantine, state)
-        self._merging = merge_together(vectors, replica, node, timeout)
+        self._merging = merge_together(vectors, replica, group, timeout)
         self._traffic = Traffic(
-            *(self._account, state, options.cpu_share, lambda: members.circle.own),
+            *(self._account, state, options.cpu_share),
+            lambda: members.live_schedule.own,
             on_gpu=has_streams(replica.device),
         )
         self.threads = Threads(replica.device, state, on_error, not options.in_pairs)
-        circle = members.circle
-        draw = random.Random(f"{circle.schedule.seed} {circle.own}")
-        pairing = (
-            Pairing(circle.own, circle.peers(), draw) if options.in_pairs else None
-        )
+        live = members.live_schedule
+        draw = random.Random(f"{live.schedule.seed} {live.own}")
+        pairing = Pairing(live.own, live.peers(), draw) if options.in_pairs else None
         buffers, wire_dtype = Buffers(replica, options.wire_dtype), options.wire_dtype
 
         def peers_of(section: int, carrier: Transport) -> Peers:
-            chunks, gain = replica.sections[section], circle.schedule.gain
+            chunks, gain = replica.sections[section], live.schedule.gain
             lanes = Lanes(carrier, replica, chunks, buffers, wire_dtype, gain, timeout)
             return Peers(
                 *(members, lanes, self._traffic, self._account, self.threads),
@@ -170,7 +169,7 @@ class Gossip(Communication, Exchanges):
         carriers = enumerate((transport, *further))
         self.sections = [peers_of(*carrier) for carrier in carriers]
         self._boundary = pairing and Boundary(
-            *(pairing, node, self.sections, self._account, self.threads),
+            *(pairing, group, self.sections, self._account, self.threads),
             Patience(options.max_wait),
             timeout,
         )
@@ -182,7 +181,7 @@ class Gossip(Communication, Exchanges):
     def start(self) -> None:
         # Work that this thread has queued on the weights precedes every exchange.
         self.replica.show(self._shards)
-        for peer, peers in product(self.members.circle.peers(), self.sections):
+        for peer, peers in product(self.members.live_schedule.peers(), self.sections):
             peers.add(peer)
             peers.answer(peer)
 
@@ -201,8 +200,8 @@ class Gossip(Communication, Exchanges):
         left = self.say_goodbye(self._options.timeout.total_seconds())
         if left:
             raise RuntimeError(
-                f"threads {left} of learner {self.members.circle.own} did not end "
-                f"within {self._options.timeout}: their peers have not said goodbye"
+                f"threads {left} of learner {self.members.live_schedule.own} did not "
+                f"end within {self._options.timeout}: their peers have not said goodbye"
             )
 
     def say_goodbye(self, seconds: float) -> list[str]:
@@ -266,10 +265,10 @@ class Gossip(Communication, Exchanges):
         self._reload_if_diverged()
         self._wait_if_too_stale()
         if round is not None:
-            asked = self.members.circle.asks(round)
+            asked = self.members.live_schedule.asks(round)
             for peers in self.sections:
                 peers.call(asked)
-        if self._node.index == 0 and self.members.own_is_first:
+        if self._group.index == 0 and self.members.own_is_first:
             self._traffic.report_rate()
 
     @property
@@ -303,7 +302,7 @@ class Gossip(Communication, Exchanges):
     @override
     def set_aside(self, vectors: Sequence[Tensor]) -> None:
         # A peer that has resumed earlier asks at any time.
-        sections = self._node.own([as_real(vector) for vector in vectors])
+        sections = self._group.own([as_real(vector) for vector in vectors])
         self.replica.show([*chain.from_iterable(sections)])
 
     @override
@@ -372,7 +371,7 @@ class Gossip(Communication, Exchanges):
 
     def _reload_if_diverged(self) -> None:
         if self._merging.agreed.recover:
-            # Nothing else of the node is under way while they look for a peer together.
+            # Nothing else of the group is under way while it looks for a peer.
             self._merging.begin_anew()
             peers = self._account.peers_by_age()
             self._quarantine.reload(peers, self._weights_of)
@@ -404,8 +403,8 @@ class Gossip(Communication, Exchanges):
         limit = 2 * self._options.timeout.total_seconds()
         if not self.threads.wait_for(condition, limit):
             raise RuntimeError(
-                f"learner {self.members.circle.own} waited {limit:g} s for {what}; "
-                "raise `timeout` if the network is that slow"
+                f"learner {self.members.live_schedule.own} waited {limit:g} s for "
+                f"{what}; raise `timeout` if the network is that slow"
             )
 
     def _leave(self) -> None:

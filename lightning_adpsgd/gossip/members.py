@@ -25,8 +25,8 @@ class Members:
             together.
 
     Attributes:
-        circle: schedule over the live super-learners (`LiveSchedule`); the thread that
-            tracks the members replaces it as a whole, and the training thread reads it.
+        live_schedule: schedule over the live super-learners; the thread that tracks
+            the members replaces it as a whole, and the training thread reads it.
         position: progress of this learner; written by the training thread.
         wants_to_leave: whether all learners of the super-learner should leave at one
             step; set by any thread of any of them.
@@ -42,7 +42,7 @@ class Members:
         on_lost: Callable[[int, PeerLost], None] = fail,
         on_left: Callable[[int, bool, int], None] | None = None,
     ) -> None:
-        self.circle = LiveSchedule.of(schedule, numbers, own)
+        self.live_schedule = LiveSchedule.of(schedule, numbers, own)
         self.position = BEGINNING
         self.wants_to_leave = False
         self.lost, self._on_left = on_lost, on_left
@@ -56,7 +56,7 @@ class Members:
     @property
     def own_is_first(self) -> bool:
         """Whether this super-learner has the lowest number, and logs for all."""
-        return self.circle.own == self.circle.numbers[0]
+        return self.live_schedule.own == self.live_schedule.numbers[0]
 
     def left(self, peer: int, for_good: bool, section: int) -> None:
         """Reports that a peer has stopped asking for a section."""

@@ -263,8 +263,8 @@ class UnderWay:
     def _holds(self, peer: int) -> bool:
         """Whether a peer that requests waits for what this learner has requested.
 
-        A circle of requests has a learner whose number is smaller than those of both
-        its neighbours. Only such a learner lets others wait, so no circle blocks.
+        A cycle of requests has a learner whose number is smaller than those of both
+        its neighbours. Only such a learner lets others wait, so no cycle blocks.
         """
         return any(self._own() < min(peer, one) for one in self._requested)
 

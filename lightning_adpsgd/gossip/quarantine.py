@@ -117,13 +117,13 @@ class Quarantine:
         self,
         members: Members,
         vectors: Sequence[Tensor],
-        node: SuperLearnerGroup,
+        group: SuperLearnerGroup,
         replica: Replica,
         timeout: timedelta,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._attempts = clock, deque[float]()
-        self._members, self._vectors, self._node = members, vectors, node
+        self._members, self._vectors, self._group = members, vectors, group
         self._replica, self._timeout = replica, timeout
         self.num_reloads = 0
         # Exchanges that read weights before this step no longer count.
@@ -175,7 +175,7 @@ class Quarantine:
         """
         step, limit = self._replica.step, MOST_RELOADS
         symptom = self._symptom or "were found diverged by another of its learners"
-        own = self._members.circle.own
+        own = self._members.live_schedule.own
         what = f"the weights of super-learner {own} {symptom} at step {step}"
         num, *chosen = self._agreed(peers)
         self._attempts.append(self._clock())
@@ -193,7 +193,7 @@ class Quarantine:
         if found is not None:
             self._go_on_from(found[1])
             self.num_reloads += 1
-        if self._node.index == 0:
+        if self._group.index == 0:
             outcome = (
                 f"it goes on from those of super-learner {found[0]} with a new "
                 "optimizer state"
@@ -204,7 +204,7 @@ class Quarantine:
 
     def _go_on_from(self, values: Sequence[Tensor]) -> None:
         self._replica.put(values)
-        gather_shards(self._vectors, self._node, self._timeout)
+        gather_shards(self._vectors, self._group, self._timeout)
         self._since, self._symptom = self._replica.step, None
         self._num_far.clear()
 
@@ -217,7 +217,7 @@ class Quarantine:
             values = weights_of(peer, limit)
             is_usable = values is not None and all_finite(values)
             misses = torch.tensor([not is_usable], dtype=torch.uint8, device="cpu")
-            self._node.agree(misses, self._timeout)
+            self._group.agree(misses, self._timeout)
             if values is not None and not misses.any():
                 return peer, values
         return None
@@ -229,6 +229,6 @@ class Quarantine:
         found[: num + 2] = torch.tensor(
             [num, self._num_attempts(), *peers[:num]], device="cpu"
         )
-        self._node.share(found, 0, self._timeout)
+        self._group.share(found, 0, self._timeout)
         number, *agreed = found.tolist()
         return agreed[: number + 1]

@@ -221,8 +221,8 @@ class Connections(ServiceThread):
         self._on_unlisted()
 
     def _draw_ring_alone(self, own: int) -> None:
-        schedule = self.engine.members.circle.schedule
-        self.engine.members.circle = LiveSchedule.of(schedule, (), own)
+        schedule = self.engine.members.live_schedule.schedule
+        self.engine.members.live_schedule = LiveSchedule.of(schedule, (), own)
 
     def take_number(self) -> None:
         """Adopts the number from the membership; for any thread before the start."""
@@ -312,9 +312,9 @@ class Connections(ServiceThread):
         """Dials the peers to ask, and redraws the ring while one is out of reach."""
         while True:
             alive = {peer.member.number: peer for peer in self._alive()}
-            schedule = self.engine.members.circle.schedule
-            circle = LiveSchedule.of(schedule, alive, self._links.own)
-            self.engine.members.circle, wanted = circle, set(circle.peers())
+            schedule = self.engine.members.live_schedule.schedule
+            live = LiveSchedule.of(schedule, alive, self._links.own)
+            self.engine.members.live_schedule, wanted = live, set(live.peers())
             missing = sorted(wanted - self._dialed)
             if all(self._reach(alive[number]) for number in missing):
                 break

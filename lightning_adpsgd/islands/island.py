@@ -102,16 +102,16 @@ class Island:
         options: GossipOptions,
         layout: str,
         credentials: Credentials,
-        node: SuperLearnerGroup | None = None,
+        group: SuperLearnerGroup | None = None,
         store: Store | None = None,
         timeouts: Timeouts = _TIMEOUTS,
         sections: Sections | None = None,
     ) -> None:
         self._vectors, self._address, self._schedule = vectors, address, schedule
         self._options, self._layout, self._timeouts = options, layout, timeouts
-        self._credentials, self._node = credentials, node or SuperLearnerGroup()
+        self._credentials, self._group = credentials, group or SuperLearnerGroup()
         self._store = store or HashStore()
-        self._sections = sections or Sections((self._node.index,), self._node.size)
+        self._sections = sections or Sections((self._group.index,), self._group.size)
         self.started_from: Position | None = None
         self.membership = self._make_membership()
         shards, make = self._sections.own, self._make_engine
@@ -128,7 +128,7 @@ class Island:
             address,
             self.membership,
             self._connections,
-            self._node,
+            self._group,
             self._store,
             timeouts,
             options.timeout,
@@ -136,7 +136,7 @@ class Island:
 
     def _make_membership(self) -> MembershipView:
         heartbeat = self._timeouts.heartbeat
-        if self._node.index > 0:
+        if self._group.index > 0:
             changed, fail = self._on_change, self._fail
             return MembershipReader(self._store, heartbeat, changed, fail)
         publisher = MembershipPublisher(self._store)
@@ -147,7 +147,7 @@ class Island:
             heartbeat,
             self._on_change,
             self._on_left_behind,
-            lambda: publisher.publish(membership) if self._node.size > 1 else None,
+            lambda: publisher.publish(membership) if self._group.size > 1 else None,
             self._fail,
         )
         return membership
@@ -186,7 +186,7 @@ class Island:
         """
         self._connections.stop(_GOODBYE_S)
         self.engine.drain(_DRAIN_S)
-        if self._node.size == 1 or self.engine.leaves:
+        if self._group.size == 1 or self.engine.leaves:
             self.engine.merge_all()
         self.stop()
 
@@ -242,10 +242,10 @@ class Island:
         """Replaces the weights by the mean over the islands that answer."""
         mean = self.mean()
         self.engine.write(mean.values)
-        gather_shards(self._vectors, self._node, self._options.timeout)
+        gather_shards(self._vectors, self._group, self._options.timeout)
         mine = torch.tensor(mean[1:], dtype=torch.float64, device="cpu")
-        all_of_them = [torch.zeros_like(mine) for _ in range(self._node.size)]
-        self._node.gather(mine, all_of_them, self._options.timeout)
+        all_of_them = [torch.zeros_like(mine) for _ in range(self._group.size)]
+        self._group.gather(mine, all_of_them, self._options.timeout)
         return consensus_of([shares.tolist() for shares in all_of_them])
 
     def note(self, samples: int, epochs: int) -> Position | None:
@@ -267,7 +267,7 @@ class Island:
             return found
         members = self.engine.members
         steps, before, _ = members.position
-        samples = before + samples * len(members.circle.numbers)
+        samples = before + samples * len(members.live_schedule.numbers)
         members.position = Position(steps, samples, epochs)
         return None
 
@@ -278,7 +278,7 @@ class Island:
             list_age_seconds=now - self.membership.list_read_at,
             service_errors=sum(one.num_errors for one in services),
             service_seconds=max(now - one.last_turn for one in services),
-            members=len(self.engine.members.circle.numbers),
+            members=len(self.engine.members.live_schedule.numbers),
             joined=self._connections.joined,
             lost=self._connections.lost,
         )
@@ -297,7 +297,7 @@ class Island:
             settings={
                 **({"sizes of islands": str(sizes)} if sizes else {}),
                 # Learners of equal numbers hold other parts of the same weights.
-                "inside": "ddp" if self._node.holds_all else "model_parallel",
+                "inside": "ddp" if self._group.holds_all else "model_parallel",
                 "wire_dtype": str(self._options.wire_dtype),
                 "mixing_gain": str(self._schedule.gain),
             },
@@ -311,7 +311,7 @@ class Island:
     ) -> Gossip:
         members = Members(self._schedule, (), -1, on_lost, on_left)
         transport, *further = self._transports
-        given = transport, self._node, members, self._options
+        given = transport, self._group, members, self._options
         return Gossip(self._vectors, *given, further=further)
 
     def _listen(self) -> None:
@@ -322,7 +322,7 @@ class Island:
             self._listeners.append(listener)
             key = f"address/{self._sections.own[section]}"
             self._store.set(key, str(listener.address))
-        if self._node.index == 0:
+        if self._group.index == 0:
             keys = [f"address/{number}" for number in range(self._sections.number)]
             addresses = tuple(map(self._joining.published, keys))
             self.membership.describe(addresses)
@@ -350,10 +350,10 @@ class Island:
             self._is_left_behind = False
             self.membership.enter()
             return
-        if self._node.size > 1:
+        if self._group.size > 1:
             raise RuntimeError(
-                f"an island of {self._node.size} learners was stopped for so long that "
-                "the others went on without it, or they train from other weights: "
+                f"an island of {self._group.size} learners was stopped for so long "
+                "that the others went on without it, or they train from other weights: "
                 "start it again (with `torchrun --max-restarts`, say), so that it "
                 "begins with theirs"
             )

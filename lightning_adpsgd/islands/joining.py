@@ -78,14 +78,14 @@ class Joining:
         address: RendezvousAddress,
         membership: MembershipView,
         connections: Connections,
-        node: SuperLearnerGroup,
+        group: SuperLearnerGroup,
         store: Store,
         timeouts: Timeouts,
         timeout: timedelta,
     ) -> None:
         self._vectors, self._address = vectors, address
         self._membership, self._connections = membership, connections
-        self._engine, self._node, self._store = connections.engine, node, store
+        self._engine, self._group, self._store = connections.engine, group, store
         self._timeouts, self._timeout = timeouts, timeout
         self._refusal: Refused | None = None
         self._num_looks, self.origin = 0, ""
@@ -179,7 +179,7 @@ class Joining:
         """
         self._num_looks += 1
         key = f"others/{self._num_looks}"
-        if self._node.index == 0:
+        if self._group.index == 0:
             empty = not self._membership.members.by_number
             wait_s = self._timeouts.heartbeat.wait_s
             first = empty and self._membership.begin_list(wait_s + _LOOK_S)
@@ -198,7 +198,7 @@ class Joining:
         found = self._weights_of_origin()
         position = found.position if found is not None else BEGINNING
         news = torch.tensor([found is None, *position], dtype=torch.int64, device="cpu")
-        self._node.agree(news, self._timeout)
+        self._group.agree(news, self._timeout)
         misses, *furthest = news.tolist()
         if found is None or misses:
             return None
@@ -210,7 +210,7 @@ class Joining:
             _log.info("this island is further than the others, and keeps its weights")
             return None
         self._engine.replica.put(found.values)
-        gather_shards(self._vectors, self._node, self._timeout)
+        gather_shards(self._vectors, self._group, self._timeout)
         self._engine.members.position = found.position
         return found.position
 
@@ -236,9 +236,9 @@ class Joining:
         steps_of = self._membership.steps_of
         same = [n for n in members.after(own) if self._descends(members.by_number[n])]
         others = sorted(same, key=lambda n: (-steps_of.get(n, 0), n))
-        schedule = self._engine.members.circle.schedule
-        circle = LiveSchedule.of(schedule, others, own)
-        near = [n for n in others if n in circle.peers()][:_MOST_NEIGHBOURS]
+        schedule = self._engine.members.live_schedule.schedule
+        peers = LiveSchedule.of(schedule, others, own).peers()
+        near = [n for n in others if n in peers][:_MOST_NEIGHBOURS]
         rest = (number for number in others if number not in near)
         found = mean_of(filter(None, map(self._pull_finite, near)))
         return found or next(filter(None, map(self._pull_finite, rest)), None)

@@ -150,7 +150,7 @@ def average_whole(
 def average_shards(
     vectors: list[Tensor],
     trained: list[Tensor],
-    node: SuperLearnerGroup,
+    group: SuperLearnerGroup,
     partition: Partition,
     counterparts: Sequence[dist.ProcessGroup],
     num_buffers: int = 0,
@@ -166,11 +166,11 @@ def average_shards(
         timeout: longest wait for learners that share a weight.
     """
     finite = _finite_ones(vectors, partition)
-    both = node.own(vectors), node.own(trained)
-    # In ascending order in all learners, so that none waits for another in a circle.
+    both = group.own(vectors), group.own(trained)
+    # In ascending order in all learners, so that none waits for another in a cycle.
     pieces = [_Pieces(*one) for one in zip(*both, counterparts, strict=True)]
     consensus = _average(pieces, *finite)
-    gather_shards(vectors, node, timeout)
+    gather_shards(vectors, group, timeout)
     average_buffers(vectors, num_buffers, None)
     return consensus
 

@@ -85,16 +85,16 @@ class RoundMixer:
         self,
         vectors: Sequence[Tensor],
         transport: Transport,
-        node: SuperLearnerGroup,
+        group: SuperLearnerGroup,
         schedule: Schedule,
         timeout: timedelta,
         chunk_elements: int = 1 << 20,
         further: Sequence[Transport] = (),
     ) -> None:
         self._vectors = [as_real(vector) for vector in vectors]
-        self._transport, self._node = transport, node
+        self._transport, self._group = transport, group
         self._schedule, self._timeout = schedule, timeout
-        pieces = _in_runs(node.own(self._vectors))
+        pieces = _in_runs(group.own(self._vectors))
         self._shards = [view for _, view in pieces]
         self.device = self._vectors[0].device if vectors else torch.device("cpu")
         self._where = self.device if transport.on_device else torch.device("cpu")
@@ -106,7 +106,7 @@ class RoundMixer:
             for section, memory in _by_section(self._snapshots, pieces)
             for chunk in memory.split(chunk_elements)
         ]
-        self._gathers = node.size > 1 and node.holds_all
+        self._gathers = group.size > 1 and group.holds_all
         self._whole = self._packed(self._vectors) if self._gathers else self._snapshots
         self._staged = self._whole if self._where == self.device else self._stage()
         self._taken, self._mixed_mark = Mark(self.device), Mark(self.device)
@@ -149,7 +149,7 @@ class RoundMixer:
         for vector, change in places_in(self._staged, written):
             vector.add_(change)
         if not self._gathers:
-            gather_shards(self._vectors, self._node, self._timeout)
+            gather_shards(self._vectors, self._group, self._timeout)
         self.tally.merges += 1
 
     def statistics(self) -> Statistics:
@@ -162,7 +162,7 @@ class RoundMixer:
             return self._snapshots
         if not self._gathers:
             return self._staged
-        return self._node.shards(self._staged, self._node.index)
+        return self._group.shards(self._staged, self._group.index)
 
     def _post_mean(
         self, number: int, chunk: Tensor, carrier: Transport, part: Part
@@ -238,8 +238,8 @@ class RoundMixer:
     def _gather(self) -> None:
         if self._gathers:
             for change, whole in zip(self._snapshots, self._whole, strict=True):
-                into = list(whole.chunk(self._node.size))
-                self._node.gather(change, into, self._timeout)
+                into = list(whole.chunk(self._group.size))
+                self._group.gather(change, into, self._timeout)
 
     def _packed(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         return [

@@ -75,30 +75,38 @@ class Tally:
     damaged: int = 0
     skipped: int = 0
     partner_seconds: float = 0.0
-    # Of each average that awaits a merge, the step that its weights had seen.
-    unmerged: list[int] = field(default_factory=list)
 
     @classmethod
     def total(cls, tallies: Sequence["Tally"]) -> "Tally":
         """The sums of the counters of several learners."""
-        names = vars(cls()).keys() - {"staleness", "unmerged"}
+        names = vars(cls()).keys() - {"staleness"}
         sums: dict[str, Any] = {n: sum(getattr(t, n) for t in tallies) for n in names}
         staleness = sum((Counter(one.staleness) for one in tallies), Counter[int]())
         return cls(**sums, staleness=dict(sorted(staleness.items())))
 
     def snapshot(self) -> Statistics:
         """A copy as `Statistics`, without the fields that others count."""
-        own = {**vars(self), "staleness": dict(self.staleness)}
-        del own["unmerged"]
-        return Statistics(peer_ages={}, **own)
+        staleness = dict(self.staleness)
+        return Statistics(peer_ages={}, **{**vars(self), "staleness": staleness})
 
     def merged(self, staleness: int) -> None:
         """Counts a merged average, of this age in optimizer steps."""
         self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
 
-    def merged_all(self, step: int) -> None:
-        """Counts a merge, at this step, of all that waits for one."""
-        for first_step in self.unmerged:
-            self.merged(step - first_step)
-        self.merges += bool(self.unmerged)
-        self.unmerged.clear()
+
+class Unmerged:
+    """The averages that await a merge, which counts them in a tally.
+
+    Attributes:
+        first_steps: of each average, the step that its weights had seen.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally, self.first_steps = tally, list[int]()
+
+    def merged(self, step: int) -> None:
+        """Counts a merge of all of them at this step."""
+        for first_step in self.first_steps:
+            self._tally.merged(step - first_step)
+        self._tally.merges += bool(self.first_steps)
+        self.first_steps.clear()

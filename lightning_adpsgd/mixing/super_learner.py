@@ -139,10 +139,10 @@ _Changed = list[int]  # the numbers of a chunk and of the learner that has chang
 
 @torch.no_grad()
 def gather_shards(
-    vectors: Sequence[Tensor], node: SuperLearnerGroup, timeout: timedelta
+    vectors: Sequence[Tensor], group: SuperLearnerGroup, timeout: timedelta
 ) -> None:
     """Sends exchanged weights from their owners to all learners that hold them."""
-    if (holders := node.holders) is None or holders.size == 1:
+    if (holders := group.holders) is None or holders.size == 1:
         return
     vectors = [as_real(vector) for vector in vectors]
     for owner in range(holders.size):
@@ -164,9 +164,9 @@ def _share(
 
 
 class MergeTogether(ABC, Generic[T]):
-    """How the learners of a node merge, ``w += d``, and what they share and wait for.
+    """How a super-learner merges, ``w += d``, and what its learners share and wait for.
 
-    All methods belong to the training thread. The collectives of the node run
+    All methods belong to the training thread. The collectives of the super-learner run
     in a thread of their own, in the same order in all its learners. They are Gloo's, on
     the host: a second communicator of NCCL beside that of the gradients may deadlock.
 
@@ -188,14 +188,14 @@ class MergeTogether(ABC, Generic[T]):
         self,
         vectors: Sequence[Tensor],
         replica: Replica,
-        node: SuperLearnerGroup,
+        group: SuperLearnerGroup,
         timeout: timedelta,
         worker: BackgroundWorker | InlineWorker | None = None,
     ) -> None:
         self._vectors, self._replica = vectors, replica
-        self._node, self._timeout = node, timeout
+        self._group, self._timeout = group, timeout
         self.seconds, self.agreed = 0.0, _NOTHING
-        self._worker = worker or BackgroundWorker("adpsgd-node", replica.device)
+        self._worker = worker or BackgroundWorker("adpsgd-group", replica.device)
         self._sharing: Future[T] | None = None
 
     @abstractmethod
@@ -279,28 +279,28 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
         self,
         vectors: Sequence[Tensor],
         replica: Replica,
-        node: SuperLearnerGroup,
+        group: SuperLearnerGroup,
         timeout: timedelta,
         worker: BackgroundWorker | InlineWorker | None = None,
     ) -> None:
-        super().__init__(vectors, replica, node, timeout, worker)
+        super().__init__(vectors, replica, group, timeout, worker)
         self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
         device = replica.device
         self._mine = [_zeros_like(chunk, device) for chunk in replica.chunks]
         of_shards = (
             [
                 chunk
-                for section in node.exchanged_by(n, vectors)
+                for section in group.exchanged_by(n, vectors)
                 for view in section
                 for chunk in view.split(replica.chunk_elements)
             ]
-            for n in range(node.size)
+            for n in range(group.size)
         )
         # For each learner, by chunk: the weights of its shard, and its changes to them.
         self._weights = list(of_shards)
         self._changes = [
-            self._mine if n == node.index else [_zeros_like(w, device) for w in weights]
-            for n, weights in enumerate(self._weights)
+            self._mine if n == group.index else [_zeros_like(w, device) for w in chunks]
+            for n, chunks in enumerate(self._weights)
         ]
 
     @override
@@ -324,13 +324,13 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
     def _share_all(
         self, taken: list[int], votes: Votes
     ) -> tuple[list[_Changed], Votes]:
-        num_chunks, size = max(map(len, self._weights)), self._node.size
+        num_chunks, size = max(map(len, self._weights)), self._group.size
         length = num_chunks * size
         flags = torch.zeros(length + len(votes), dtype=torch.uint8, device="cpu")
         of_chunks, of_votes = flags[:length].view(num_chunks, size), flags[length:]
-        of_chunks[taken, self._node.index] = 1
+        of_chunks[taken, self._group.index] = 1
         of_votes.copy_(torch.tensor(votes, device="cpu"))
-        self._node.agree(flags, self._timeout)
+        self._group.agree(flags, self._timeout)
         self._taken.follow()
         changed = of_chunks.nonzero().tolist()
         for number, owner in changed:
@@ -339,16 +339,16 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
         return changed, Votes(*map(bool, of_votes.tolist()))
 
     def _share(self, change: Mirrored, owner: int) -> None:
-        if owner == self._node.index:
+        if owner == self._group.index:
             to_host(change.here, change.host)
-        self._node.share(change.host, owner, self._timeout)
-        if owner != self._node.index:
+        self._group.share(change.host, owner, self._timeout)
+        if owner != self._group.index:
             to_device(change.host, change.here)
 
     @torch.no_grad()
     def _add(self, number: int, owner: int) -> None:
         weights, change = self._weights[owner][number], self._changes[owner][number]
-        if owner == self._node.index:
+        if owner == self._group.index:
             self._replica.keep(number, _add_and_tell_rest(weights, change.here))
             change.here.zero_()
         else:
@@ -385,31 +385,31 @@ class ShardMerge(MergeTogether[Votes]):
         self._give_replicated(True)
 
     def _give_replicated(self, has_merged: bool) -> None:
-        if (holders := self._node.holders) is None:
+        if (holders := self._group.holders) is None:
             return
         begin = time.perf_counter()
         flag = torch.tensor([has_merged], dtype=torch.uint8, device="cpu")
         holders.agree(flag, self._timeout)
         if flag:
-            gather_shards(self._vectors, self._node, self._timeout)
+            gather_shards(self._vectors, self._group, self._timeout)
         self.seconds += time.perf_counter() - begin
 
     def _count(self, votes: Votes) -> Votes:
         flags = torch.tensor(votes, dtype=torch.uint8, device="cpu")
-        self._node.agree(flags, self._timeout)
+        self._group.agree(flags, self._timeout)
         return Votes(*map(bool, flags.tolist()))
 
 
 def merge_together(
     vectors: Sequence[Tensor],
     replica: Replica,
-    node: SuperLearnerGroup,
+    group: SuperLearnerGroup,
     timeout: timedelta,
 ) -> MergeAlone | ShardGather | ShardMerge:
     """Chooses how the learners of a super-learner merge."""
-    together = ShardGather if node.holds_all else ShardMerge
-    merging = MergeAlone if node.size == 1 else together
-    return merging(vectors, replica, node, timeout)
+    together = ShardGather if group.holds_all else ShardMerge
+    merging = MergeAlone if group.size == 1 else together
+    return merging(vectors, replica, group, timeout)
 
 
 def _add_and_tell_rest(weights: Tensor, change: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ def average_of(
     if isinstance(weights, LocalShards):
         return partial(
             average_shards,
-            node=super_learner_of(weights, groups),
+            group=super_learner_of(weights, groups),
             partition=groups.partition,
             counterparts=groups.counterparts,
             num_buffers=weights.num_buffers,

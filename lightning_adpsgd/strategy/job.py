@@ -442,12 +442,12 @@ def _take_first_weights(
         ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         _sync_module_states(module, world, _BROADCAST_BYTES, 0, ignored)
         return
-    node = super_learner_of(weights, groups)
-    sections = node.own(weights.vectors)
+    group = super_learner_of(weights, groups)
+    sections = group.own(weights.vectors)
     for shards, owners in zip(sections, groups.counterparts, strict=True):
         for shard in shards:
             dist.broadcast(shard, group=owners, group_src=0)
-    gather_shards(weights.vectors, node, timeout)
+    gather_shards(weights.vectors, group, timeout)
     for buffer in module.buffers():
         dist.broadcast(local_part(buffer), 0)
 

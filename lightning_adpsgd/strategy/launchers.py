@@ -42,8 +42,8 @@ def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:
     else:
         address, port = environment.main_address, environment.main_port
         store = open_store(address, port, rank, size, patience)
-    seats = LaunchPlacement(strategy.num_processes, strategy.local_rank)
-    check_start(store, rank, size, vars(dials), seats, patience)
+    placement = LaunchPlacement(strategy.num_processes, strategy.local_rank)
+    check_start(store, rank, size, vars(dials), placement, patience)
     return store
 
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.strategy.job import Job
-from lightning_adpsgd.strategy.optimizer_reset import FreshState
+from lightning_adpsgd.strategy.optimizer_reset import InitialState
 
 _UNFINISHED = (
     "the program ended without `fabric.strategy.finish()`, so that its weights are not "
@@ -36,7 +36,7 @@ class ModuleJobs:
 
     def __init__(self) -> None:
         self._jobs: dict[nn.Module, Job] = {}
-        self._initial_states: dict[Optimizer, FreshState] = {}
+        self._initial_states: dict[Optimizer, InitialState] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -58,7 +58,7 @@ class ModuleJobs:
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Starts the jobs of the modules whose weights an optimizer changes."""
-        self._initial_states[optimizer] = FreshState(optimizer)
+        self._initial_states[optimizer] = InitialState(optimizer)
         for job in self.of_optimizer(optimizer):
             if not job.running:
                 job.start()

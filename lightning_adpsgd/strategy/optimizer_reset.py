@@ -6,7 +6,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 
-class FreshState:
+class InitialState:
     """The initial state of an optimizer, to which `restore` returns.
 
     After a reload, momentum belongs to weights that were replaced, and is non-finite

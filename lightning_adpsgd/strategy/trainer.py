@@ -44,7 +44,7 @@ from lightning_adpsgd.strategy.compatibility import (
 from lightning_adpsgd.strategy.gradients import clip_on_all_meshes
 from lightning_adpsgd.strategy.launchers import check_launch, resume_from_whole
 from lightning_adpsgd.strategy.model_parallel import ModelParallelInside
-from lightning_adpsgd.strategy.optimizer_reset import FreshState
+from lightning_adpsgd.strategy.optimizer_reset import InitialState
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.strategy.run import TrainingRun, set_up_run
 from lightning_adpsgd.strategy.scope import ALONE
@@ -69,7 +69,7 @@ class HADPSGDStrategy(ModelParallelInside):
     _run: TrainingRun | None = None
     _place: PlaceInEpoch | None = None
     _resumed = Resumed()
-    _initial_states: tuple[FreshState, ...] = ()
+    _initial_states: tuple[InitialState, ...] = ()
     _overrides: Overrides | None = None
     _decides = False
     _statistics: Statistics | None = None
@@ -159,7 +159,7 @@ class HADPSGDStrategy(ModelParallelInside):
             sharing.default.look_at_schedules()
         self.setup_precision_plugin()
         _optimizers_to_device(self.optimizers, self.root_device)
-        self._initial_states = tuple(FreshState(one) for one in self.optimizers)
+        self._initial_states = tuple(InitialState(one) for one in self.optimizers)
 
     @override
     def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:

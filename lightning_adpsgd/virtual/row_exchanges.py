@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_adpsgd.gossip.codecs import Codec
 from lightning_adpsgd.gossip.wire import codecs_of, payload_bytes
-from lightning_adpsgd.mixing.statistics import Tally
+from lightning_adpsgd.mixing.statistics import Tally, Unmerged
 from lightning_adpsgd.mixing.super_learner import (
     MergeAlone,
     ShardGather,
@@ -53,6 +53,7 @@ class CommunicationSide:
         self.parts = [p for chunk in self.replica.chunks for p in chunk.parts]
         self._parts_of = list(_by_vector(self.parts, vectors))
         self.tally = Tally()
+        self._unmerged = Unmerged(self.tally)
 
     def before_update(self) -> None:
         """Merges before the update if the order requires it."""
@@ -68,14 +69,14 @@ class CommunicationSide:
     def merge_at_once(self) -> None:
         """Merges an exchange at the step boundary at which it was made."""
         self._merger.merge_all()
-        self.tally.merged_all(self.replica.step)
+        self._unmerged.merged(self.replica.step)
 
     def ended(self, first_step: int, num_bytes: int, finite: bool) -> None:
         """Counts an exchange that read the weights of this step, for the next merge."""
         self.tally.bytes_sent += num_bytes
         self.tally.exchanges += finite
         self.tally.refused += not finite
-        self.tally.unmerged.append(first_step)
+        self._unmerged.first_steps.append(first_step)
 
     def shown(self) -> list[Tensor]:
         """The vectors of x, one for each vector of w."""
@@ -99,7 +100,7 @@ class CommunicationSide:
 
     def _merge(self) -> None:
         self._merger.merge(Votes())
-        self.tally.merged_all(self.replica.step + self._merger.steps_late)
+        self._unmerged.merged(self.replica.step + self._merger.steps_late)
 
 
 def _by_vector(

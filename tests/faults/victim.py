@@ -103,7 +103,7 @@ class Victim:
     def _step(self) -> None:
         """And the exchanges that it begins, to their end."""
         engine, begun = self._trained.island.engine, self._trained.exchanges
-        begun += len(engine.members.circle.asks(engine.step_and_round[1] + 1))
+        begun += len(engine.members.live_schedule.asks(engine.step_and_round[1] + 1))
         self._trained.step()
         until(lambda: self._trained.exchanges >= begun, "the exchanges of a step")
 

@@ -70,7 +70,7 @@ def train(
     pause: Callable[[int], float] = lambda number: 0.0,
 ) -> list[Boundary]:
     """Steps down the bowl; returns what came of each boundary."""
-    own, found = gossip.members.circle.own, list[Boundary]()
+    own, found = gossip.members.live_schedule.own, list[Boundary]()
     for number in range(num_steps):
         time.sleep(pause(number))
         gossip.before_update()
@@ -239,15 +239,15 @@ def test_all_learners_of_a_super_learner_meet_or_skip_together() -> None:
             Gossip(
                 [vectors[s][n]],
                 across[n][s],
-                node,
+                group,
                 Members.fixed(schedule, s),
                 options,
             )
-            for n, node in enumerate(ThreadSuperLearner.connect(2))
+            for n, group in enumerate(ThreadSuperLearner.connect(2))
         ]
         for s in range(3)
     ]
-    everyone = [gossip for of_node in gossips for gossip in of_node]
+    everyone = [gossip for of_group in gossips for gossip in of_group]
     with running(everyone):
         logs = together(
             [

@@ -263,34 +263,34 @@ def disagreement_after(
     dials = GossipOptions(order=order, timeout=PATIENCE)
     vectors, gossips = [], []
     for index in range(2):
-        nodes = (
+        groups = (
             [SuperLearnerGroup()]
             if num_learners == 1
             else ThreadSuperLearner.connect(num_learners)
         )
-        vectors.append([rows[index].clone() for _ in nodes])
+        vectors.append([rows[index].clone() for _ in groups])
         gossips.append(
             [
                 Gossip(
                     [vector],
                     across[n][index],
-                    node,
+                    group,
                     Members.fixed(schedule, index),
                     dials,
                 )
-                for n, (vector, node) in enumerate(
-                    zip(vectors[index], nodes, strict=True)
+                for n, (vector, group) in enumerate(
+                    zip(vectors[index], groups, strict=True)
                 )
             ]
         )
     learners = [gossip for gossips_of in gossips for gossip in gossips_of]
     with running(learners):
         for number in range(num_steps):
-            lockstep_of_nodes(vectors, gossips, lr, number + 1)
+            lockstep_of_super_learners(vectors, gossips, lr, number + 1)
         return max(float(v.abs().max()) for both in vectors for v in both)
 
 
-def lockstep_of_nodes(
+def lockstep_of_super_learners(
     vectors: list[list[Tensor]], gossips: list[list[Gossip]], lr: float, round: int
 ) -> None:
     def train(vector: Tensor, gossip: Gossip) -> None:
@@ -300,7 +300,7 @@ def lockstep_of_nodes(
     for index in (first, 1 - first):
         pairs = zip(vectors[index], gossips[index], strict=True)
         together([lambda v=v, g=g: train(v, g) for v, g in pairs])
-    for gossip in (g for of_node in gossips for g in of_node):
+    for gossip in (g for of_group in gossips for g in of_group):
         until(lambda g=gossip: g.statistics().exchanges == round, "the exchange")
 
 
@@ -318,7 +318,9 @@ def test_an_exchange_behind_one_gradient_bounds_the_learning_rate(
 
 
 @pytest.mark.parametrize(("gain", "bound"), [(1.0, 1.0), (0.5, 2.0)])
-def test_a_gather_in_the_node_merges_one_step_later(gain: float, bound: float) -> None:
+def test_a_gather_in_a_super_learner_merges_one_step_later(
+    gain: float, bound: float
+) -> None:
     """What is read has what is still gathered, and the gradient does not.
 
     With g = gamma (1 - lambda) this is z² - (1 - lr h - g) z + lr h g = 0: stable for
@@ -329,7 +331,7 @@ def test_a_gather_in_the_node_merges_one_step_later(gain: float, bound: float) -
     assert disagreement_after(150, order, gain, bound + 0.1, 2) > 10
 
 
-def test_the_learners_of_a_node_stay_equal_and_keep_the_sum() -> None:
+def test_the_learners_of_a_super_learner_stay_equal_and_keep_the_sum() -> None:
     rows = random_rows(3, length=8)
     across = [ThreadTransport.connect(3) for _ in range(2)]
     schedule = Schedule(find_topology("ring"), 3)
@@ -339,11 +341,11 @@ def test_the_learners_of_a_node_stay_equal_and_keep_the_sum() -> None:
             Gossip(
                 [vectors[s][n]],
                 across[n][s],
-                node,
+                group,
                 Members.fixed(schedule, s),
                 GossipOptions(),
             )
-            for n, node in enumerate(ThreadSuperLearner.connect(2))
+            for n, group in enumerate(ThreadSuperLearner.connect(2))
         ]
         for s in range(3)
     ]
@@ -352,7 +354,7 @@ def test_the_learners_of_a_node_stay_equal_and_keep_the_sum() -> None:
         for _ in range(20):
             step(vector, gossip, 1.0)
 
-    with running([gossip for of_node in gossips for gossip in of_node]):
+    with running([gossip for of_group in gossips for gossip in of_group]):
         together(
             [
                 lambda v=vectors[s][n], g=gossips[s][n]: train(v, g)

@@ -23,6 +23,6 @@ def test_where_they_come_and_go_the_least_number_speaks() -> None:
         on_left=lambda *left: told.append(left),
     )
     assert members.own_is_first is False
-    assert members.circle.numbers == (4, 7, 9)
+    assert members.live_schedule.numbers == (4, 7, 9)
     members.left(9, True, 2)
     assert (told, members.are_fixed) == ([(9, True, 2)], False)

@@ -147,7 +147,7 @@ def test_who_exchanges_admits_afterwards() -> None:
 def test_only_one_whose_number_is_smaller_than_both_lets_a_peer_wait_for_its_request(
     own: int, peer: int, target: int, wait_s: float
 ) -> None:
-    """So that no circle of requests waits for itself; nor do two of each other."""
+    """So that no cycle of requests waits for itself; nor do two of each other."""
     under_way = requested(own, peer)
     met(under_way, peer, 0.0, 3.0)
     under_way.request(target, 10.0)

@@ -28,15 +28,15 @@ SHARD, REPLICATED = 3, 5
 Learner = tuple[list[Tensor], Gossip]
 
 
-def nodes() -> list[SuperLearnerGroup]:
+def groups() -> list[SuperLearnerGroup]:
     """Two learners that hold a shard each, and both the other vector."""
     parts = Range(1, 0, 2), Range(1, 2, REPLICATED)
     owned = [[Section((), (part,))] for part in parts]
     exchanged = [[Section((), (Range(0, 0, SHARD), part))] for part in parts]
     holders = ThreadSuperLearner.connect(2, sections=owned)
     found = ThreadSuperLearner.connect(2, False, exchanged)
-    for node, of_node in zip(found, holders, strict=True):
-        node.holders = of_node
+    for group, of_group in zip(found, holders, strict=True):
+        group.holders = of_group
     return [*found]
 
 
@@ -46,14 +46,14 @@ def super_learners(rows: Tensor) -> list[list[Learner]]:
     schedule = Schedule(find_topology("ring"), len(rows))
     options = GossipOptions(timeout=PATIENCE, chunk_elements=2)
 
-    def learner(row: Tensor, s: int, n: int, node: SuperLearnerGroup) -> Learner:
+    def learner(row: Tensor, s: int, n: int, group: SuperLearnerGroup) -> Learner:
         first, second, both = row.split((SHARD, SHARD, REPLICATED))
         held = [(first, second)[n].clone(), both.clone()]
         members = Members.fixed(schedule, s)
-        return held, Gossip(held, across[n][s], node, members, options)
+        return held, Gossip(held, across[n][s], group, members, options)
 
     return [
-        [learner(row, s, n, node) for n, node in enumerate(nodes())]
+        [learner(row, s, n, group) for n, group in enumerate(groups())]
         for s, row in enumerate(rows)
     ]
 
@@ -113,12 +113,12 @@ def test_what_both_have_is_healthy_in_both_after_a_reload(who: int) -> None:
 
 
 def test_each_learner_gives_what_it_exchanges_and_nothing_else() -> None:
-    def learner(node: SuperLearnerGroup, number: float) -> list[list[float]]:
+    def learner(group: SuperLearnerGroup, number: float) -> list[list[float]]:
         held = [torch.full((SHARD,), number), torch.full((REPLICATED,), number)]
-        gather_shards(held, node, PATIENCE)
+        gather_shards(held, group, PATIENCE)
         return [vector.tolist() for vector in held]
 
-    pairs = zip(nodes(), (1.0, 2.0), strict=True)
+    pairs = zip(groups(), (1.0, 2.0), strict=True)
     results = together([lambda pair=pair: learner(*pair) for pair in pairs])
     both = [1.0, 1.0, 2.0, 2.0, 2.0]
     assert results == [[[1.0] * SHARD, both], [[2.0] * SHARD, both]]

@@ -30,7 +30,7 @@ def engine_of(learner: Learner, num: int, **options: Any) -> Gossip:
     return Gossip(
         learner.vectors,
         learner.transport,
-        learner.node,
+        learner.group,
         Members.fixed(schedule, learner.number),
         dials,
         further=learner.further,

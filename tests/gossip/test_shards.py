@@ -35,15 +35,15 @@ def super_learners(rows: Tensor, wire_dtype: torch.dtype | None) -> list[list[Le
     schedule = Schedule(find_topology("ring"), len(rows))
     options = GossipOptions(timeout=PATIENCE, wire_dtype=wire_dtype, chunk_elements=4)
 
-    def learner(half: Tensor, s: int, n: int, node: ThreadSuperLearner) -> Learner:
+    def learner(half: Tensor, s: int, n: int, group: ThreadSuperLearner) -> Learner:
         shards = list(half.clone().split(LENGTHS))
         members = Members.fixed(schedule, s)
-        return shards, Gossip(shards, across[n][s], node, members, options)
+        return shards, Gossip(shards, across[n][s], group, members, options)
 
     return [
         [
-            learner(half, s, n, node)
-            for (n, half), node in zip(
+            learner(half, s, n, group)
+            for (n, half), group in zip(
                 enumerate(row.chunk(2)),
                 ThreadSuperLearner.connect(2, holds_all=False),
                 strict=True,

@@ -31,14 +31,14 @@ class Played:
         self.refuses: dict[int, OSError] = {}  # by port
         self.probed: list[int] = []
         self.pulled: Future[Any] = Future()
-        circle = LiveSchedule.of(Schedule(find_topology("ring"), 3), (), 0)
+        live_schedule = LiveSchedule.of(Schedule(find_topology("ring"), 3), (), 0)
         peers = SimpleNamespace(
             drop=self._drop,
             add=lambda number: None,
             forget=lambda number: None,
             answer=lambda number: None,
         )
-        members = SimpleNamespace(circle=circle)
+        members = SimpleNamespace(live_schedule=live_schedule)
         self.engine: Any = SimpleNamespace(
             threads=SimpleNamespace(fail=lambda error: None),
             peers=peers,
@@ -104,7 +104,7 @@ def test_members_that_join_are_counted_and_dialed(
     ours._take_turn()
     assert (ours.joined, ours.lost) == (2, 0)
     assert status_of(ours, TWO) is Status.LEFT
-    assert ours.engine.members.circle.numbers == (0, 1)
+    assert ours.engine.members.live_schedule.numbers == (0, 1)
 
 
 def test_the_host_of_a_lost_peer_is_asked_and_a_refusal_evicts_it(
@@ -117,7 +117,7 @@ def test_the_host_of_a_lost_peer_is_asked_and_a_refusal_evicts_it(
     assert played.probed == [2]
     assert played.evicted == [ONE]
     assert (ours.lost, status_of(ours, ONE)) == (1, Status.SUSPECT)
-    assert ours.engine.members.circle.numbers == (0, 2)
+    assert ours.engine.members.live_schedule.numbers == (0, 2)
 
 
 def test_a_second_loss_of_a_suspect_is_no_news_and_a_call_of_it_is(
@@ -165,8 +165,8 @@ def test_an_island_that_takes_its_number_is_alone_in_its_ring(
     played.transport.rename = lambda number, *_: renamed.append(number)
     ours.take_number()
     assert renamed == [7]
-    circle = ours.engine.members.circle
-    assert (circle.own, circle.numbers) == (7, (7,))
+    live = ours.engine.members.live_schedule
+    assert (live.own, live.numbers) == (7, (7,))
 
 
 @pytest.mark.parametrize("has_broken", [False, True])

@@ -32,20 +32,20 @@ class Learner:
             steps_of=steps_of,
         )
         threads = SimpleNamespace(raise_if_failed=lambda: None)
-        circle = LiveSchedule.of(Schedule(find_topology("complete"), 1), (), 5)
+        live_schedule = LiveSchedule.of(Schedule(find_topology("complete"), 1), (), 5)
         connections: Any = SimpleNamespace(
             engine=SimpleNamespace(
-                threads=threads, members=SimpleNamespace(circle=circle)
+                threads=threads, members=SimpleNamespace(live_schedule=live_schedule)
             ),
             pull=self._pull,
         )
-        node: Any = SimpleNamespace(index=index, agree=lambda flags, timeout: None)
+        group: Any = SimpleNamespace(index=index, agree=lambda flags, timeout: None)
         self.joining = Joining(
             [],
             RendezvousAddress("127.0.0.1", 1, "job"),
             membership,
             connections,
-            node,
+            group,
             store,
             PATIENCE,
             helpers.PATIENCE,

@@ -45,10 +45,10 @@ SIZES = (5, 3)
 def sharded(server: Server, row: Tensor, holds_all: bool = False) -> Wide:
     """An island of two learners, each of which holds its part of a row alone."""
     store, parts = HashStore(), row.split(SIZES)
-    nodes = ThreadSuperLearner.connect(2, holds_all)
+    groups = ThreadSuperLearner.connect(2, holds_all)
     return [
-        Trained(server, part, node=node, store=store)
-        for part, node in zip(parts, nodes, strict=True)
+        Trained(server, part, group=group, store=store)
+        for part, group in zip(parts, groups, strict=True)
     ]
 
 
@@ -178,15 +178,15 @@ def unequal(server: Server, row: Tensor, size: int, holds_all: bool) -> Wide:
     cut, number, store = sections_of(owned), (2, 4).index(size), HashStore()
     of_learners = [[one for one in cut if one.owners[number] == n] for n in range(size)]
     island = list[Trained]()
-    for n, node in enumerate(ThreadSuperLearner.connect(size, holds_all)):
+    for n, group in enumerate(ThreadSuperLearner.connect(size, holds_all)):
         own = tuple(i for i, one in enumerate(cut) if one.owners[number] == n)
-        node._sections, weights = of_learners, row
+        group._sections, weights = of_learners, row
         if not holds_all:
             mine = owned[number][n]
-            node._sections = [[one.seen_by(mine) for one in of_learners[n]]] * size
+            group._sections = [[one.seen_by(mine) for one in of_learners[n]]] * size
             weights = row[mine[0].begin : mine[0].end]
         sections = Sections(own, len(cut), (2, 4))
-        division: Any = {"node": node, "sections": sections}
+        division: Any = {"group": group, "sections": sections}
         whole = {"store": store, "num_elements": len(row)}
         island.append(Trained(server, weights, **division, **whole))
     return island
@@ -258,13 +258,13 @@ def sharing_layers(server: Server, row: Tensor) -> Wide:
     parts = Range(0, 3, 5), Range(0, 5, 8)
     owned = [[Section((), (part,))] for part in parts]
     exchanged = [[Section((), (Range(0, 0, 3), part))] for part in parts]
-    nodes = ThreadSuperLearner.connect(2, False, exchanged)
-    for node, holders in zip(
-        nodes, ThreadSuperLearner.connect(2, sections=owned), strict=True
+    groups = ThreadSuperLearner.connect(2, False, exchanged)
+    for group, holders in zip(
+        groups, ThreadSuperLearner.connect(2, sections=owned), strict=True
     ):
-        node.holders = holders
+        group.holders = holders
     store = HashStore()
-    return [Trained(server, row, node=node, store=store) for node in nodes]
+    return [Trained(server, row, group=group, store=store) for group in groups]
 
 
 def test_what_both_learners_have_is_equal_in_a_newcomer_and_in_the_mean() -> None:

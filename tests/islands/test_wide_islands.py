@@ -29,8 +29,8 @@ Wide = list[Trained]
 def wide(server: Server, weights: Tensor, size: int = 2, **options: Any) -> Wide:
     store = HashStore()
     return [
-        Trained(server, weights, node=node, store=store, **options)
-        for node in ThreadSuperLearner.connect(size)
+        Trained(server, weights, group=group, store=store, **options)
+        for group in ThreadSuperLearner.connect(size)
     ]
 
 

@@ -43,12 +43,12 @@ def test_a_round_of_super_learners_of_two_is_the_mean() -> None:
         RoundMixer(
             FlatParameters(modules[s][n], 2).vectors,
             across[n][s],
-            node,
+            group,
             schedule,
             PATIENCE,
         )
         for s in range(2)
-        for n, node in enumerate(ThreadSuperLearner.connect(2))
+        for n, group in enumerate(ThreadSuperLearner.connect(2))
     ]
 
     def a_round(mixer: RoundMixer) -> None:
@@ -66,20 +66,20 @@ def test_a_change_is_merged_alike_by_both_learners() -> None:
     modules = [Spectral(0), Spectral(0)]
     expected = modules[0].values() + 1.0
 
-    def learner(module: Spectral, node: ThreadSuperLearner) -> None:
+    def learner(module: Spectral, group: ThreadSuperLearner) -> None:
         flat, state = FlatParameters(module, 2), threading.Condition()
         vectors = [as_real(vector) for vector in flat.vectors]
-        (own,) = node.own(vectors)
+        (own,) = group.own(vectors)
         replica = Replica(own, 4, state)
-        merge = ShardGather(vectors, replica, node, PATIENCE)
+        merge = ShardGather(vectors, replica, group, PATIENCE)
         for part in (part for chunk in replica.chunks for part in chunk.parts):
             part.add(torch.ones(len(part), dtype=part.dtype), 1.0)
         merge.begin()
         merge.finish()
         merge.stop(1.0)
 
-    nodes = ThreadSuperLearner.connect(2)
-    pairs = zip(modules, nodes, strict=True)
+    groups = ThreadSuperLearner.connect(2)
+    pairs = zip(modules, groups, strict=True)
     together([lambda m=m, n=n: learner(m, n) for m, n in pairs])
     for module in modules:
         torch.testing.assert_close(module.values(), expected)

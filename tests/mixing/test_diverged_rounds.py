@@ -20,8 +20,8 @@ def mixer_of(
     vector: Tensor, topology: str, transport: ThreadTransport, **arguments: Any
 ) -> RoundMixer:
     schedule = Schedule(find_topology(topology), transport.size)
-    node = arguments.pop("node", SuperLearnerGroup())
-    return RoundMixer([vector], transport, node, schedule, PATIENCE, **arguments)
+    group = arguments.pop("group", SuperLearnerGroup())
+    return RoundMixer([vector], transport, group, schedule, PATIENCE, **arguments)
 
 
 def mixers_of(vectors: list[Tensor], topology: str) -> list[RoundMixer]:
@@ -125,9 +125,9 @@ def test_learners_of_one_super_learner_leave_the_same_out(
         vector[element] = NAN
     transports = [ThreadTransport.connect(3) for _ in range(2)]
     mixers = [
-        mixer_of(vectors[s][n], topology, transports[n][s], node=node)
+        mixer_of(vectors[s][n], topology, transports[n][s], group=group)
         for s in range(3)
-        for n, node in enumerate(ThreadSuperLearner.connect(2))
+        for n, group in enumerate(ThreadSuperLearner.connect(2))
     ]
     all_round(mixers)
     for index in (0, 2):

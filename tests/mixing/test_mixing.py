@@ -148,9 +148,9 @@ def test_shards_are_mixed_where_they_lie(name: str) -> None:
     across = [ThreadTransport.connect(4) for _ in range(2)]
     pieces = [[list(h.clone().split(lengths)) for h in row.chunk(2)] for row in rows]
     mixers = [
-        RoundMixer(pieces[s][n], across[n][s], node, schedule, PATIENCE, 4)
+        RoundMixer(pieces[s][n], across[n][s], group, schedule, PATIENCE, 4)
         for s in range(4)
-        for n, node in enumerate(ThreadSuperLearner.connect(2, holds_all=False))
+        for n, group in enumerate(ThreadSuperLearner.connect(2, holds_all=False))
     ]
 
     def rounds(mixer: RoundMixer) -> None:

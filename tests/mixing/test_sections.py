@@ -42,7 +42,7 @@ def test_rounds_of_unequal_super_learners_are_matrix_products(
     schedule = Schedule(find_topology(name), len(sizes))
 
     def mixer_of(one: Any) -> RoundMixer:
-        carriers = one.transport, one.node, schedule, PATIENCE, 3, one.further
+        carriers = one.transport, one.group, schedule, PATIENCE, 3, one.further
         return RoundMixer(one.vectors, *carriers)
 
     mixers = [mixer_of(one) for one in learners]
@@ -63,7 +63,7 @@ def test_a_diverged_super_learner_is_left_out_by_all_owners() -> None:
     schedule = Schedule(find_topology("complete"), 2)
     mixers = [
         RoundMixer(
-            one.vectors, one.transport, one.node, schedule, PATIENCE, 3, one.further
+            one.vectors, one.transport, one.group, schedule, PATIENCE, 3, one.further
         )
         for one in learners
     ]

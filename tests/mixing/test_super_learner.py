@@ -21,7 +21,7 @@ from lightning_adpsgd.weights.replica import Replica
 from tests.helpers import PATIENCE, ThreadSuperLearner, forked, together
 
 
-def test_a_node_of_one_has_its_own_part_and_flags() -> None:
+def test_a_super_learner_of_one_has_its_own_part_and_flags() -> None:
     into, flags = torch.zeros(3), torch.tensor([0, 1], dtype=torch.uint8)
     SuperLearnerGroup().gather(torch.arange(3.0), [into], PATIENCE)
     SuperLearnerGroup().agree(flags, PATIENCE)
@@ -30,15 +30,15 @@ def test_a_node_of_one_has_its_own_part_and_flags() -> None:
     assert flags.tolist() == [0, 1]
 
 
-def cross(node: SuperLearnerGroup) -> Any:
-    """What a learner has after the collectives of a node."""
-    into = [torch.zeros(2, dtype=torch.float64) for _ in range(node.size)]
-    node.gather(torch.full((2,), node.index, dtype=torch.float64), into, PATIENCE)
-    flags: Tensor = torch.zeros(node.size + 1, dtype=torch.uint8)
-    flags[node.index] = 1
-    node.agree(flags, PATIENCE)
-    last = torch.full((3,), node.index, dtype=torch.float64)
-    node.share(last, node.size - 1, PATIENCE)
+def cross(group: SuperLearnerGroup) -> Any:
+    """What a learner has after the collectives of a group."""
+    into = [torch.zeros(2, dtype=torch.float64) for _ in range(group.size)]
+    group.gather(torch.full((2,), group.index, dtype=torch.float64), into, PATIENCE)
+    flags: Tensor = torch.zeros(group.size + 1, dtype=torch.uint8)
+    flags[group.index] = 1
+    group.agree(flags, PATIENCE)
+    last = torch.full((3,), group.index, dtype=torch.float64)
+    group.share(last, group.size - 1, PATIENCE)
     return [part.tolist() for part in into], flags.tolist(), last.tolist()
 
 
@@ -55,7 +55,7 @@ def over_gloo(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("where", ["threads", "gloo"])
-def test_a_node_gathers_in_order_agrees_on_the_largest_and_shares_what_one_has(
+def test_a_group_gathers_in_order_agrees_on_the_largest_and_shares_what_one_has(
     where: str, tmp_path: Path
 ) -> None:
     if where == "gloo":
@@ -68,10 +68,10 @@ def test_a_node_gathers_in_order_agrees_on_the_largest_and_shares_what_one_has(
 
 
 def test_all_learners_get_the_shard_of_each() -> None:
-    def learner(node: ThreadSuperLearner) -> list[float]:
+    def learner(group: ThreadSuperLearner) -> list[float]:
         vector = torch.zeros(6)
-        shard(vector, node.index, 2).fill_(node.index + 1.0)
-        gather_shards([vector], node, PATIENCE)
+        shard(vector, group.index, 2).fill_(group.index + 1.0)
+        gather_shards([vector], group, PATIENCE)
         return vector.tolist()
 
     results = together([lambda n=n: learner(n) for n in ThreadSuperLearner.connect(2)])
@@ -92,16 +92,16 @@ class Counting(ThreadSuperLearner):
 
 
 def test_only_the_chunks_that_a_learner_changed_are_shared() -> None:
-    def learner(node: Counting) -> Any:
+    def learner(group: Counting) -> Any:
         weights, state = torch.zeros(8), threading.Condition()
-        replica = Replica([shard(weights, node.index, 2)], 2, state)
-        merge = ShardGather([weights], replica, node, PATIENCE)
-        if node.index == 1:  # in its second chunk
+        replica = Replica([shard(weights, group.index, 2)], 2, state)
+        merge = ShardGather([weights], replica, group, PATIENCE)
+        if group.index == 1:  # in its second chunk
             replica.chunks[1].parts[0].add(torch.tensor([3.0, 4.0]), 0.5)
         merge.begin()
         merge.finish()
         merge.stop(1.0)
-        return weights.tolist(), node.shared
+        return weights.tolist(), group.shared
 
     results = together([lambda n=n: learner(n) for n in Counting.connect(2)])
     assert results == [([0, 0, 0, 0, 0, 0, 1.5, 2.0], [(1, 2)])] * 2

@@ -97,7 +97,7 @@ def test_one_learner_alone_trains_as_plain_sgd(name: str) -> None:
     torch.testing.assert_close(final, consensus_after(8, 1))
 
 
-def test_one_node_alone_is_ddp_and_says_so() -> None:
+def test_one_super_learner_alone_is_ddp_and_says_so() -> None:
     def program(rank: int) -> tuple[bool, list[str]]:
         told: list[str] = []
         handler = logging.Handler()

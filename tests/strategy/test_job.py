@@ -14,7 +14,7 @@ from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.strategy import job as job_module
 from lightning_adpsgd.strategy.engines import Engine
 from lightning_adpsgd.strategy.job import set_up_job
-from lightning_adpsgd.strategy.optimizer_reset import FreshState
+from lightning_adpsgd.strategy.optimizer_reset import InitialState
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.partition import Partition
 from tests.helpers import forked
@@ -28,11 +28,11 @@ def reload_during(call: str) -> dict[str, Any]:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     module, resets = nn.Linear(2, 1, bias=False), list[int]()
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0, momentum=0.9)
-    fresh = FreshState(optimizer)
+    initial = InitialState(optimizer)
 
     def on_reload() -> None:
         resets.append(len(optimizer.state))
-        fresh.restore()
+        initial.restore()
 
     gossip = create_autospec(Gossip, instance=True, num_reloads=0)
     job = set_up_job(

@@ -5,7 +5,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Optimizer
 from typing_extensions import override
 
-from lightning_adpsgd.strategy.optimizer_reset import FreshState
+from lightning_adpsgd.strategy.optimizer_reset import InitialState
 
 
 def weight() -> nn.Parameter:
@@ -20,11 +20,11 @@ def step(optimizer: Optimizer, parameter: nn.Parameter) -> None:
 def test_momentum_is_forgotten_and_the_rate_stays() -> None:
     parameter = weight()
     optimizer = SGD([parameter], lr=1.0, momentum=0.9)
-    fresh = FreshState(optimizer)
+    initial = InitialState(optimizer)
     for _ in range(2):
         step(optimizer, parameter)
         optimizer.param_groups[0]["lr"] = 0.5
-        fresh.restore()
+        initial.restore()
         assert not optimizer.state
         assert optimizer.param_groups[0]["lr"] == 0.5
 
@@ -33,10 +33,10 @@ def test_a_state_that_was_there_at_the_beginning_comes_back() -> None:
     """As often as it is asked for: what comes back is a copy."""
     parameter = weight()
     optimizer = Adagrad([parameter], lr=1.0, initial_accumulator_value=0.5)
-    fresh = FreshState(optimizer)
+    initial = InitialState(optimizer)
     for _ in range(2):
         step(optimizer, parameter)
-        fresh.restore()
+        initial.restore()
         assert torch.equal(optimizer.state[parameter]["sum"], torch.full((2,), 0.5))
 
 
@@ -51,4 +51,4 @@ class Stateless(SGD):
 
 
 def test_an_optimizer_without_any_state_needs_none() -> None:
-    FreshState(Stateless([weight()], lr=1.0)).restore()
+    InitialState(Stateless([weight()], lr=1.0)).restore()

@@ -533,7 +533,7 @@ def test_one_learner_is_told_that_nothing_gossips() -> None:
     assert "`devices`" in message
 
 
-def test_one_node_alone_says_once_that_it_is_plain_allreduce() -> None:
+def test_one_super_learner_alone_says_once_that_it_is_plain_allreduce() -> None:
     def program(rank: int) -> tuple[Any, list[str]]:
         with told_by_rank_zero() as told:
             trainer = trainer_of("hadpsgd", 2)

@@ -14,12 +14,12 @@ def test_numbers_with_gaps_ask_as_indices_do(name: str, size: int) -> None:
     schedule = Schedule(find_topology(name), size)
     numbers = [7 * index + 3 for index in range(size)]
     for index, own in enumerate(numbers):
-        circle = LiveSchedule.of(Schedule(find_topology(name), size), numbers, own)
+        live = LiveSchedule.of(Schedule(find_topology(name), size), numbers, own)
         for round in range(8):
             expected = [numbers[peer] for peer in schedule.asks(index, round)]
-            assert circle.asks(round) == expected
+            assert live.asks(round) == expected
         peers = schedule.topology.peers(index, size)
-        assert circle.peers() == [numbers[peer] for peer in peers]
+        assert live.peers() == [numbers[peer] for peer in peers]
 
 
 def test_members_draw_one_ring_in_whatever_order_they_hear_of_one_another() -> None:

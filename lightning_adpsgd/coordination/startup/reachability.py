@@ -140,14 +140,14 @@ def neighbours(rank: int, machines: Sequence[str]) -> list[int]:
     for other, machine in enumerate(machines):
         on.setdefault(machine, []).append(other)
     hosts, own = list(on), on[machines[rank]]
-    seat, here = own.index(rank), hosts.index(machines[rank])
+    place, here = own.index(rank), hosts.index(machines[rank])
     strides = range(1, len(hosts))
     if len(strides) > _MOST_PROBED:
         strides = [1 << k for k in range((len(hosts) // 2).bit_length())]
         strides += [-stride for stride in strides]
     others = {hosts[(here + stride) % len(hosts)] for stride in strides}
-    chosen = {on[host][seat % len(on[host])] for host in others}
-    return sorted((chosen | {own[(seat + 1) % len(own)]}) - {rank})
+    chosen = {on[host][place % len(on[host])] for host in others}
+    return sorted((chosen | {own[(place + 1) % len(own)]}) - {rank})
 
 
 def loopback_traps(locations: Sequence[LearnerLocation]) -> list[str]:

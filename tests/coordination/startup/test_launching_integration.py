@@ -76,7 +76,7 @@ def assert_trained(outcomes: list[Outcome], num_super_learners: int) -> None:
     torch.testing.assert_close(told[0][0], consensus_after(ROWS, 4))
 
 
-def of_slurm(rank: int, node: int, seat: int) -> dict[str, str]:
+def of_slurm(rank: int, node: int, local_rank: int) -> dict[str, str]:
     return {
         "SLURM_JOB_ID": "4711",
         "SLURM_JOB_NAME": "train",
@@ -86,7 +86,7 @@ def of_slurm(rank: int, node: int, seat: int) -> dict[str, str]:
         "SLURM_NODELIST": "node[1-2]",
         "SLURM_PROCID": str(rank),
         "SLURM_NODEID": str(node),
-        "SLURM_LOCALID": str(seat),
+        "SLURM_LOCALID": str(local_rank),
     }
 
 
