@@ -8,8 +8,9 @@ replaced.
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
+from threading import Thread
 from typing import Any, final
 
 import lightning.pytorch as pl
@@ -24,20 +25,20 @@ from typing_extensions import override
 
 @final
 class BackgroundCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints one after another in a thread of its own.
+    """Writes checkpoints one after another, each in a thread that ends with it.
 
     The training thread waits only for a copy in host memory, not for the disk. At most
     one checkpoint is being written; the next save waits for it. An old checkpoint is
     removed once the new one is on the disk, or not at all.
 
-    Only the training thread calls the methods. The writing thread touches nothing but
-    its snapshot. The first save starts it, and the interpreter does not exit before its
-    work is done. If the thread fails, the next call that waits raises the error, once.
+    Only the training thread calls the methods. A writing thread touches nothing but its
+    snapshot, and the interpreter does not exit before its work is done. If it fails,
+    the next call that waits raises the error, once.
     """
 
     def __init__(self, checkpoint_io: CheckpointIO) -> None:
         self._io = checkpoint_io
-        self._executor: ThreadPoolExecutor | None = None
+        self._thread: Thread | None = None
         self._pending: Future[None] | None = None
 
     @override
@@ -67,13 +68,13 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 
     @override
     def teardown(self) -> None:
-        """Waits for pending writes and ends the thread; can be called twice."""
-        executor, self._executor = self._executor, None
+        """Waits for pending writes and the end of the thread; can be called twice."""
+        thread, self._thread = self._thread, None
         try:
             self.wait()
         finally:
-            if executor is not None:
-                executor.shutdown()
+            if thread is not None:
+                thread.join()
             self._io.teardown()
 
     def wait(self) -> None:
@@ -83,9 +84,20 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
             pending.result()
 
     def _submit(self, action: Callable[[], None]) -> None:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, "adpsgd-save")
-        self._pending = self._executor.submit(action)
+        self._pending, before = Future(), self._thread
+        work = partial(_fulfil, self._pending, action, before)
+        self._thread = Thread(target=work, name="adpsgd-save")
+        self._thread.start()
+
+
+def _fulfil(future: Future[None], action: Callable[[], None], before: Any) -> None:
+    """Acts once the thread before this one has ended."""
+    if before is not None:
+        before.join()
+    try:
+        future.set_result(action())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def finish_saves(checkpoint_io: CheckpointIO, interrupted: bool) -> None:

@@ -22,7 +22,7 @@ from lightning_adpsgd.strategy.checkpoints.saving import (
     snapshot_of,
     uploads_checkpoints,
 )
-from tests.helpers import PATIENCE_S
+from tests.helpers import PATIENCE_S, until
 from tests.learners import Linear, gossip, loader, trainer_of
 
 
@@ -139,7 +139,18 @@ def test_an_error_reaches_the_training_once_with_file_and_cause(meet: str) -> No
     with pytest.raises(OSError, match=r"No space left.*folder/a\.ckpt"):
         again[meet]()
     beside.teardown()
-    assert not [t for t in threading.enumerate() if t.name.startswith("adpsgd-save")]
+    assert not saving_threads()
+
+
+def test_a_thread_ends_with_its_save_though_nobody_waits(tmp_path: Path) -> None:
+    beside = BackgroundCheckpointIO(TorchCheckpointIO())
+    beside.save_checkpoint({"n": 1}, tmp_path / "a.ckpt")
+    until(lambda: not saving_threads(), "the end of the thread")
+    assert beside.load_checkpoint(tmp_path / "a.ckpt") == {"n": 1}
+
+
+def saving_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("adpsgd-save")]
 
 
 def test_the_old_checkpoint_is_removed_after_the_new_one_is_there() -> None:
@@ -216,7 +227,7 @@ def test_an_error_of_the_last_save_ends_the_training_or_is_a_warning(
     else:
         with pytest.raises(OSError, match="No space left"):
             finish_saves(beside, interrupted)
-    assert not [t for t in threading.enumerate() if t.name.startswith("adpsgd-save")]
+    assert not saving_threads()
 
 
 def test_tensors_of_one_place_are_copied_by_what_they_are() -> None:
@@ -283,7 +294,7 @@ def test_what_is_saved_after_the_training_is_there_at_once(tmp_path: Path) -> No
     trainer.fit(Linear(), loader(6))
     trainer.save_checkpoint(path)
     assert torch.load(path, weights_only=True)["global_step"] == 6
-    assert not [t for t in threading.enumerate() if t.name.startswith("adpsgd-save")]
+    assert not saving_threads()
 
 
 @pytest.mark.parametrize("io", [FullDisk(), BackgroundCheckpointIO(FullDisk())])
