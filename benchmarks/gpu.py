@@ -13,11 +13,11 @@ The engine's operations on the GPU's memory are in `gpu_operations`.
 """
 
 import os
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -198,18 +198,14 @@ def rows_of(windows: Windows, size: Size, layout: str) -> Iterator[Row]:
         beyond = found[0].peak_bytes - windows[APART][0].peak_bytes
         details = {
             "chunks/s": size.batch / (1e-3 * steps[name].median),
-            "exchanges a step": _median(w.exchanges for w in found),
-            "exposed": _median(w.exposed for w in found),
-            "MB/s sent": 1e-6 * _median(w.sent for w in found),
+            "exchanges a step": median(w.exchanges for w in found),
+            "exposed": median(w.exposed for w in found),
+            "MB/s sent": 1e-6 * median(w.sent for w in found),
             "peak GB": 1e-9 * found[0].peak_bytes,
             "copies": beyond / found[0].weight_bytes,
         }
         case = {"method": name}
         yield Row(case, steps[name], "ms a step", ratio, table=layout, details=details)
-
-
-def _median(values: Iterator[float]) -> float:
-    return statistics.median(values)
 
 
 class Waiting(AcousticModel):

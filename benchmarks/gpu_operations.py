@@ -12,29 +12,23 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.merge import merge, read
+from benchmarks.compression import WIRES
+from benchmarks.merge import SIZES, merge, read
 from benchmarks.results import Row
 from benchmarks.timing import print_row, take_turns
-from lightning_adpsgd.gossip.codecs import INT4, Codec, make_codec
+from lightning_adpsgd.gossip.codecs import Codec, make_codec
 from lightning_adpsgd.gossip.engine import GossipOptions
 from lightning_adpsgd.weights.replica import Replica
 from lightning_adpsgd.weights.streams import to_device, to_host
 
-ELEMENTS = 43_154_944
 HERE, ACROSS = "operations on the memory of the GPU", "between the GPU and the host"
 COPY, COPY_OUT, COPY_IN = "copy_", "to the host, one copy", "to the GPU, one copy"
-WIRES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.int8,
-    "int4": INT4,
-}
 
 Works = dict[str, tuple[Callable[[], object], float, str]]
 """Of each operation: the work, the bytes that it must move, and its limit."""
 
 
-def rows(device: str, repetitions: int, elements: int = ELEMENTS) -> Iterator[Row]:
+def rows(device: str, repetitions: int, elements: int = SIZES[-1]) -> Iterator[Row]:
     """The rate of each operation, with its ratio to its limit."""
     works = {**_of_replica(device, elements), **_of_codecs(device, elements)}
     works |= _to_and_from_the_host(device, elements)
@@ -113,7 +107,10 @@ class Coded:
             self._codec.encode(chunk, self._mine[place], place)
 
     def change(self) -> None:
-        """Compares two messages about each chunk."""
+        """Compares two messages about each chunk, the second made anew by a copy.
+
+        A comparison may overwrite it. The copy is in the time, and not in the bytes.
+        """
         for place, chunk in enumerate(self._chunks):
             theirs = self._theirs[place].copy_(self._mine[place])
             into = self._room[: len(chunk)]

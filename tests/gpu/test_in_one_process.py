@@ -11,13 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 from lightning_adpsgd.virtual.cluster import VirtualCluster
-from tests.helpers import num_gpus
+from tests.gpu.jobs import NEEDS_GPU
 from tests.learners import trainer_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(num_gpus() < 1, reason="needs a GPU"),
-]
+pytestmark = [pytest.mark.gpu, NEEDS_GPU]
 
 
 class Small(pl.LightningModule):

@@ -90,14 +90,14 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self._thread.start()
 
 
-def _fulfil(future: Future[None], action: Callable[[], None], before: Any) -> None:
+def _fulfil(done: Future[None], act: Callable[[], None], before: Thread | None) -> None:
     """Acts once the thread before this one has ended."""
     if before is not None:
         before.join()
     try:
-        future.set_result(action())
+        done.set_result(act())
     except BaseException as error:
-        future.set_exception(error)
+        done.set_exception(error)
 
 
 def finish_saves(checkpoint_io: CheckpointIO, interrupted: bool) -> None:
