@@ -24,6 +24,7 @@ from tests.helpers import PROGRAM_S, free_port
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "docs" / "kubernetes"
+BIN = "bin"
 FILES = ("islands.yaml", "job.yaml")
 # Of the container's environment, those that the package or torch reads by name.
 KNOWN = {
@@ -167,18 +168,20 @@ def test_the_image_is_made_of_files_that_there_are() -> None:
 
 
 class Pod:
-    """A container's command as a process, with its own group and output."""
+    """A container's command as a process, with its own group and output.
+
+    Its programs are those beside the output.
+    """
 
     def __init__(
         self, words: Sequence[str], variables: dict[str, str], output: Path
     ) -> None:
-        self._output, programs = output, output.parent / "bin"
-        install(programs)
+        self._output = output
         with output.open("w") as file:
             self._process = subprocess.Popen(
                 words,
                 cwd=MANIFESTS,
-                env={**inherited(programs), **variables, "EPOCHS": "2"},
+                env={**inherited(output.parent / BIN), **variables, "EPOCHS": "2"},
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -198,15 +201,20 @@ class Pod:
         self._process.wait(PROGRAM_S)
 
 
-def install(folder: Path) -> None:
-    """Puts the programs of the image there: Python and torchrun, as warm programs."""
-    folder.mkdir(exist_ok=True)
+@pytest.fixture
+def pod_folder(tmp_path: Path) -> Path:
+    """A folder with the programs of the image: Python and torchrun, as warm programs.
+
+    They are written once: a file cannot be written again while a pod executes it.
+    """
+    (tmp_path / BIN).mkdir()
     options = {"python": "", "torchrun": " -m torch.distributed.run"}
     for name, words in options.items():
-        program = folder / name
+        program = tmp_path / BIN / name
         command = shlex.quote(warm.python())
         program.write_text(f'#!/bin/sh\nexec {command}{words} "$@"\n')
         program.chmod(0o700)
+    return tmp_path
 
 
 def inherited(programs: Path) -> dict[str, str]:
@@ -232,14 +240,14 @@ def pods() -> Iterator[list[Pod]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_islands_command_trains_as_two_pods(tmp_path: Path) -> None:
+def test_the_islands_command_trains_as_two_pods(pod_folder: Path) -> None:
     found = documents("islands.yaml")
     port = str(free_port())
-    issue(tmp_path / "credentials", days=1)
+    issue(pod_folder / "credentials", days=1)
     variables = environment(found["Job"]) | {
-        FOLDER: str(tmp_path / "credentials"),
+        FOLDER: str(pod_folder / "credentials"),
         ENVIRONMENT_VARIABLE: f"tcp://127.0.0.1:{port}/my-job",
-        "RUN_FOLDER": str(tmp_path / "runs"),
+        "RUN_FOLDER": str(pod_folder / "runs"),
     }
     command = [
         "--nproc-per-node=1" if word.startswith("--nproc-per-node") else word
@@ -250,19 +258,19 @@ def test_the_islands_command_trains_as_two_pods(tmp_path: Path) -> None:
         for word in container(found["Deployment"])["command"]
     ]
     with pods() as started:
-        started.append(Pod(serve, {}, tmp_path / "rendezvous.out"))
+        started.append(Pod(serve, {}, pod_folder / "rendezvous.out"))
         for index in range(2):
             own = {**variables, "JOB_COMPLETION_INDEX": str(index)}
-            started.append(Pod(command, own, tmp_path / f"{index}.out"))
+            started.append(Pod(command, own, pod_folder / f"{index}.out"))
         texts = [pod.wait() for pod in started[1:]]
     assert all(re.search(r"learner 0: loss \d", text) for text in texts)
     for index in range(2):
-        assert (tmp_path / "runs" / str(index) / "last.ckpt").exists()
+        assert (pod_folder / "runs" / str(index) / "last.ckpt").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_jobs_command_trains_as_two_pods(tmp_path: Path) -> None:
+def test_the_jobs_command_trains_as_two_pods(pod_folder: Path) -> None:
     job = documents("job.yaml")["Job"]
     shell, flag, line = container(job)["command"]
     line = re.sub(r"--nnodes=\d+", "--nnodes=2", line)
@@ -270,15 +278,15 @@ def test_the_jobs_command_trains_as_two_pods(tmp_path: Path) -> None:
     line = line.replace("learners-0.learners", socket.gethostbyname("localhost"))
     line = line.replace("29400", str(free_port()))
     variables = environment(job) | {
-        "RUN_FOLDER": str(tmp_path / "runs"),
+        "RUN_FOLDER": str(pod_folder / "runs"),
         "GLOO_SOCKET_IFNAME": "lo",
     }
     with pods() as started:
         for index in range(2):
             own = {**variables, "JOB_COMPLETION_INDEX": str(index)}
-            started.append(Pod([shell, flag, line], own, tmp_path / f"{index}.out"))
+            started.append(Pod([shell, flag, line], own, pod_folder / f"{index}.out"))
         texts = [pod.wait() for pod in started]
     losses = [re.findall(r"learner \d: loss (\S+)", text) for text in texts]
     assert losses[0] == losses[1]
-    saved = torch.load(tmp_path / "runs" / "last.ckpt", weights_only=True)
+    saved = torch.load(pod_folder / "runs" / "last.ckpt", weights_only=True)
     assert saved["state_dict"]["layer.weight"].isfinite().all()
