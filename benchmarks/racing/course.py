@@ -94,6 +94,7 @@ class Course(IterableDataset[Batch]):
         self.pace = Pace(STEP_S * heat.slowness(place.rank))
         self.model = PROBLEMS[heat.problem].make_model(heat.seed, self.pace)
         self.num_steps = heat.steps[place.rank] if heat.steps else 0
+        self._most_steps = max(heat.steps, default=0)
         self.exchanges = 0.0
         self.given = 0
         self._stamps: list[float] = []
@@ -121,6 +122,18 @@ class Course(IterableDataset[Batch]):
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer of the whole model; it stays when a method starts over."""
         return self.make_optimizer(self.model.parameters())
+
+    def rounds_ended(self, period: int) -> int:
+        """The number of rounds that end with the last step, usually none or one.
+
+        A round lasts `period` steps of the fastest learner, and as many steps of each
+        other one as it makes in this time. So all make equally many rounds.
+        """
+        if not self.num_steps:
+            return 0  # The first steps of a calibration.
+        begin = 0 if self.heat.steps else UNCOUNTED
+        rounds = max(1, round(self._most_steps / period))
+        return shares_ended(rounds, self.given - begin, self.num_steps - begin)
 
     def tick(self) -> None:
         """Marks the beginning of a step."""
@@ -169,7 +182,13 @@ class Course(IterableDataset[Batch]):
         self.meetings.meet("agreed")
         slower = self.heat.slowness(self.place.rank) / self.heat.slowness(0)
         share = 1 / slower if self.heat.own_pace else 1.0
-        return max(FEWEST, round(share * float(store.get("count"))))
+        self._most_steps = round(float(store.get("count")))
+        return max(FEWEST, round(share * self._most_steps))
+
+
+def shares_ended(shares: int, step: int, num_steps: int) -> int:
+    """The number of equal shares of a run that end with a step, counted from one."""
+    return step * shares // num_steps - (step - 1) * shares // num_steps
 
 
 def weights_of(model: nn.Module) -> Tensor:

@@ -184,6 +184,13 @@ ENTRANTS: Mapping[str, Entrant] = {
         in_loop(loops.ddp(loops.with_power_sgd, loops.ONE_BUCKET_MB))
     ),
     "local SGD": Entrant(in_loop(loops.every(loops.plain_average)), options=PERIODS),
+    "local SGD, timed rounds": Entrant(
+        in_loop(loops.timed(loops.plain_average)),
+        options=PERIODS,
+        # Survivors have made different numbers of steps, which `regroup` makes equal.
+        survives=False,
+        own_pace=True,
+    ),
     "DiLoCo": Entrant(in_loop(loops.every(loops.outer_step)), options=PERIODS),
     "random share": Entrant(in_loop(loops.random_share), options=(0.0025, 0.01, 0.32)),
     "Decent-DP ring": peer(lambda _: decent_dp("ring"), gloo=True),

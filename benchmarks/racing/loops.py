@@ -215,6 +215,28 @@ def every(average: Callable[[Course], Callable[[], None]]) -> Maker:
     return make
 
 
+def timed(average: Callable[[Course], Callable[[], None]]) -> Maker:
+    """Local steps, and averages at the same times, however many steps each has made.
+
+    A round lasts `heat.option` steps of the fastest learner. Where one is slow, the
+    others wait for the rest of its step, and not for as many steps as they make.
+    """
+
+    def make(course: Course, stack: ExitStack) -> Loop:
+        step, take = local_step(course), average(course)
+        period = round(course.heat.option)
+
+        def with_average(batch: Batch) -> None:
+            step(batch)
+            for _ in range(course.rounds_ended(period)):
+                take()
+                course.exchanges += 1
+
+        return Loop(with_average, take)
+
+    return make
+
+
 def mean_of_all(weights: Tensor) -> Tensor:
     """The mean of a vector over all learners; it is overwritten."""
     dist.all_reduce(weights)

@@ -161,9 +161,12 @@ class Track:
         """
         often = self._calibrated(replace(run, option=SHORTEST_PERIOD))
         cell = replace(run.cell, method=AT_THE_END)
-        alone = min(self._calibrated(replace(run, cell=cell, option=0)))
+        alone = in_step(self._calibrated(replace(run, cell=cell, option=0)), run)
         share = SHORTEST_PERIOD / run.option
-        return [1 / (1 / alone + share * max(0, 1 / s - 1 / alone)) for s in often]
+        return [
+            1 / (1 / own + share * max(0, 1 / paused - 1 / own))
+            for own, paused in zip(alone, often, strict=True)
+        ]
 
     def _calibrated(self, run: Run) -> list[float]:
         run = replace(run, seconds=CALIBRATION_S, seed=0, role="calibrate")

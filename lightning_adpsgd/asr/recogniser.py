@@ -69,8 +69,8 @@ class Recogniser:
     Args:
         folder: Folder written by `export`.
         least_fit: Threshold of the fit: words of a segment with a poorer fit are
-            dropped. None takes the folder's threshold; negative infinity keeps all
-            words.
+            dropped. None: the threshold in the folder, or none if it has none. Negative
+            infinity keeps all words.
 
     Raises:
         RecogniserError: A file is missing, damaged, or of an unsupported format.

@@ -13,7 +13,7 @@ import torch
 from benchmarks import __main__ as runner
 from benchmarks import hosts, page, plots, race, results
 from benchmarks.racing import columns, report, runs, schedule, tuning
-from benchmarks.racing.course import weights_of
+from benchmarks.racing.course import shares_ended, weights_of
 from benchmarks.racing.entrants import AT_THE_END, FLOOR, SHARDED
 from benchmarks.racing.problems import FRAMES, PHONES, PROBLEMS, Pace
 from benchmarks.racing.runs import Cell, Run, Track
@@ -77,6 +77,14 @@ def test_the_rate_rises_stays_and_falls_as_the_papers_does() -> None:
     falls = [b / a for a, b in itertools.pairwise(rates[600:]) if b != a]
     assert falls == pytest.approx([0.5**0.5] * 7)
     assert rate_at(0.999) == pytest.approx(1 / 16)
+
+
+@pytest.mark.parametrize("num_steps", [4, 125, 624])
+def test_learners_of_any_speed_make_equally_many_rounds(num_steps: int) -> None:
+    ended = [shares_ended(10, step, num_steps) for step in range(1, num_steps + 1)]
+    assert sum(ended) == 10
+    assert max(ended) == max(1, math.ceil(10 / num_steps))
+    assert ended[-1] > 0
 
 
 def test_columns_fit_links_to_the_models_and_count_the_samples() -> None:
@@ -252,6 +260,15 @@ def test_speeds_of_a_long_period_follow_from_those_of_a_short_one(
     run = Run(cell, 45.0, 0.1, 512, 1, "report")
     # A step alone takes 0.1 s, and an average of which an eighth is 0.1 s: 0.8 s.
     assert track.speeds(run) == pytest.approx([1 / (0.1 + 0.8 / 512)] * 4)
+
+
+def test_a_round_is_as_long_for_a_slow_learner_as_for_the_others() -> None:
+    column, method = columns.STRAGGLER, "local SGD, timed rounds"
+    run = Run(Cell("perceptron", column, method), 45.0, 0.1, 64, 1, "report")
+    speeds = [10.0, 10.0, 10.0, 2.0]
+    assert runs.in_step(speeds, run) == speeds
+    in_lockstep = Run(Cell("perceptron", column, "local SGD"), 45, 0.1, 64, 1, "report")
+    assert runs.in_step(speeds, in_lockstep) == [2.0] * 4
 
 
 def test_names_of_files_differ_where_runs_do(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The mixtures' input from stored log-mel frames: cepstra with slopes, or a projection.
+"""The input of the Gaussian mixtures, from log-mel frames; the network takes the latter.
 
 It is either cepstra with their slopes, or the cepstra of several adjacent frames,
 projected onto the directions that separate the states (`lda`).
