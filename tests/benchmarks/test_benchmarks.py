@@ -29,11 +29,8 @@ from benchmarks.feed import LONGEST, SHORTEST, Reading, Task, Trace, rate
 from benchmarks.killable import Outcome
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import Spread, spread, take_turns
+from tests.benchmarks.emulated import NEEDS_HOSTS
 from tests.helpers import PATIENCE_S
-
-NEEDS_HOSTS = pytest.mark.skipif(
-    hosts.reason_against() is not None, reason=str(hosts.reason_against())
-)
 
 
 def report() -> Report:
