@@ -401,12 +401,12 @@ class _Held:
         self._inner.wait(timeout)
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
+def until(condition: Callable[[], bool], what: str, every_s: float = 0.001) -> None:
     """Waits for what other threads bring about; fails after the tests' patience."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.001)
+        time.sleep(every_s)
 
 
 class Outcome(NamedTuple):

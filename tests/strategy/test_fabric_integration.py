@@ -487,7 +487,8 @@ def test_others_make_all_their_steps_while_a_straggler_makes_one(
             if index == 29:
                 (tmp_path / f"{size} {rank}").touch()
             if index == 1 and rank == 0:
-                until(lambda: all(file.exists() for file in files), "the others")
+                are_there = lambda: all(file.exists() for file in files)  # noqa: E731
+                until(are_there, "the others", every_s=0.01)
             yield batch
 
     def program(rank: int, size: int) -> Tensor:

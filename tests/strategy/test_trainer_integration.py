@@ -344,7 +344,8 @@ class WaitsForOthers(Linear):
             (self.folder / str(self.global_rank)).touch()
         if batch_idx == 1 and self.global_rank == 0:
             files = [self.folder / str(rank) for rank in self.others]
-            until(lambda: all(file.exists() for file in files), "the other learners")
+            are_there = lambda: all(file.exists() for file in files)  # noqa: E731
+            until(are_there, "the other learners", every_s=0.01)
         return super().training_step(batch, batch_idx)
 
 
