@@ -203,7 +203,7 @@ def engines_of_super_learners(
 ) -> tuple[list[list[Tensor]], list[list[Gossip]]]:
     """For each row the vectors and engines (not started) of that many learners."""
     vectors = [[row.clone() for _ in range(size)] for row in rows]
-    groups = [ThreadSuperLearner.connect(size) for _ in rows]
+    groups = [_groups_of_one(size) for _ in rows]
     counterparts = [
         engines_over(
             ThreadTransport.connect(len(rows)),
@@ -216,6 +216,11 @@ def engines_of_super_learners(
         for n in range(size)
     ]
     return vectors, [list(gossips) for gossips in zip(*counterparts, strict=True)]
+
+
+def _groups_of_one(size: int) -> Sequence[SuperLearnerGroup]:
+    """How each learner of a super-learner reaches the others of it."""
+    return [SuperLearnerGroup()] if size == 1 else ThreadSuperLearner.connect(size)
 
 
 def until_any(steps: Sequence[Callable[[], int]]) -> list[int]:

@@ -268,10 +268,10 @@ def test_an_exchange_behind_one_gradient_bounds_the_learning_rate(
 ) -> None:
     """The mode's factor is lambda_gamma - lr h: lr h < 2 - gamma (1 - lambda).
 
-    Here it is -0.9 and -1.1.
+    Here it is -0.9 and -1.1, whose powers after 36 steps are 0.02 and 31.
     """
-    assert disagreement_after(60, order, gain, bound - 0.1, 1) < 0.1
-    assert disagreement_after(60, order, gain, bound + 0.1, 1) > 10
+    assert disagreement_after(36, order, gain, bound - 0.1, 1) < 0.1
+    assert disagreement_after(36, order, gain, bound + 0.1, 1) > 10
 
 
 @pytest.mark.parametrize(("gain", "bound"), [(1.0, 1.0), (0.5, 2.0)])
@@ -533,7 +533,7 @@ def test_a_silent_peer_is_lost_by_name_after_the_timeout() -> None:
     assert engine_threads() == []
 
 
-def test_an_abort_needs_no_peer_and_ends_within_seconds() -> None:
+def test_an_abort_waits_for_no_peer() -> None:
     vectors, gossips = engines(random_rows(2), "complete")
     gossips[0].start()
     for _ in range(3):

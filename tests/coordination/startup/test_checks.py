@@ -410,7 +410,7 @@ def test_the_address_is_the_one_that_gloo_takes(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", chosen)
 
-    def program(rank: int) -> bool:
+    def program(rank: int) -> set[str]:
         before = listening_ports()
         if chosen:
             device = dist.ProcessGroupGloo.create_device(interface=chosen)
@@ -418,9 +418,12 @@ def test_the_address_is_the_one_that_gloo_takes(
             device = dist.ProcessGroupGloo.create_default_device()
         new = {host for host, _ in listening_ports() - before}
         del device
-        return set(gloo_addresses()) <= new
+        return new
 
-    assert values(learners(1, program)) == [True]
+    [new] = values(learners(1, program))
+    chosen_ones = set(gloo_addresses())
+    assert chosen_ones
+    assert chosen_ones <= new
 
 
 @needs_linux
