@@ -532,7 +532,7 @@ class Fails(Linear):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         if (self.global_rank, batch_idx) == (self.failing, 3):
             self.action()
-        time.sleep(0.002)  # who goes on until it is told leaves the cores to others
+        time.sleep(0.02)  # who goes on until it is told leaves the cores to others
         return super().training_step(batch, batch_idx)
 
 

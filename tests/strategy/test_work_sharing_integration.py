@@ -461,7 +461,7 @@ class Dies(Records):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         if self.global_rank == self.dying and batch_idx == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.002)  # who goes on until it is told leaves the cores to others
+        time.sleep(0.02)  # who goes on until it is told leaves the cores to others
         return super().training_step(batch, batch_idx)
 
 
