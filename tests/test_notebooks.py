@@ -10,13 +10,13 @@ import socket
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("nbclient")
-pytest.importorskip("ipykernel")
-pytest.importorskip("matplotlib")
+if not all(map(find_spec, ("nbclient", "ipykernel", "matplotlib"))):
+    pytest.skip("needs the extra `notebooks`", allow_module_level=True)
 
 from nbformat import NotebookNode
 
