@@ -141,6 +141,7 @@ def test_whatever_else_differs_has_its_own_remedy(
     kind: str, name: str, remedy: str
 ) -> None:
     told = [info(0), info(1, "b")]
+    assert name in told[1].settings[kind]
     told[1].settings[kind][name] = "another"  # type: ignore[index]
     (line,) = disagreements(told)
     assert line.startswith(f"`{name}` differs: ")
