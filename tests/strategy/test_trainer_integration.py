@@ -82,15 +82,8 @@ ALONE = Topology("alone", lambda index, *_: {index: 1.0}, lambda size: 1)
 """Nobody meets anybody: the local weights are those of plain SGD."""
 
 
-def fit(
-    num: int,
-    strategy: Callable[[], Any],
-    num_rows: int,
-    module: Callable[[], Linear] = Linear,
-    **arguments: Any,
-) -> list[tuple[Tensor, Tensor]]:
-    """Trajectory [step, weight] and final weights of every learner."""
-    return fit_each(num, {"": strategy}, num_rows, module, **arguments)[""]
+Weights = list[tuple[Tensor, Tensor]]
+"""Trajectory [step, weight] and final weights of every learner."""
 
 
 def fit_each(
@@ -99,8 +92,8 @@ def fit_each(
     num_rows: int,
     module: Callable[[], Linear] = Linear,
     **arguments: Any,
-) -> dict[str, list[tuple[Tensor, Tensor]]]:
-    """The same for each strategy, by its name; the same processes train with all."""
+) -> dict[str, Weights]:
+    """What comes of each strategy, by its name; the same processes train with all."""
 
     def program(rank: int, name: str) -> tuple[Tensor, Tensor]:
         learner, trajectory, strategy = module(), Trajectory(), strategies[name]()
@@ -132,18 +125,31 @@ def test_sync_processes_follow_the_matrix() -> None:
         expect_matrices(results[name], name, "step_then_average")
 
 
-def test_delay_by_one_processes_follow_the_recurrence() -> None:
-    results = fit(3, lambda: gossip("complete", "delay_by_one"), 15, Quadratic)
-    expect_delay_by_one(results)
+@pytest.fixture(scope="module")
+def in_a_bowl() -> dict[str, Weights]:
+    """Five steps of three learners, whose gradients depend on their weights."""
+    made = {
+        "delayed": partial(gossip, "complete", "delay_by_one"),
+        "complete": partial(gossip, "complete", "sync"),
+        "ddp": lambda: "ddp",
+    }
+    return fit_each(3, made, 15, Quadratic)
 
 
-def test_complete_in_lockstep_is_ddp_and_one_process_with_the_whole_batch() -> None:
-    made = {"complete": partial(gossip, "complete", "sync"), "ddp": lambda: "ddp"}
-    results = each(fit_each(3, made, 15, Quadratic))
+def test_delay_by_one_processes_follow_the_recurrence(
+    in_a_bowl: dict[str, Weights],
+) -> None:
+    expect_delay_by_one(in_a_bowl["delayed"])
+
+
+def test_complete_in_lockstep_is_ddp_and_one_process_with_the_whole_batch(
+    in_a_bowl: dict[str, Weights],
+) -> None:
+    results = [*in_a_bowl["complete"], *in_a_bowl["ddp"]]
     weight = torch.zeros(3, dtype=torch.float64)
     for step, batch in enumerate(gradients_of(15, 3)):
         weight = weight - LR * 2 / 3 * (weight - batch.mean(0))
-        for _, (trajectory, _) in results:
+        for trajectory, _ in results:
             torch.testing.assert_close(trajectory[step], weight, atol=1e-12, rtol=0)
 
 
@@ -608,7 +614,12 @@ def test_the_death_of_the_host_of_the_store_ends_the_rest() -> None:
 # Lightning ends a process for each of these in a way of its own.
 @pytest.mark.parametrize(
     ("mode", "action"),
-    [(MODES[2], interrupt), (MODES[2], terminate), (MODES[3], leave)],
+    [
+        (MODES[2], interrupt),
+        (MODES[2], terminate),
+        (MODES[3], terminate),
+        (MODES[3], leave),
+    ],
 )
 def test_an_interrupt_of_one_learner_ends_all(
     mode: Any, action: Callable[[], Any]
