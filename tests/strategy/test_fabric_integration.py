@@ -228,10 +228,11 @@ def test_gradients_are_clipped_by_each_learner() -> None:
     def program(rank: int, how: str) -> Tensor:
         fabric, module = launched(gossip(ALONE), 2), Slope()
         model, optimizer = fabric.setup(module, sgd(module))
+        bound: dict[str, Any] = {how: 0.5}
         for batch in loader(8, rank, 2):
             optimizer.zero_grad()
             model(batch).backward()
-            fabric.clip_gradients(model, optimizer, **{how: 0.5})
+            fabric.clip_gradients(model, optimizer, **bound)
             optimizer.step()
         strategy_of(fabric).finish()
         return module.weight.detach()
