@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
-from nbclient import NotebookClient
 from nbformat import NotebookNode
 from PIL import Image
 
@@ -50,6 +49,9 @@ def execute(path: Path, seconds: float = SECONDS) -> NotebookNode:
         CellExecutionError: A cell failed; the message has its source.
         CellTimeoutError: A cell alone took longer than all of them may.
     """
+    # Only here: it takes longer to import than all that reads notebooks.
+    from nbclient import NotebookClient
+
     notebook = read(path)
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(

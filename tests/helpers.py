@@ -176,21 +176,51 @@ def engines(
 ) -> tuple[list[Tensor], list[Gossip]]:
     """One vector and one asynchronous engine (not started) for each row."""
     vectors = [row.clone() for row in rows]
-    schedule = Schedule(find_topology(topology), len(rows), gain)
+    across = ThreadTransport.connect(len(rows))
+    return vectors, engines_over(across, vectors, topology, gain, **options)
+
+
+def engines_over(
+    transports: Sequence[Transport],
+    vectors: Sequence[Tensor],
+    topology: TopologyLike,
+    gain: float = 1.0,
+    groups: Sequence[SuperLearnerGroup] | None = None,
+    **options: Any,
+) -> list[Gossip]:
+    """One engine (not started) for each connection and its vector."""
+    schedule = Schedule(find_topology(topology), len(vectors), gain)
     dials = GossipOptions(**{"timeout": PATIENCE, **options})
-    gossips = [
-        Gossip(
-            [vector],
-            transport,
-            SuperLearnerGroup(),
-            Members.fixed(schedule, transport.index),
-            dials,
-        )
-        for vector, transport in zip(
-            vectors, ThreadTransport.connect(len(rows)), strict=True
-        )
+    groups = groups or [SuperLearnerGroup() for _ in vectors]
+    return [
+        Gossip([vector], across, group, Members.fixed(schedule, across.index), dials)
+        for across, vector, group in zip(transports, vectors, groups, strict=True)
     ]
-    return vectors, gossips
+
+
+def engines_of_super_learners(
+    rows: Tensor, size: int, topology: TopologyLike, gain: float = 1.0, **options: Any
+) -> tuple[list[list[Tensor]], list[list[Gossip]]]:
+    """For each row the vectors and engines (not started) of that many learners."""
+    vectors = [[row.clone() for _ in range(size)] for row in rows]
+    groups = [_groups_of_one(size) for _ in rows]
+    counterparts = [
+        engines_over(
+            ThreadTransport.connect(len(rows)),
+            [of_row[n] for of_row in vectors],
+            topology,
+            gain,
+            [group[n] for group in groups],
+            **options,
+        )
+        for n in range(size)
+    ]
+    return vectors, [list(gossips) for gossips in zip(*counterparts, strict=True)]
+
+
+def _groups_of_one(size: int) -> Sequence[SuperLearnerGroup]:
+    """How each learner of a super-learner reaches the others of it."""
+    return [SuperLearnerGroup()] if size == 1 else ThreadSuperLearner.connect(size)
 
 
 def until_any(steps: Sequence[Callable[[], int]]) -> list[int]:
@@ -376,12 +406,12 @@ class _Held:
         self._inner.wait(timeout)
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
+def until(condition: Callable[[], bool], what: str, every_s: float = 0.001) -> None:
     """Waits for what other threads bring about; fails after the tests' patience."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.001)
+        time.sleep(every_s)
 
 
 class Outcome(NamedTuple):

@@ -179,15 +179,15 @@ def values(outcomes: list[Outcome]) -> list[Any]:
 def in_every_mode(
     num: int,
     program: Callable[[int, Any], T],
-    modes: Sequence[str] = COMMUNICATIONS,
-) -> dict[str, list[T]]:
+    modes: Sequence[Any] = COMMUNICATIONS,
+) -> dict[Any, list[T]]:
     """What each learner returns, for each mode; the same processes run all of them."""
 
-    def named(rank: int, mode: str) -> T:
+    def named(rank: int, mode: Any) -> T:
         try:
             return program(rank, mode)
         except BaseException as error:
-            error.add_note(f"communication: {mode}")
+            error.add_note(f"mode: {mode}")
             raise
 
     def all_named(rank: int) -> list[T]:
@@ -197,6 +197,6 @@ def in_every_mode(
     return dict(zip(modes, map(list, zip(*told, strict=True)), strict=True))
 
 
-def each(results: dict[str, list[T]]) -> list[tuple[str, T]]:
+def each(results: dict[Any, list[T]]) -> list[tuple[Any, T]]:
     """All learners of all modes."""
     return [(mode, one) for mode, told in results.items() for one in told]

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -10,7 +11,10 @@ import pytest
 from lightning_adpsgd import import_names
 from tests.test_registration import in_clean_process
 
-pytest.importorskip("pytorch_lightning")
+# Not imported here: each worker would hold all of Lightning twice.
+pytestmark = pytest.mark.skipif(
+    find_spec("pytorch_lightning") is None, reason="needs both import names"
+)
 # It trains with the class, and makes the strategies that have a name.
 PROGRAM = """
 import sys

@@ -1,6 +1,5 @@
 """What an installed wheel must do, whatever else is in the environment."""
 
-import subprocess
 import sys
 from importlib.metadata import distribution, entry_points
 from pathlib import Path
@@ -10,26 +9,25 @@ import pytest
 from lightning.fabric import Fabric
 
 import lightning_adpsgd
-from tests.helpers import PROGRAM_S
+from lightning_adpsgd import __main__ as command_line
 from tests.matrix import CELLS, Cell, interpreter_of, main, renamed
 
 POINTS = entry_points(group="torch.backends", name="lightning_adpsgd")
 IS_INSTALLED = "lightning_adpsgd_names:install" in [point.value for point in POINTS]
 
 
-def ran(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words, capture_output=True, text=True, timeout=PROGRAM_S, cwd=folder
-    )
-
-
 @pytest.mark.skipif(not IS_INSTALLED, reason="no wheel of this version")
-def test_the_doctor_finds_the_names_and_nothing_amiss(tmp_path: Path) -> None:
-    done = ran(sys.executable, "-m", "lightning_adpsgd", "doctor", folder=tmp_path)
-    amiss = [line for line in done.stdout.splitlines() if line.startswith("!")]
+def test_the_doctor_finds_the_names_and_nothing_amiss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In an interpreter that it starts, away from the clone."""
+    monkeypatch.chdir(tmp_path)
+    command_line.main(["doctor"])
+    said = capsys.readouterr().out
+    amiss = [line for line in said.splitlines() if line.startswith("!")]
     # A torch before 2.10 loads checkpoints that run code: of that it warns.
-    assert [line for line in amiss if "torch" not in line] == [], done.stdout
-    assert "known without an import: sdpsgd, adpsgd" in done.stdout, done.stderr
+    assert [line for line in amiss if "torch" not in line] == [], said
+    assert "known without an import: sdpsgd, adpsgd" in said
 
 
 def test_names_make_the_strategies_of_this_lightning() -> None:

@@ -9,13 +9,14 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("nbclient")
-pytest.importorskip("ipykernel")
-pytest.importorskip("matplotlib")
+if not all(map(find_spec, ("nbclient", "ipykernel", "matplotlib"))):
+    pytest.skip("needs the extra `notebooks`", allow_module_level=True)
 
 from nbformat import NotebookNode
 
@@ -113,6 +114,7 @@ def import_as_jupyter_does(path: Path) -> None:
 
 
 def test_notebooks_import_what_is_there_as_jupyter_opens_them() -> None:
+    import_module("IPython.display")  # once, and not in each of them
     outcomes = forked(
         len(NOTEBOOKS), lambda number: import_as_jupyter_does(NOTEBOOKS[number])
     )

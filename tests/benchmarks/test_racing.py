@@ -21,11 +21,7 @@ from benchmarks.racing.schedule import Race, Standing
 from benchmarks.racing.tuning import Setting
 from benchmarks.timing import mean_with_interval
 from benchmarks.workload import AT_PEAK, WARM_UP, loss, rate_at
-
-NEEDS_HOSTS = pytest.mark.skipif(
-    hosts.reason_against() is not None, reason=str(hosts.reason_against())
-)
-
+from tests.benchmarks.emulated import NEEDS_HOSTS
 
 # --- problems
 
@@ -393,13 +389,19 @@ def test_a_race_of_shards_alone_leaves_the_other_results_as_they_are(
 
 @NEEDS_HOSTS
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "speed"), [("adpsgd", 8.0), ("ddp", 2.0)])
+@pytest.mark.parametrize(
+    ("method", "speed", "role"), [("adpsgd", 8.0, "report"), ("ddp", 2.0, "choose")]
+)
 def test_a_run_goes_on_without_a_host_that_is_killed(
-    method: str, speed: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    speed: float,
+    role: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runs, "ATTEMPTS", 1)
     cell = Cell("bilstm", columns.KILL, method)
-    run = Run(cell, 3.0, 0.4, 0, 1, "report")
+    run = Run(cell, 3.0, 0.4, 0, 1, role)
     with hosts.emulated(columns.NUM_HOSTS) as emulated:
         track = Track(emulated, tmp_path)
         track.keep_speeds(run, [speed] * columns.NUM_HOSTS)
@@ -415,18 +417,19 @@ def test_a_run_goes_on_without_a_host_that_is_killed(
         assert 0.5 < result["exchanges a step"] < 1
     else:
         assert 0 < result["exchanges a step"] < 1
+    assert bool(result["curve"]) == (role == "report")
     assert json.loads((tmp_path / f"{run.name}.json").read_text()) == result
 
 
 @NEEDS_HOSTS
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [SHARDED, "HSDP"])
+@pytest.mark.parametrize(("method", "role"), [(SHARDED, "report"), ("HSDP", "choose")])
 def test_pairs_that_hold_shards_race_on_two_hosts(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, role: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "ATTEMPTS", 1)
     cell = Cell("bilstm", columns.SHARDS_STRAGGLER, method)
-    run = Run(cell, 4.0, 0.4, 0, 1, "report")
+    run = Run(cell, 4.0, 0.4, 0, 1, role)
     speeds = [2.5, 2.5, 0.5, 0.5]
     with hosts.emulated(columns.NUM_HOSTS) as emulated:
         track = Track(emulated, tmp_path)

@@ -23,7 +23,14 @@ from lightning_adpsgd.callbacks import (
 )
 from lightning_adpsgd.callbacks.runs import Run, read_runs
 from lightning_adpsgd.report import collect
-from tests.learners import gossip, learners, trainer_of, values
+from tests.learners import (
+    COMMUNICATIONS,
+    gossip,
+    in_every_mode,
+    learners,
+    trainer_of,
+    values,
+)
 from tests.strategy.test_trainer_integration import CountsCollectives
 
 CHANCE = math.log(4)
@@ -76,27 +83,32 @@ def all_callbacks(folder: Path, **settings: Any) -> list[pl.Callback]:
 
 def train(
     folder: Path,
-    strategy: Any,
+    strategies: dict[str, Any],
     num: int,
     lr: float = 0.5,
-    module: type[pl.LightningModule] = Classifier,
     **settings: Any,
-) -> list[int]:
-    """Trains for three epochs; returns how many each learner came to."""
+) -> dict[str, list[int]]:
+    """Trains for three epochs with each strategy, in a folder of its name.
 
-    def program(rank: int) -> int:
+    Returns:
+        For each strategy how many epochs each learner came to.
+    """
+
+    def program(rank: int, name: str) -> int:
+        own = folder / name
+        own.mkdir(exist_ok=True)
         trainer = trainer_of(
-            strategy,
+            strategies[name],
             num,
             max_epochs=3,
             log_every_n_steps=1,
-            logger=CSVLogger(folder, name="", version=""),
-            callbacks=all_callbacks(folder, **settings),
+            logger=CSVLogger(own, name="", version=""),
+            callbacks=all_callbacks(own, **settings),
         )
-        trainer.fit(module(lr), points(rank), points(num + rank))
+        trainer.fit(Classifier(lr), points(rank), points(num + rank))
         return trainer.current_epoch
 
-    return values(learners(num, program))
+    return in_every_mode(num, program, list(strategies))
 
 
 def last_figures(folder: Path) -> dict[str, float]:
@@ -112,10 +124,20 @@ def the_run(folder: Path) -> Run:
     return run
 
 
-@pytest.mark.parametrize("communication", ["async", "sync", "delay_by_one"])
-def test_all_callbacks_work_while_two_learners_gossip(tmp_path, communication) -> None:
-    assert train(tmp_path, gossip("ring", communication), 2) == [3, 3]
-    figures, run = last_figures(tmp_path), the_run(tmp_path)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two learners have left with each strategy, in a folder of its name."""
+    folder = tmp_path_factory.mktemp("trained")
+    gossips = {name: gossip("ring", name) for name in COMMUNICATIONS}
+    told = train(folder, {**gossips, "ddp": "ddp"}, 2)
+    assert set(map(tuple, told.values())) == {(3, 3)}
+    return folder
+
+
+@pytest.mark.parametrize("communication", COMMUNICATIONS)
+def test_all_callbacks_work_while_two_learners_gossip(trained, communication) -> None:
+    folder = trained / communication
+    figures, run = last_figures(folder), the_run(folder)
     assert figures["convergence/global_samples"] == 2 * 3 * 96
     assert figures["learners/global_samples"] == 2 * 3 * 96
     assert run.best_loss is not None
@@ -129,7 +151,7 @@ def test_all_callbacks_work_while_two_learners_gossip(tmp_path, communication) -
     assert 0 < low < mean < high
     assert -1 <= figures["consensus/gradient_agreement"] <= 1
     assert figures["gossip/consensus_distance"] >= 0
-    check_lanes(tmp_path, communication)
+    check_lanes(folder, communication)
 
 
 def check_lanes(folder: Path, communication: str) -> None:
@@ -147,18 +169,16 @@ def check_lanes(folder: Path, communication: str) -> None:
         assert least <= exchanges <= 36 or communication == "async"
 
 
-def test_the_age_of_what_is_known_of_each_peer_is_that_of_the_engine(tmp_path) -> None:
-    train(tmp_path, gossip(), 2)
-    figures = last_figures(tmp_path)
+def test_the_age_of_what_is_known_of_each_peer_is_that_of_the_engine(trained) -> None:
+    figures = last_figures(trained / "async")
     # An exchange is with both, at whatever step either of them is.
     assert 0 <= figures["gossip/peer_age_mean"] <= figures["gossip/peer_age_max"] <= 36
     ages = [figures["gossip/peer_age_0"], figures["gossip/peer_age_1"]]
     assert max(ages) == figures["gossip/peer_age_max"]
 
 
-def test_lightnings_own_strategy_leaves_out_what_it_has_not(tmp_path) -> None:
-    assert train(tmp_path, "ddp", 2) == [3, 3]
-    figures, run = last_figures(tmp_path), the_run(tmp_path)
+def test_lightnings_own_strategy_leaves_out_what_it_has_not(trained) -> None:
+    figures, run = last_figures(trained / "ddp"), the_run(trained / "ddp")
     assert not [name for name in figures if name.startswith("gossip/")]
     assert figures["consensus/effective_lr_share"] == pytest.approx(1)
     assert (run.algorithm, run.num_super_learners, run.super_learner_size) == (
@@ -173,21 +193,23 @@ def test_lightnings_own_strategy_leaves_out_what_it_has_not(tmp_path) -> None:
 
 
 def test_super_learners_of_two_are_told_apart(tmp_path) -> None:
-    assert train(tmp_path, gossip(super_learner_size=2), 4) == [3] * 4
-    run = the_run(tmp_path)
+    pairs = {"pairs": gossip(super_learner_size=2)}
+    assert train(tmp_path, pairs, 4) == {"pairs": [3] * 4}
+    run = the_run(tmp_path / "pairs")
     assert (run.algorithm, run.num_super_learners) == ("hadpsgd", 2)
     assert run.global_batch == 32
 
 
-@pytest.mark.parametrize(
-    "strategy",
+def test_a_diverged_training_stops_in_all_learners_alike(tmp_path) -> None:
     # Not "async": weights that go far might end the training before its loss does.
-    ["ddp", gossip("ring", "sync"), gossip("complete", "delay_by_one")],
-)
-def test_a_diverged_training_stops_in_all_learners_alike(tmp_path, strategy) -> None:
-    epochs = train(tmp_path, strategy, 2, lr=1e4, stop=True, patience=2)
-    assert epochs == [2, 2]
-    assert the_run(tmp_path).diverged
+    strategies = {
+        "ddp": "ddp",
+        "sync": gossip("ring", "sync"),
+        "delay_by_one": gossip("complete", "delay_by_one"),
+    }
+    told = train(tmp_path, strategies, 2, lr=1e4, stop=True, patience=2)
+    assert set(map(tuple, told.values())) == {(2, 2)}
+    assert all(the_run(tmp_path / name).diverged for name in strategies)
 
 
 class Explodes(Classifier):

@@ -486,15 +486,6 @@ def holding(sea: Sea, name: str) -> Ranges:
     return Ledger.from_json(sea.text).held.get(name, ())
 
 
-def test_a_death_in_the_middle_of_an_epoch_loses_nothing() -> None:
-    sea = Sea(3, 30)
-    for pick in range(12):
-        sea.one(pick).ask()
-    sea.kill(1)
-    sea.run_to_the_end()
-    assert set(sea.trained()) == set(range(30))
-
-
 @settings(deadline=None)
 @given(
     num=st.integers(1, 4),

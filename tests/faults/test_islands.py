@@ -73,7 +73,7 @@ def test_a_rendezvous_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
         islands.signal("rendezvous", signal.SIGSTOP)
         islands.signal("c", signal.SIGKILL)
         until(lambda: islands.all_see("a b", 2), "the closed ring")
-        goes_on(islands, "a b", 170)  # 3.4 s, for which a silence would be a death
+        goes_on(islands, "a b", 68)  # 3.4 s, for which a silence would be a death
         islands.signal("rendezvous", signal.SIGCONT)
         islands.start("d")
         until(lambda: islands.all_see("a b d", 3), "a newcomer")
@@ -104,7 +104,7 @@ def test_one_is_stopped_for_less_and_nobody_notices(tmp_path: Path) -> None:
     with world(tmp_path) as islands:
         three(islands)
         islands.signal("b", signal.SIGSTOP)
-        goes_on(islands, "a c", 40)  # 0.8 s
+        goes_on(islands, "a c", 16)  # 0.8 s
         islands.signal("b", signal.SIGCONT)
         goes_on(islands, "a b c")
         assert islands.all_see("a b c", 3)
@@ -127,11 +127,14 @@ def test_one_is_told_to_end_saves_and_leaves(tmp_path: Path) -> None:
 
 def test_islands_that_end_leave_the_mean_in_their_models(tmp_path: Path) -> None:
     with world(tmp_path) as islands:
-        islands.start("a", steps=100)
+        islands.start("a", steps=80)
         until(lambda: bool(islands.steps("a")), "the first step")
-        islands.start("b", steps=100)
+        islands.start("b", steps=80)
         assert islands.exit_code("a") == 0
         assert islands.exit_code("b") == 0
-        (ended,) = [t for t in islands.output("a").splitlines() if "ended at" in t]
-        assert ended.startswith("ended at 100: ")
+        told = "".join(islands.output(name) for name in "ab").splitlines()
+        of_a, of_b = (line for line in told if line.startswith("ended at "))
+        assert of_a.startswith("ended at 80: ")
+        # Who ends last may be alone by then.
+        assert of_a.endswith(" of 2") or of_b.endswith(" of 2")
         assert "lost" not in islands.output("a") + islands.output("b")

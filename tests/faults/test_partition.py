@@ -63,7 +63,7 @@ def test_two_halves_train_on_and_come_together_again(
         # 8 s: so long that the half with the member list has evicted the other one.
         until(
             lambda: all(
-                islands.steps(n)[-1].number > s + 400 for n, s in begin.items()
+                islands.steps(n)[-1].number > s + 160 for n, s in begin.items()
             ),
             "steps of both halves",
         )

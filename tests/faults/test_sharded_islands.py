@@ -74,7 +74,7 @@ def test_islands_of_one_learner_and_of_two_train_together(
     with world(tmp_path) as islands:
         islands.start_wide("a", of_torchrun(1), 1, *options)
         until(lambda: bool(islands.steps("a")), "the first step of the first island")
-        islands.start_wide("b", of_torchrun(2), 2, *options, steps=200)
+        islands.start_wide("b", of_torchrun(2), 2, *options, steps=120)
         assert islands.exit_code("b") == 0
         for name in ("b", "b-1"):
             (line,) = lines_of(islands, name, "exchanges: ")

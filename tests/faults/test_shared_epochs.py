@@ -107,13 +107,13 @@ def test_without_a_rendezvous_islands_share_what_is_left(tmp_path: Path) -> None
 
 def test_a_rendezvous_that_hangs_does_not_stop_the_training(tmp_path: Path) -> None:
     with sharing(tmp_path) as islands:
-        all_begin(islands, "ab", times=PoolTimeouts(), rows=1200)
+        all_begin(islands, "ab", times=PoolTimeouts(), rows=800)
         islands.signal("rendezvous", signal.SIGSTOP)
         for name in "ab":
             has_begun(islands, name, len(islands.rows(name)) + 40)
         islands.signal("rendezvous", signal.SIGCONT)
         end_well(islands, "a b")
-        assert set(seen(islands, "a b")) == set(range(1200))
+        assert set(seen(islands, "a b")) == set(range(800))
 
 
 def test_one_that_is_told_to_end_gives_back_what_it_holds(tmp_path: Path) -> None:

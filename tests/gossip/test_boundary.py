@@ -27,7 +27,6 @@ from lightning_adpsgd.transport.base import PeerLost, Pending
 from tests.helpers import (
     PATIENCE,
     PATIENCE_S,
-    ThreadSuperLearner,
     engine_threads,
     engines,
     random_rows,
@@ -230,23 +229,9 @@ def test_what_travels_in_fewer_bits_conserves_the_sum(wire_dtype: torch.dtype) -
 def test_all_learners_of_a_super_learner_meet_or_skip_together() -> None:
     """Three super-learners of two, of which one is always left over."""
     rows = random_rows(3, length=8)
-    schedule = Schedule(find_topology("complete"), 3)
-    across = [ThreadTransport.connect(3) for _ in range(2)]
-    vectors = [[rows[s].clone(), rows[s].clone()] for s in range(3)]
-    options = GossipOptions(timeout=PATIENCE, in_pairs=True, max_wait=A_MOMENT)
-    gossips = [
-        [
-            Gossip(
-                [vectors[s][n]],
-                across[n][s],
-                group,
-                Members.fixed(schedule, s),
-                options,
-            )
-            for n, group in enumerate(ThreadSuperLearner.connect(2))
-        ]
-        for s in range(3)
-    ]
+    vectors, gossips = engines_of_super_learners(
+        rows, 2, "complete", in_pairs=True, max_wait=A_MOMENT
+    )
     everyone = [gossip for of_group in gossips for gossip in of_group]
     with running(everyone):
         logs = together(

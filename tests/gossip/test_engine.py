@@ -28,9 +28,10 @@ from tests.helpers import (
     PATIENCE,
     PATIENCE_S,
     HeldTransport,
-    ThreadSuperLearner,
     engine_threads,
     engines,
+    engines_of_super_learners,
+    engines_over,
     random_rows,
     running,
     settle,
@@ -136,7 +137,7 @@ def test_who_is_exchanging_admits_a_third_afterwards(
     monkeypatch.setattr(exchange, "exchange_weight", noted)
     vectors = [*random_rows(3)]
     held = [HeldTransport(t) for t in ThreadTransport.connect(3)]
-    gossips = make_engines(vectors, held, "ring")
+    gossips = engines_over(held, vectors, "ring")
     lines = [gossip._traffic._under_way[0] for gossip in gossips]
     with running(gossips):
         step(vectors[2], gossips[2])
@@ -157,7 +158,7 @@ def test_four_local_steps_during_an_exchange_are_all_kept() -> None:
     rows = torch.tensor([[1.0], [5.0]], dtype=torch.float64)
     vectors = [row.clone() for row in rows]
     held = [HeldTransport(t) for t in ThreadTransport.connect(2)]
-    gossips = make_engines(vectors, held, "ring")
+    gossips = engines_over(held, vectors, "ring")
     with running(gossips):
         step(vectors[0], gossips[0])
         step(vectors[1], gossips[1])
@@ -173,27 +174,6 @@ def test_four_local_steps_during_an_exchange_are_all_kept() -> None:
     # The exchange saw 1 and 5, so it moved 2 from one to the other; later ones, which
     # see the four steps, keep the sum as well.
     assert_same_sum(vectors, torch.tensor([46.0], dtype=torch.float64))
-
-
-def make_engines(
-    vectors: list[Tensor],
-    transports: Any,
-    topology: str,
-    gain: float = 1.0,
-    **options: Any,
-) -> list[Gossip]:
-    schedule = Schedule(find_topology(topology), len(vectors), gain)
-    dials = GossipOptions(**{"timeout": PATIENCE, **options})
-    return [
-        Gossip(
-            [vector],
-            transport,
-            SuperLearnerGroup(),
-            Members.fixed(schedule, transport.index),
-            dials,
-        )
-        for vector, transport in zip(vectors, transports, strict=True)
-    ]
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -258,33 +238,10 @@ def disagreement_after(
 ) -> float:
     """Largest weight after lockstep steps on w²/2 from ±1; the mean stays zero."""
     rows = torch.tensor([[1.0] * 2, [-1.0] * 2], dtype=torch.float64)
-    across = [ThreadTransport.connect(2) for _ in range(num_learners)]
-    schedule = Schedule(find_topology("complete"), 2, gain)
-    dials = GossipOptions(order=order, timeout=PATIENCE)
-    vectors, gossips = [], []
-    for index in range(2):
-        groups = (
-            [SuperLearnerGroup()]
-            if num_learners == 1
-            else ThreadSuperLearner.connect(num_learners)
-        )
-        vectors.append([rows[index].clone() for _ in groups])
-        gossips.append(
-            [
-                Gossip(
-                    [vector],
-                    across[n][index],
-                    group,
-                    Members.fixed(schedule, index),
-                    dials,
-                )
-                for n, (vector, group) in enumerate(
-                    zip(vectors[index], groups, strict=True)
-                )
-            ]
-        )
-    learners = [gossip for gossips_of in gossips for gossip in gossips_of]
-    with running(learners):
+    vectors, gossips = engines_of_super_learners(
+        rows, num_learners, "complete", gain, order=order
+    )
+    with running([gossip for of_group in gossips for gossip in of_group]):
         for number in range(num_steps):
             lockstep_of_super_learners(vectors, gossips, lr, number + 1)
         return max(float(v.abs().max()) for both in vectors for v in both)
@@ -311,10 +268,10 @@ def test_an_exchange_behind_one_gradient_bounds_the_learning_rate(
 ) -> None:
     """The mode's factor is lambda_gamma - lr h: lr h < 2 - gamma (1 - lambda).
 
-    Here it is -0.9 and -1.1.
+    Here it is -0.9 and -1.1, whose powers after 36 steps are 0.02 and 31.
     """
-    assert disagreement_after(60, order, gain, bound - 0.1, 1) < 0.1
-    assert disagreement_after(60, order, gain, bound + 0.1, 1) > 10
+    assert disagreement_after(36, order, gain, bound - 0.1, 1) < 0.1
+    assert disagreement_after(36, order, gain, bound + 0.1, 1) > 10
 
 
 @pytest.mark.parametrize(("gain", "bound"), [(1.0, 1.0), (0.5, 2.0)])
@@ -333,22 +290,7 @@ def test_a_gather_in_a_super_learner_merges_one_step_later(
 
 def test_the_learners_of_a_super_learner_stay_equal_and_keep_the_sum() -> None:
     rows = random_rows(3, length=8)
-    across = [ThreadTransport.connect(3) for _ in range(2)]
-    schedule = Schedule(find_topology("ring"), 3)
-    vectors = [[row.clone(), row.clone()] for row in rows]
-    gossips = [
-        [
-            Gossip(
-                [vectors[s][n]],
-                across[n][s],
-                group,
-                Members.fixed(schedule, s),
-                GossipOptions(),
-            )
-            for n, group in enumerate(ThreadSuperLearner.connect(2))
-        ]
-        for s in range(3)
-    ]
+    vectors, gossips = engines_of_super_learners(rows, 2, "ring")
 
     def train(vector: Tensor, gossip: Gossip) -> None:
         for _ in range(20):
@@ -438,7 +380,7 @@ def test_a_learner_that_never_merges_slows_no_exchange_of_the_others() -> None:
 def test_the_training_thread_goes_on_while_all_its_exchanges_hang() -> None:
     vectors = list(random_rows(2))
     held = [HeldTransport(t) for t in ThreadTransport.connect(2)]
-    gossips = make_engines(vectors, held, "ring")
+    gossips = engines_over(held, vectors, "ring")
     with running(gossips):
         for _ in range(100):
             step(vectors[0], gossips[0])
@@ -477,9 +419,8 @@ def test_a_wire_in_half_precision_halves_the_bytes() -> None:
     sent = {}
     for dtype in (torch.float32, torch.bfloat16):
         vectors = list(random_rows(2, length=10).float())
-        gossips = make_engines(
-            vectors, ThreadTransport.connect(2), "complete", wire_dtype=dtype
-        )
+        across = ThreadTransport.connect(2)
+        gossips = engines_over(across, vectors, "complete", wire_dtype=dtype)
         with running(gossips):
             one_round(vectors, gossips, 0.0)
         sent[dtype] = gossips[0].statistics().bytes_sent
@@ -489,7 +430,7 @@ def test_a_wire_in_half_precision_halves_the_bytes() -> None:
 def test_staleness_is_the_number_of_steps_between_snapshot_and_merge() -> None:
     vectors = list(random_rows(2))
     held = [HeldTransport(t) for t in ThreadTransport.connect(2)]
-    gossips = make_engines(vectors, held, "ring")
+    gossips = engines_over(held, vectors, "ring")
     with running(gossips):
         step(vectors[0], gossips[0])
         step(vectors[1], gossips[1])  # round 1 is learner 1's to ask
@@ -550,7 +491,7 @@ def test_a_too_stale_learner_asks_peers_that_do_not_train(name: str, size: int) 
 def test_a_too_stale_learner_waits_until_an_exchange_is_done() -> None:
     vectors = list(random_rows(2))
     held = [HeldTransport(t) for t in ThreadTransport.connect(2)]
-    gossips = make_engines(vectors, held, "complete", max_staleness=2)
+    gossips = engines_over(held, vectors, "complete", max_staleness=2)
     reached = [threading.Event() for _ in range(4)]
 
     def train() -> None:
@@ -592,7 +533,7 @@ def test_a_silent_peer_is_lost_by_name_after_the_timeout() -> None:
     assert engine_threads() == []
 
 
-def test_an_abort_needs_no_peer_and_ends_within_seconds() -> None:
+def test_an_abort_waits_for_no_peer() -> None:
     vectors, gossips = engines(random_rows(2), "complete")
     gossips[0].start()
     for _ in range(3):

@@ -121,8 +121,8 @@ def test_ends_that_are_suddenly_apart_average_if_both_are_large() -> None:
 @pytest.mark.parametrize(
     ("wire_dtype", "dtype", "num_rounds"),
     [
-        (torch.bfloat16, torch.float32, 10_000),
-        (torch.float16, torch.float32, 10_000),
+        (torch.bfloat16, torch.float32, 1000),
+        (torch.float16, torch.float32, 1000),
         (torch.int8, torch.float32, 1000),
         (INT4, torch.float32, 1000),
         (None, torch.bfloat16, 500),
@@ -130,10 +130,13 @@ def test_ends_that_are_suddenly_apart_average_if_both_are_large() -> None:
         (torch.bfloat16, torch.float64, 500),
     ],
 )
-def test_thousands_of_rounds_on_any_wire_do_not_move_the_mean(
+def test_hundreds_of_rounds_on_any_wire_do_not_move_the_mean(
     wire_dtype: torch.dtype | None, dtype: torch.dtype, num_rounds: int
 ) -> None:
-    """The two are pushed apart again in every round, by what sums to zero."""
+    """The two are pushed apart again in every round, by what sums to zero.
+
+    A hundredth of the last bit, lost in each round, would be told.
+    """
     generator = torch.Generator(torch.get_default_device()).manual_seed(0)
     first = torch.randn(5, generator=generator).to(dtype)
     second = first.clone()

@@ -39,7 +39,8 @@ from tests.islands.archipelago import (
 
 
 def all_see(trained: Sequence[Trained], num: int) -> None:
-    until(lambda: all(one.members == num for one in trained), f"a ring of {num}")
+    whole = lambda: all(one.members == num for one in trained)  # noqa: E731
+    until(whole, f"a ring of {num}", every_s=0.01)
 
 
 def quiet(trained: Sequence[Trained]) -> None:

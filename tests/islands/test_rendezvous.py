@@ -4,7 +4,6 @@ import logging
 import resource
 import socket
 import subprocess
-import sys
 import threading
 from contextlib import ExitStack
 
@@ -18,6 +17,7 @@ from lightning_adpsgd.islands.rendezvous import (
     RendezvousUnreachable,
     serve,
 )
+from tests import warm
 from tests.helpers import PATIENCE_S, free_port, until
 from tests.islands.archipelago import rendezvous
 
@@ -119,7 +119,7 @@ serve("127.0.0.1", {}, threading.Event())
 def test_a_flood_beyond_the_descriptors_ends_no_rendezvous() -> None:
     port = free_port()
     server = subprocess.Popen(
-        [sys.executable, "-c", _SERVE_WITH_FEW_DESCRIPTORS.format(port)]
+        [warm.python(), "-c", _SERVE_WITH_FEW_DESCRIPTORS.format(port)]
     )
     client = Rendezvous(RendezvousAddress("127.0.0.1", port, "job"), PATIENCE_S)
     try:

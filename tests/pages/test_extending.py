@@ -11,13 +11,9 @@ import torch
 from lightning_adpsgd import HADPSGDStrategy, VirtualCluster, dials
 from lightning_adpsgd.gossip import wire
 from lightning_adpsgd.gossip.codecs import Codec
-from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import Members
-from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
-from lightning_adpsgd.topology.named import TOPOLOGIES, find_topology
-from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.topology.named import TOPOLOGIES
 from lightning_adpsgd.transport.base import PeerLost
-from tests.helpers import PATIENCE, random_rows, running
+from tests.helpers import engines_over, random_rows, running
 from tests.pages.blocks import programs
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -74,17 +70,8 @@ def test_the_engine_runs_over_the_transport(tmp_path: Path) -> None:
     connect = names_of("A transport")["FolderTransport"]
     rows = random_rows(2)
     vectors = [row.clone() for row in rows]
-    schedule = Schedule(find_topology("ring"), 2)
-    gossips = [
-        Gossip(
-            [vector],
-            connect(index, 2, tmp_path),
-            SuperLearnerGroup(),
-            Members.fixed(schedule, index),
-            GossipOptions(timeout=PATIENCE, max_staleness=1),
-        )
-        for index, vector in enumerate(vectors)
-    ]
+    across = [connect(index, 2, tmp_path) for index in range(2)]
+    gossips = engines_over(across, vectors, "ring", max_staleness=1)
     with running(gossips):
         for _ in range(3):
             for gossip in gossips:

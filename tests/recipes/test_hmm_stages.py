@@ -216,7 +216,7 @@ def test_the_tree_is_made_once_when_its_stage_is_interrupted(
     for name in ("tree.json", "front_end.npz"):
         (tmp_path / name).write_bytes((finished / name).read_bytes())
     monkeypatch.setattr(triphone_stage, "grow", None)  # would fail if it were called
-    triphone(triphones, tmp_path)
+    triphone(_by_one_process(triphones), tmp_path)
     labels = [np.load(f / "dev" / "labels.npy") for f in (tmp_path, finished)]
     np.testing.assert_array_equal(*labels)
 

@@ -6,7 +6,6 @@ They start the tasks of a step and note what they are asked for, as SLURM would 
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from lightning_adpsgd.asr.corpora.corpus import read_utterances
 from recipes.swb2000.__main__ import main as swb2000
+from tests import warm
 
 JOB = Path(__file__).parents[2] / "recipes" / "swb2000" / "slurm.sh"
 NUM_NODES = 2
@@ -39,7 +39,7 @@ Submit = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def submit(tmp_path: Path) -> Submit:
     """Runs the job file, with these programs as SLURM's and as `python`."""
-    shim = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
+    shim = f'#!/bin/sh\nexec "{warm.python()}" "$@"\n'
     (tmp_path / "bin").mkdir()
 
     def submits(

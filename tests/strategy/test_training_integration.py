@@ -4,12 +4,14 @@ The gradients of `Linear` are the rows, so that the consensus of all learners af
 sequence of steps is a sum over rows, whoever averaged with whom and when.
 
 Learners train in each communication mode, one after the other: most of what a training
-of a few steps costs is the start of its processes.
+of a few steps costs is the start of its processes. `CASES`, at the end, has what the
+same two learners train.
 """
 
+import itertools
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import pytest
@@ -38,7 +40,10 @@ from tests.learners import (
 NUM_ROWS = 16
 
 each_communication = pytest.mark.parametrize("communication", COMMUNICATIONS)
-Results = dict[str, list[tuple[Tensor, int, Any]]]
+Result = tuple[Tensor, int, Any]
+"""Of a learner: final weights, optimizer steps and `facts` of the module."""
+Results = dict[str, list[Result]]
+"""For each mode those of all learners."""
 
 
 def strategy_of(communication: Any, **dials: Any) -> Any:
@@ -46,24 +51,39 @@ def strategy_of(communication: Any, **dials: Any) -> Any:
     return gossip(topology, communication, **dials)
 
 
-def trained(
-    module: Callable[[], Linear] = Linear,
-    num: int = 2,
-    size: int = 1,
-    **arguments: Any,
-) -> Results:
-    """Final weights, optimizer steps and `facts` of the module, for each learner."""
+class Case(NamedTuple):
+    """What is trained: a module, and arguments of its Trainer or how to make them."""
 
-    def program(rank: int, communication: str) -> tuple[Tensor, int, Any]:
-        learner = module()
-        strategy = strategy_of(communication, super_learner_size=size)
-        made = {name: make() for name, make in arguments.items() if callable(make)}
-        trainer = trainer_of(strategy, num, **{**arguments, **made})
-        trainer.fit(learner, loader(NUM_ROWS, rank, num))
-        facts = getattr(learner, "facts", None)
-        return learner.weight.detach(), trainer.global_step, facts
+    module: Callable[[], Linear]
+    arguments: dict[str, Any]
 
-    return in_every_mode(num, program)
+
+def case(module: Callable[[], Linear] = Linear, **arguments: Any) -> Case:
+    return Case(module, arguments)
+
+
+def fit(rank: int, num: int, size: int, communication: str, case: Case) -> Result:
+    """One learner's part in a training."""
+    learner = case.module()
+    strategy = strategy_of(communication, super_learner_size=size)
+    made = {name: make() for name, make in case.arguments.items() if callable(make)}
+    trainer = trainer_of(strategy, num, **{**case.arguments, **made})
+    trainer.fit(learner, loader(NUM_ROWS, rank, num))
+    facts = getattr(learner, "facts", None)
+    return learner.weight.detach(), trainer.global_step, facts
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Results]:
+    """For each of `CASES` what two learners have come to."""
+
+    def program(rank: int, both: tuple[str, str]) -> Result:
+        name, communication = both
+        return fit(rank, 2, 1, communication, CASES[name])
+
+    pairs = list(itertools.product(CASES, COMMUNICATIONS))
+    told = in_every_mode(2, program, pairs)
+    return {name: {m: told[name, m] for m in COMMUNICATIONS} for name in CASES}
 
 
 def assert_consensus(results: Results, expected: Tensor) -> None:
@@ -78,17 +98,16 @@ def rows() -> Tensor:
 # --- optimizers
 
 
-def test_clipping_by_norm_clips_the_gradient_of_each_learner() -> None:
-    results = trained(gradient_clip_val=0.5)
+def test_clipping_by_norm_clips_the_gradient_of_each_learner(trained: Any) -> None:
     lengths = rows().norm(dim=1, keepdim=True)
     # torch divides by the norm plus 1e-6.
     clipped = rows() * (0.5 / (lengths + 1e-6)).clamp(max=1)
-    assert_consensus(results, -LR * clipped.sum(0) / 2)
+    assert_consensus(trained["clipped by norm"], -LR * clipped.sum(0) / 2)
 
 
-def test_clipping_by_value_clips_the_gradient_of_each_learner() -> None:
-    results = trained(gradient_clip_val=0.3, gradient_clip_algorithm="value")
-    assert_consensus(results, -LR * rows().clamp(-0.3, 0.3).sum(0) / 2)
+def test_clipping_by_value_clips_the_gradient_of_each_learner(trained: Any) -> None:
+    clipped = rows().clamp(-0.3, 0.3)
+    assert_consensus(trained["clipped by value"], -LR * clipped.sum(0) / 2)
 
 
 class Scheduled(Linear):
@@ -108,15 +127,14 @@ class Scheduled(Linear):
         }
 
 
-def test_a_schedule_by_steps_steps_once_a_step() -> None:
-    results = trained(lambda: Scheduled("step"))
+def test_a_schedule_by_steps_steps_once_a_step(trained: Any) -> None:
     rates = [LR * 0.5**step for step in range(8) for _ in range(2)]
     weighted = rows() * torch.tensor(rates, dtype=torch.float64)[:, None]
-    assert_consensus(results, -weighted.sum(0) / 2)
+    assert_consensus(trained["scheduled by steps"], -weighted.sum(0) / 2)
 
 
-def test_a_schedule_by_epochs_steps_once_an_epoch() -> None:
-    results = trained(lambda: Scheduled("epoch"), max_epochs=3)
+def test_a_schedule_by_epochs_steps_once_an_epoch(trained: Any) -> None:
+    results = trained["scheduled by epochs"]
     assert_consensus(results, 1.75 * consensus_after(NUM_ROWS, 2))
 
 
@@ -144,18 +162,15 @@ class OnPlateau(Linear):
         self.facts.append(self.trainer.optimizers[0].param_groups[0]["lr"])
 
 
-def test_a_schedule_on_a_plateau_sees_the_reduced_metric() -> None:
-    results = trained(OnPlateau, max_epochs=4)
+def test_a_schedule_on_a_plateau_sees_the_reduced_metric(trained: Any) -> None:
+    results = trained["on a plateau"]
     for mode, (_, _, rates) in each(results):
         assert rates == pytest.approx([LR, LR, LR / 2, LR / 4]), mode
     assert_consensus(results, 2.75 * consensus_after(NUM_ROWS, 2))
 
 
-def test_accumulation_by_a_schedule() -> None:
-    results = trained(
-        max_epochs=2,
-        callbacks=lambda: [GradientAccumulationScheduler({0: 1, 1: 4})],
-    )
+def test_accumulation_by_a_schedule(trained: Any) -> None:
+    results = trained["accumulated"]
     assert {(mode, steps) for mode, (_, steps, _) in each(results)} == {
         (mode, 8 + 2) for mode in COMMUNICATIONS
     }
@@ -180,8 +195,8 @@ class Lbfgs(Quadratic):
         return torch.optim.LBFGS(self.parameters(), lr=0.5, max_iter=3)
 
 
-def test_an_optimizer_that_calls_its_closure_many_times() -> None:
-    results = trained(Lbfgs, max_epochs=3)
+def test_an_optimizer_that_calls_its_closure_many_times(trained: Any) -> None:
+    results = trained["by a closure"]
     for mode, (weight, steps, closures) in each(results):
         assert closures > steps == 24, mode
         torch.testing.assert_close(weight, rows().mean(0), atol=2e-2, rtol=0)
@@ -196,10 +211,12 @@ class Unoptimized(Linear):
         return None
 
 
-@pytest.mark.filterwarnings("ignore:.*will run with no optimizer")
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_module_without_an_optimizer(size: int) -> None:
-    results = trained(Unoptimized, num=2 * size, size=size)
+    def program(rank: int, communication: str) -> Result:
+        return fit(rank, 2 * size, size, communication, case(Unoptimized))
+
+    results = in_every_mode(2 * size, program)
     for mode, (weight, steps, _) in each(results):
         assert torch.equal(weight, torch.zeros(3, dtype=torch.float64)), mode
         assert steps == NUM_ROWS // (2 * size), mode
@@ -299,8 +316,8 @@ class Tied(Linear):
         self.facts = self.other is self.weight
 
 
-def test_tied_weights_stay_tied() -> None:
-    results = trained(Tied)
+def test_tied_weights_stay_tied(trained: Any) -> None:
+    results = trained["tied"]
     assert_consensus(results, 2 * consensus_after(NUM_ROWS, 2))
     assert all(tied for _, (*_, tied) in each(results))
 
@@ -317,8 +334,10 @@ class Unused(Linear):
         self.facts = self.idle.detach().clone()
 
 
-def test_unused_parameters_need_no_option_in_super_learners_of_one() -> None:
-    results = trained(Unused)
+def test_unused_parameters_need_no_option_in_super_learners_of_one(
+    trained: Any,
+) -> None:
+    results = trained["unused"]
     assert_consensus(results, consensus_after(NUM_ROWS, 2))
     for first, second in results.values():
         torch.testing.assert_close(first[2], second[2])
@@ -374,8 +393,8 @@ class Frozen(Linear):
         self.facts.append(self.weight.detach().clone())
 
 
-def test_a_weight_that_is_frozen_and_later_trained() -> None:
-    results = trained(Frozen, max_epochs=2, callbacks=lambda: [Unfreeze()])
+def test_a_weight_that_is_frozen_and_later_trained(trained: Any) -> None:
+    results = trained["frozen at first"]
     for mode, (*_, facts) in each(results):
         # A learner that is an epoch ahead trains it already, and gossips.
         assert mode == "async" or facts[0].eq(0).all(), mode
@@ -399,10 +418,10 @@ class Normalised(Linear):
         self.facts = (self.norm.running_mean, self.norm.num_batches_tracked)
 
 
-@pytest.mark.parametrize("synchronised", [False, True])
-def test_statistics_of_batch_norm_are_averaged(synchronised: bool) -> None:
+@pytest.mark.parametrize("name", ["batch norm", "synchronised batch norm"])
+def test_statistics_of_batch_norm_are_averaged(trained: Any, name: str) -> None:
     # In super-learners of one, to synchronise it is to leave it as it is.
-    results = trained(Normalised, sync_batchnorm=synchronised)
+    results = trained[name]
     for mode, (_, _, (mean, batches)) in each(results):
         assert batches == 8, mode
         torch.testing.assert_close(mean, results[mode][0][2][0])
@@ -433,8 +452,8 @@ class Replaced(Linear):
         return super().training_step(batch, batch_idx)
 
 
-def test_a_weight_that_is_given_other_memory() -> None:
-    assert_consensus(trained(Replaced), consensus_after(NUM_ROWS, 2))
+def test_a_weight_that_is_given_other_memory(trained: Any) -> None:
+    assert_consensus(trained["replaced"], consensus_after(NUM_ROWS, 2))
 
 
 class Reshaped(Linear):
@@ -506,7 +525,8 @@ def test_the_amount_of_training_and_validation_is_that_of_ddp() -> None:
         return counts
 
     expected = [(steps, validations) for _, steps, validations in AMOUNTS]
-    names = ("ddp", "sdpsgd", "d1psgd", "adpsgd")
+    # Loops know only whether learners step together.
+    names = ("ddp", "sdpsgd", "adpsgd")
     for name, counts in each(in_every_mode(2, program, names)):
         assert counts == expected, name
 
@@ -525,3 +545,23 @@ AMOUNTS: list[tuple[dict[str, Any], int, int]] = [
     ({"num_sanity_val_steps": 2, "min_epochs": 1}, 8, 6),
 ]
 """Arguments of the Trainer, and the steps and validated batches that they make."""
+
+
+CASES: dict[str, Case] = {
+    "clipped by norm": case(gradient_clip_val=0.5),
+    "clipped by value": case(gradient_clip_val=0.3, gradient_clip_algorithm="value"),
+    "scheduled by steps": case(lambda: Scheduled("step")),
+    "scheduled by epochs": case(lambda: Scheduled("epoch"), max_epochs=3),
+    "on a plateau": case(OnPlateau, max_epochs=4),
+    "accumulated": case(
+        max_epochs=2,
+        callbacks=lambda: [GradientAccumulationScheduler({0: 1, 1: 4})],
+    ),
+    "by a closure": case(Lbfgs, max_epochs=3),
+    "tied": case(Tied),
+    "unused": case(Unused),
+    "frozen at first": case(Frozen, max_epochs=2, callbacks=lambda: [Unfreeze()]),
+    "batch norm": case(Normalised),
+    "synchronised batch norm": case(Normalised, sync_batchnorm=True),
+    "replaced": case(Replaced),
+}

@@ -1,9 +1,13 @@
-"""Work sharing in real processes: who trains on what, and what a checkpoint keeps."""
+"""Work sharing in real processes: who trains on what, and what a checkpoint keeps.
+
+Two learners make several trainings, one after the other, and so do three.
+"""
 
 import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -75,7 +79,9 @@ class Slow(Records):
         if self.global_rank == self.trainer.world_size - 1:
             num = epoch.num_claimed()
             enough = min(num + 16, self.point(), epoch.num_units)
-            until(lambda: epoch.num_claimed() >= enough, "the others' steps")
+            # To look is to ask the job's store.
+            has_come = lambda: epoch.num_claimed() >= enough  # noqa: E731
+            until(has_come, "the others' steps", every_s=0.01)
         return super().training_step(batch, batch_idx)
 
 
@@ -121,6 +127,12 @@ def known(seen: Seen) -> Records:
     return result
 
 
+def fit_each(num: int, cases: dict[str, Callable[[], Seen]]) -> dict[str, Any]:
+    """The modules of all learners in each case; the same processes train in all."""
+    told = in_every_mode(num, lambda rank, case: cases[case](), list(cases))
+    return {case: list(map(known, seen)) for case, seen in told.items()}
+
+
 def rows_of(modules: list[Records], epoch: int) -> list[int]:
     batches = chain.from_iterable(module.seen.get(epoch, []) for module in modules)
     return sorted(chain.from_iterable(batches))
@@ -158,9 +170,74 @@ def test_every_row_is_seen_once_in_each_epoch(
                 assert len({len(module.seen[epoch]) for module in group}) == 1, name
 
 
-def test_an_order_that_is_computed_is_shared_without_being_listed() -> None:
-    sampler = BlockSampler(range(45), block=2, window=8)
-    modules = fit(2, numbered(45, shuffle=False, sampler=sampler), max_epochs=2)
+class Steps(Records):
+    """Four batches make a step, but the last."""
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        num = len(self.seen[self.current_epoch])
+        assert self.trainer.global_step == -(-num // 4)
+
+
+class Reloads(Records):
+    """Asks for the number of steps at set-up, and gets another loader in each epoch."""
+
+    @override
+    def configure_optimizers(self) -> Any:
+        assert self.trainer.estimated_stepping_batches == -1
+        return super().configure_optimizers()
+
+
+def reloads(num_workers: int) -> Seen:
+    return train(
+        2,
+        numbered(21, num_workers=num_workers),
+        module=Reloads,
+        max_epochs=3,
+        reload_dataloaders_every_n_epochs=1,
+    )
+
+
+BLOCKS = BlockSampler(range(45), block=2, window=8)
+WEIGHTED = WeightedRandomSampler([0.0] * 10 + [1.0] * 10, 30)
+OF_TWO: dict[str, Callable[[], Seen]] = {
+    "computed": lambda: train(
+        2, numbered(45, shuffle=False, sampler=BLOCKS), max_epochs=2
+    ),
+    "in order": lambda: train(2, numbered(12, shuffle=False)),
+    "weighted": lambda: train(2, numbered(20, shuffle=None, sampler=WEIGHTED)),
+    "accumulated": lambda: train(
+        2, numbered(23), module=Steps, accumulate_grad_batches=4
+    ),
+    "reloaded": lambda: reloads(0),
+    "reloaded by a worker": lambda: reloads(1),
+    "fast": lambda: train(2, numbered(20), fast_dev_run=2),
+}
+OF_THREE: dict[str, Callable[[], Seen]] = {
+    "all": lambda: train(3, numbered(48)),
+    "few": lambda: train(3, numbered(5, 4), max_epochs=2),
+    "validated": lambda: train(
+        3,
+        numbered(20),
+        module=Slow,
+        validation=numbered(12, shuffle=False),
+        max_epochs=2,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def of_two() -> dict[str, list[Records]]:
+    return fit_each(2, OF_TWO)
+
+
+@pytest.fixture(scope="module")
+def of_three() -> dict[str, list[Records]]:
+    return fit_each(3, OF_THREE)
+
+
+def test_an_order_that_is_computed_is_shared_without_being_listed(of_two: Any) -> None:
+    modules = of_two["computed"]
     for epoch in range(2):
         assert rows_of(modules, epoch) == list(range(45))
     assert modules[0].seen[0] != modules[0].seen[1]
@@ -175,16 +252,15 @@ def test_a_learner_that_waits_for_fifteen_batches_of_others_gets_a_sixteenth() -
         assert 1 <= nums[3] <= 13
 
 
-def test_the_mean_is_what_all_batches_make_it() -> None:
-    rows = Numbered(48).rows
-    (first, *_) = fit(3, numbered(48), accumulate_grad_batches=1)
+def test_the_mean_is_what_all_batches_make_it(of_three: Any) -> None:
+    rows, first = Numbered(48).rows, of_three["all"][0]
     # 24 batches of two, wherever they were trained on, in the mean of three learners.
     expected = -LR * 24 / 3 * rows.mean(0)
     torch.testing.assert_close(first.weight.detach(), expected)
 
 
-def test_fewer_batches_than_learners_are_cut_up() -> None:
-    modules = fit(3, numbered(5, 4), max_epochs=2)
+def test_fewer_batches_than_learners_are_cut_up(of_three: Any) -> None:
+    modules = of_three["few"]
     for epoch in range(2):
         assert rows_of(modules, epoch) == list(range(5))
         assert sorted(len(m.seen[epoch][0]) for m in modules) == [1, 2, 2]
@@ -201,65 +277,31 @@ def test_fewer_samples_than_learners_are_refused() -> None:
     assert all(message in outcome.error for outcome in outcomes)
 
 
-def test_a_loader_in_order_stays_in_order() -> None:
-    (only, other) = fit(2, numbered(12, shuffle=False))
-    for module in (only, other):
+def test_a_loader_in_order_stays_in_order(of_two: Any) -> None:
+    for module in of_two["in order"]:
         flat = list(chain.from_iterable(module.seen[0]))
         assert flat == sorted(flat)
 
 
-def test_a_weighted_sampler_is_drawn_alike_by_all() -> None:
-    weights = [0.0] * 10 + [1.0] * 10
-    sampler = WeightedRandomSampler(weights, 30)
-    modules = fit(2, numbered(20, shuffle=None, sampler=sampler))
-    rows = rows_of(modules, 0)
+def test_a_weighted_sampler_is_drawn_alike_by_all(of_two: Any) -> None:
+    rows = rows_of(of_two["weighted"], 0)
     assert len(rows) == 30
     assert min(rows) >= 10
 
 
-def test_validation_comes_once_an_epoch_with_equal_shares() -> None:
-    modules = fit(
-        3,
-        numbered(20),
-        module=Slow,
-        validation=numbered(12, shuffle=False),
-        max_epochs=2,
-    )
-    rows = chain.from_iterable(module.validated for module in modules)
+def test_validation_comes_once_an_epoch_with_equal_shares(of_three: Any) -> None:
+    rows = chain.from_iterable(one.validated for one in of_three["validated"])
     assert Counter(rows) == Counter(dict.fromkeys(range(12), 2))
 
 
-def test_accumulation_ends_with_each_learners_last_batch() -> None:
-    class Steps(Records):
-        @override
-        def on_train_epoch_end(self) -> None:
-            num = len(self.seen[self.current_epoch])
-            assert self.trainer.global_step == -(-num // 4)
-
-    modules = fit(2, numbered(23), module=Steps, accumulate_grad_batches=4)
-    assert rows_of(modules, 0) == list(range(23))
+def test_accumulation_ends_with_each_learners_last_batch(of_two: Any) -> None:
+    assert rows_of(of_two["accumulated"], 0) == list(range(23))
 
 
-class Reloads(Records):
-    """Asks for the number of steps at set-up, and gets another loader in each epoch."""
-
-    @override
-    def configure_optimizers(self) -> Any:
-        assert self.trainer.estimated_stepping_batches == -1
-        return super().configure_optimizers()
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_loaders_made_at_other_times_lose_nothing(num_workers: int) -> None:
-    modules = fit(
-        2,
-        numbered(21, num_workers=num_workers),
-        module=Reloads,
-        max_epochs=3,
-        reload_dataloaders_every_n_epochs=1,
-    )
+@pytest.mark.parametrize("name", ["reloaded", "reloaded by a worker"])
+def test_loaders_made_at_other_times_lose_nothing(of_two: Any, name: str) -> None:
     for epoch in range(3):
-        assert rows_of(modules, epoch) == list(range(21))
+        assert rows_of(of_two[name], epoch) == list(range(21))
 
 
 # --- checkpoints
@@ -406,9 +448,8 @@ def test_points_within_an_epoch_are_the_same_for_slow_and_fast(tmp_path: Path) -
     assert 1 <= nums[0] <= 8
 
 
-def test_a_fast_dev_run_gives_each_learner_its_batches() -> None:
-    modules = fit(2, numbered(20), fast_dev_run=2)
-    assert [len(module.seen[0]) for module in modules] == [2, 2]
+def test_a_fast_dev_run_gives_each_learner_its_batches(of_two: Any) -> None:
+    assert [len(module.seen[0]) for module in of_two["fast"]] == [2, 2]
 
 
 class Dies(Records):
@@ -420,7 +461,7 @@ class Dies(Records):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         if self.global_rank == self.dying and batch_idx == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.002)  # who goes on until it is told leaves the cores to others
+        time.sleep(0.02)  # who goes on until it is told leaves the cores to others
         return super().training_step(batch, batch_idx)
 
 

@@ -141,6 +141,7 @@ def test_whatever_else_differs_has_its_own_remedy(
     kind: str, name: str, remedy: str
 ) -> None:
     told = [info(0), info(1, "b")]
+    assert name in told[1].settings[kind]
     told[1].settings[kind][name] = "another"  # type: ignore[index]
     (line,) = disagreements(told)
     assert line.startswith(f"`{name}` differs: ")
@@ -410,7 +411,7 @@ def test_the_address_is_the_one_that_gloo_takes(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", chosen)
 
-    def program(rank: int) -> bool:
+    def program(rank: int) -> set[str]:
         before = listening_ports()
         if chosen:
             device = dist.ProcessGroupGloo.create_device(interface=chosen)
@@ -418,9 +419,12 @@ def test_the_address_is_the_one_that_gloo_takes(
             device = dist.ProcessGroupGloo.create_default_device()
         new = {host for host, _ in listening_ports() - before}
         del device
-        return set(gloo_addresses()) <= new
+        return new
 
-    assert values(learners(1, program)) == [True]
+    [new] = values(learners(1, program))
+    chosen_ones = set(gloo_addresses())
+    assert chosen_ones
+    assert chosen_ones <= new
 
 
 @needs_linux

@@ -1,8 +1,12 @@
-"""A resume with `save_learners=True` goes on to the last bit; so says the whole run."""
+"""A resume with `save_learners=True` goes on to the last bit; so says the whole run.
+
+Two learners make all whole runs, one after the other, and two others all resumes.
+"""
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import numpy as np
@@ -13,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from lightning_adpsgd import Topology
-from tests.learners import gossip, learners, trainer_of, values
+from tests.learners import gossip, in_every_mode, learners, trainer_of, values
 
 NUM_ROWS, NUM_BATCHES, SAVE_AT = 24, 8, 5
 ALONE = Topology("alone", lambda index, *_: {index: 1.0}, lambda size: 1)
@@ -72,13 +76,37 @@ class SaveAt(pl.Callback):
             trainer.save_checkpoint(self._path)
 
 
-def run(
-    num: int, path: Path, resumed: bool, save_at: int = SAVE_AT, **dials: Any
-) -> list[dict[int, Tensor]]:
-    """Weights after each step of every learner, of two epochs or what is left."""
+class Case(NamedTuple):
+    """After which step a run is saved, and what its strategy is given."""
 
-    def program(rank: int) -> dict[int, Tensor]:
+    save_at: int
+    dials: dict[str, Any]
+
+
+RARELY: dict[str, Any] = {"topology": "random_pairs", "gossip_every": 2}
+NOBODY: dict[str, Any] = {"communication": "async", "topology": ALONE}
+ONE: dict[str, Any] = {"communication": "async", "super_learner_size": 2}
+OF_TWO = {
+    "within an epoch": Case(SAVE_AT, {}),
+    "at its end": Case(NUM_BATCHES, {}),
+    "between rounds": Case(NUM_BATCHES + 3, RARELY),
+    "delayed": Case(SAVE_AT, {"communication": "delay_by_one"}),
+    "alone": Case(SAVE_AT, NOBODY),
+    "one super-learner": Case(SAVE_AT, ONE),
+}
+OF_FOUR = {"two super-learners": Case(SAVE_AT, {"super_learner_size": 2})}
+Trajectories = dict[str, list[dict[int, Tensor]]]
+"""For each case the weights after each step of every learner."""
+
+
+def run(
+    num: int, cases: Mapping[str, Case], folder: Path, resumed: bool
+) -> Trajectories:
+    """Two epochs of each case, or what is left of them."""
+
+    def program(rank: int, name: str) -> dict[int, Tensor]:
         pl.seed_everything(100 * resumed + rank)
+        (save_at, dials), path = cases[name], folder / f"{name}.ckpt"
         module = Random()
         loader = DataLoader(Noisy(), 3, shuffle=True)
         callbacks = [] if resumed else [SaveAt(path, save_at)]
@@ -88,45 +116,53 @@ def run(
         trainer.fit(module, loader, ckpt_path=str(path) if resumed else None)
         return module.trajectory
 
-    return values(learners(num, program))
+    return in_every_mode(num, program, list(cases))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def of_two(folder: Path) -> Trajectories:
+    """Whole runs of two learners, which leave their checkpoints in the folder."""
+    return run(2, OF_TWO, folder, resumed=False)
 
 
 def rest_of(trajectory: dict[int, Tensor], step: int) -> dict[int, Tensor]:
     return {at: weights for at, weights in trajectory.items() if at > step}
 
 
-@pytest.mark.parametrize(
-    ("num", "save_at", "dials"),
-    [
-        (2, SAVE_AT, {}),
-        (2, NUM_BATCHES, {}),
-        (2, NUM_BATCHES + 3, {"topology": "random_pairs", "gossip_every": 2}),
-        (2, SAVE_AT, {"communication": "delay_by_one"}),
-        (2, SAVE_AT, {"communication": "async", "topology": ALONE}),
-        (2, SAVE_AT, {"communication": "async", "super_learner_size": 2}),
-        (4, SAVE_AT, {"super_learner_size": 2}),
-    ],
-)
-def test_a_resume_equals_the_run_that_was_not_interrupted(
-    tmp_path: Path, num: int, save_at: int, dials: dict[str, Any]
-) -> None:
-    path = tmp_path / "a.ckpt"
-    whole = run(num, path, resumed=False, save_at=save_at, **dials)
-    resumed = run(num, path, resumed=True, **dials)
-    for before, after in zip(whole, resumed, strict=True):
+def expect_rest(whole: Trajectories, resumed: Trajectories, name: str) -> None:
+    save_at = (OF_TWO | OF_FOUR)[name].save_at
+    for before, after in zip(whole[name], resumed[name], strict=True):
         expected = rest_of(before, save_at)
-        assert list(after) == list(expected) == list(range(save_at + 1, 17))
-        assert all(after[step].equal(expected[step]) for step in expected)
+        assert list(after) == list(expected) == list(range(save_at + 1, 17)), name
+        assert all(after[step].equal(expected[step]) for step in expected), name
+
+
+def test_a_resume_equals_the_run_that_was_not_interrupted(
+    folder: Path, of_two: Trajectories
+) -> None:
+    resumed = run(2, OF_TWO, folder, resumed=True)
+    for name in OF_TWO:
+        expect_rest(of_two, resumed, name)
+
+
+def test_so_does_one_of_super_learners_of_two(tmp_path: Path) -> None:
+    whole, resumed = (run(4, OF_FOUR, tmp_path, again) for again in (False, True))
+    for name in OF_FOUR:
+        expect_rest(whole, resumed, name)
 
 
 @pytest.mark.parametrize(("num", "size"), [(3, 1), (2, 2), (1, 1)])
 def test_a_resume_with_another_number_starts_from_the_consensus(
-    tmp_path: Path, num: int, size: int
+    folder: Path, of_two: Trajectories, num: int, size: int
 ) -> None:
-    path = tmp_path / "a.ckpt"
-    dials = {"topology": ALONE, "communication": "async"}
-    before = run(2, path, resumed=False, **dials)
-    consensus = torch.stack([trajectory[SAVE_AT] for trajectory in before]).mean(0)
+    path = folder / "alone.ckpt"
+    saved = [trajectory[SAVE_AT] for trajectory in of_two["alone"]]
+    consensus = torch.stack(saved).mean(0)
 
     class Begins(Random):
         start: Tensor
@@ -137,7 +173,7 @@ def test_a_resume_with_another_number_starts_from_the_consensus(
 
     def program(rank: int) -> Tensor:
         module = Begins()
-        strategy = gossip(super_learner_size=size, save_learners=True, **dials)
+        strategy = gossip(super_learner_size=size, save_learners=True, **NOBODY)
         trainer = trainer_of(strategy, num, max_epochs=2)
         trainer.fit(module, DataLoader(Noisy(), 3), ckpt_path=str(path))
         return module.start
@@ -146,10 +182,9 @@ def test_a_resume_with_another_number_starts_from_the_consensus(
         torch.testing.assert_close(start, consensus)
 
 
-def test_what_is_kept_is_plain_data(tmp_path: Path) -> None:
-    path = tmp_path / "a.ckpt"
-    run(2, path, resumed=False)
-    checkpoint = torch.load(path, weights_only=True)
+@pytest.mark.usefixtures("of_two")
+def test_what_is_kept_is_plain_data(folder: Path) -> None:
+    checkpoint = torch.load(folder / "within an epoch.ckpt", weights_only=True)
     assert checkpoint["lightning_adpsgd/samples"] == 2 * SAVE_AT * 3
     kept = checkpoint["lightning_adpsgd"]
     assert len(kept) == 2

@@ -1,17 +1,14 @@
 """The transport of islands: the promises of the others, and peers that come and go."""
 
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
-from lightning_adpsgd.gossip.members import Members
-from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
-from lightning_adpsgd.topology.named import find_topology
-from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.transport.base import (
     PeerLost,
     Transport,
@@ -28,6 +25,7 @@ from tests.helpers import (
     PATIENCE_S,
     Swap,
     engine_threads,
+    engines_over,
     random_rows,
     running,
     settle,
@@ -267,7 +265,7 @@ def test_engines_over_links_keep_the_mean(size: int) -> None:
     rows = random_rows(size, length=5000)
     vectors = [row.clone() for row in rows]
     with linked(size) as transports:
-        gossips = make_engines(vectors, transports, "ring")
+        gossips = engines_over(transports, vectors, "ring", chunk_elements=700)
         with running(gossips):
             together(
                 [
@@ -281,23 +279,6 @@ def test_engines_over_links_keep_the_mean(size: int) -> None:
     assert not any(name.startswith("adpsgd-a") for name in engine_threads())
 
 
-def make_engines(
-    vectors: list[Tensor], transports: list[Transport] | list[LinkTransport], name: str
-) -> list[Gossip]:
-    schedule = Schedule(find_topology(name), len(vectors), 1.0)
-    options = GossipOptions(timeout=PATIENCE, chunk_elements=700)
-    return [
-        Gossip(
-            [vector],
-            transport,
-            SuperLearnerGroup(),
-            Members.fixed(schedule, transport.index),
-            options,
-        )
-        for vector, transport in zip(vectors, transports, strict=True)
-    ]
-
-
 def train(vector: Tensor, gossip: Gossip) -> None:
     for _ in range(30):
         gossip.before_update()
@@ -305,10 +286,10 @@ def train(vector: Tensor, gossip: Gossip) -> None:
         gossip.after_update()
 
 
-def lockstep(transports: list[Transport] | list[LinkTransport]) -> list[Tensor]:
+def lockstep(transports: Sequence[Transport]) -> list[Tensor]:
     """Ten rounds of two engines, each with one exchange once both have stepped."""
     vectors = [row.clone() for row in random_rows(2, length=5000)]
-    gossips = make_engines(vectors, transports, "complete")
+    gossips = engines_over(transports, vectors, "complete", chunk_elements=700)
     with running(gossips):
         for number in range(1, 11):
             first = 0 if number.bit_count() % 2 else 1
@@ -323,7 +304,7 @@ def lockstep(transports: list[Transport] | list[LinkTransport]) -> list[Tensor]:
 
 
 def test_engines_over_links_do_what_they_do_over_threads() -> None:
-    expected = lockstep(list(ThreadTransport.connect(2)))
+    expected = lockstep(ThreadTransport.connect(2))
     with linked(2) as transports:
         got = lockstep(transports)
     assert torch.equal(torch.stack(got), torch.stack(expected))
