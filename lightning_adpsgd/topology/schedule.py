@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_adpsgd.topology.matrices import check_mixing
 from lightning_adpsgd.topology.named import Topology
-from lightning_adpsgd.topology.topology import Part, check_part, equal_shares
+from lightning_adpsgd.topology.topology import RoundPart, check_part, equal_shares
 
 _SIZES_TO_TRY = range(1, 9)
 
@@ -44,7 +44,7 @@ class Schedule:
         check_mixing(matrix)
         return matrix
 
-    def part(self, index: int, round: int) -> Part:
+    def part(self, index: int, round: int) -> RoundPart:
         """The checked shares that `index` takes and gives, before the gain."""
         part = self.topology.part(index, self.num_super_learners, round, self.seed)
         check_part(part)

@@ -22,7 +22,7 @@ from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.mixing.synchronous import make_rounds
 from lightning_adpsgd.virtual.row_exchanges import (
     CommunicationSide,
-    Exchanges,
+    RowExchanges,
     message_bytes,
 )
 from lightning_adpsgd.virtual.row_rounds import RowMixer, stretch_length
@@ -236,7 +236,7 @@ class AsynchronousLearners(VirtualLearners):
         ]
         wire_dtype = dials.wire_dtype
         assert wire_dtype != "auto"  # refused: nothing is measured here
-        self._exchanges = Exchanges(self._sides, wire_dtype)
+        self._exchanges = RowExchanges(self._sides, wire_dtype)
         self._timeline = Asynchronous(
             scenario,
             sum(vector.nbytes for vector in self.rows.vectors(0)),

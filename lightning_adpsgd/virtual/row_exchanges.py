@@ -25,7 +25,7 @@ from lightning_adpsgd.mixing.super_learner import (
     Votes,
 )
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.virtual.timeline import Exchange
+from lightning_adpsgd.virtual.timeline import SimulatedExchange
 from lightning_adpsgd.weights.replica import Part, Replica, to_averaging_dtype
 from lightning_adpsgd.weights.worker import InlineWorker
 
@@ -120,7 +120,7 @@ class _Read(NamedTuple):
     step: int
 
 
-class Exchanges:
+class RowExchanges:
     """The exchanges under way between sides, from reading weights to changing them.
 
     Both ends are read when an exchange begins. (The engine reads chunk by chunk during
@@ -139,11 +139,11 @@ class Exchanges:
     ) -> None:
         self._sides, self._wire_dtype = sides, wire_dtype
         # By end. A missing end has not changed since the exchange began.
-        self._read: dict[Exchange, dict[int, _Read]] = {}
-        self._of_end = defaultdict[int, dict[Exchange, None]](dict)
+        self._read: dict[SimulatedExchange, dict[int, _Read]] = {}
+        self._of_end = defaultdict[int, dict[SimulatedExchange, None]](dict)
         self._codecs: dict[tuple[int, int, int], dict[torch.dtype, Codec]] = {}
 
-    def begin(self, exchange: Exchange) -> None:
+    def begin(self, exchange: SimulatedExchange) -> None:
         """Begins an exchange: both ends count as read from now on."""
         self._read[exchange] = {}
         for end in exchange.ends:
@@ -158,7 +158,7 @@ class Exchanges:
             if super_learner not in self._read[exchange]:
                 self._read_end(exchange, super_learner)
 
-    def end(self, exchange: Exchange) -> None:
+    def end(self, exchange: SimulatedExchange) -> None:
         """Changes both ends by what was read: ``d += a (theirs - mine)``."""
         read = self._read.pop(exchange)
         for end in exchange.ends:
@@ -180,19 +180,19 @@ class Exchanges:
             step = read[end].step if end in read else side.replica.step
             side.ended(step, num_bytes, finite)
 
-    def _read_end(self, exchange: Exchange, end: int) -> None:
+    def _read_end(self, exchange: SimulatedExchange, end: int) -> None:
         side = self._sides[end]
         numbers = range(len(side.parts))
         messages = [self._read_part(exchange, end, number) for number in numbers]
         self._read[exchange][end] = _Read(messages, side.replica.step)
 
-    def _look_at(self, exchange: Exchange, end: int, number: int) -> Tensor:
+    def _look_at(self, exchange: SimulatedExchange, end: int, number: int) -> Tensor:
         """The message of a part, or its weights in place if they equal the message."""
         part = self._sides[end].parts[number]
         plain = part.plain if self._wire_dtype in (None, part.dtype) else None
         return self._read_part(exchange, end, number) if plain is None else plain
 
-    def _read_part(self, exchange: Exchange, end: int, number: int) -> Tensor:
+    def _read_part(self, exchange: SimulatedExchange, end: int, number: int) -> Tensor:
         part = self._sides[end].parts[number]
         device = self._sides[end].replica.device
         codec = self._codecs_of(exchange, end)[part.dtype]
@@ -206,7 +206,7 @@ class Exchanges:
         return message
 
     def _change(
-        self, exchange: Exchange, number: int, mine: Tensor, theirs: Tensor
+        self, exchange: SimulatedExchange, number: int, mine: Tensor, theirs: Tensor
     ) -> bool:
         """Adds opposite changes to a part at both ends, unless they are non-finite."""
         parts = [self._sides[end].parts[number] for end in exchange.ends]
@@ -223,7 +223,9 @@ class Exchanges:
             asked.change(kept, mine, change, place)
         return finite
 
-    def _codecs_of(self, exchange: Exchange, end: int) -> dict[torch.dtype, Codec]:
+    def _codecs_of(
+        self, exchange: SimulatedExchange, end: int
+    ) -> dict[torch.dtype, Codec]:
         lane = (exchange.asker, exchange.asked, end)
         if lane not in self._codecs:
             replica = self._sides[end].replica
