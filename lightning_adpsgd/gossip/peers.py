@@ -368,7 +368,7 @@ class Peers:
                 self._answer_word(peer, lane, word)
         finally:
             self._traffic.declined_by(peer, self._section)
-        self._members.left(peer, lane.heard_number > 0, self._section)
+        self._members.on_left(peer, lane.heard_number > 0, self._section)
 
     def _answer_word(self, peer: int, lane: Lane, word: int) -> None:
         if word == PULL:
@@ -418,4 +418,4 @@ class Peers:
             work()
         except PeerLost as error:
             if not (is_known.is_set() or self._threads.leaving.is_set()):
-                self._members.lost(peer, error)
+                self._members.on_lost(peer, error)

@@ -33,7 +33,7 @@ from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.joining import Joining, Timeouts
-from lightning_adpsgd.islands.mean import Mean, Total, consensus_of
+from lightning_adpsgd.islands.mean import Mean, Total, consensus_over_shards
 from lightning_adpsgd.islands.members import Member
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.membership_reader import (
@@ -246,7 +246,7 @@ class Island:
         mine = torch.tensor(mean[1:], dtype=torch.float64, device="cpu")
         all_of_them = [torch.zeros_like(mine) for _ in range(self._group.size)]
         self._group.gather(mine, all_of_them, self._options.timeout)
-        return consensus_of([shares.tolist() for shares in all_of_them])
+        return consensus_over_shards([shares.tolist() for shares in all_of_them])
 
     def note(self, samples: int, epochs: int) -> Position | None:
         """Records that training on a batch begins.
