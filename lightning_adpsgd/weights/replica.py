@@ -130,12 +130,15 @@ class Part:
         self._taken = None
 
 
-class Span:
-    """Several parts, one after another, that an exchange treats as one."""
+class Chunk:
+    """Parts in order: the unit of a copy, and the content of the longest messages.
+
+    Exchanges treat shorter ones as one part.
+    """
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self.place, self.dtype = parts[0].place, parts[0].dtype
-        self._parts, self._lengths = parts, [len(part) for part in parts]
+        self.parts, self.place, self.dtype = parts, parts[0].place, parts[0].dtype
+        self._lengths = [len(part) for part in parts]
         self._length = sum(self._lengths)
 
     def __len__(self) -> int:
@@ -143,45 +146,22 @@ class Span:
 
     def read(self, into: Tensor) -> None:
         """Reads x = w + d, as `Part.read`."""
-        pieces = torch.split_with_sizes(into, self._lengths)
-        for part, piece in zip(self._parts, pieces, strict=True):
+        for part, piece in zip(self.parts, self.split(into), strict=True):
             part.read(piece)
 
     def add(self, change: Tensor, weight: float) -> None:
         """Adds an exchange at this end, as `Part.add`."""
-        pieces = torch.split_with_sizes(change, self._lengths)
-        for part, piece in zip(self._parts, pieces, strict=True):
+        for part, piece in zip(self.parts, self.split(change), strict=True):
             part.add(piece, weight)
-
-
-class Chunk:
-    """Parts in order: the unit of a copy, and the content of the longest messages."""
-
-    def __init__(self, parts: list[Part]) -> None:
-        self.parts = parts
-        self._lengths = [len(part) for part in parts]
-
-    def __len__(self) -> int:
-        return sum(self._lengths)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision in which averages are taken."""
-        return self.parts[0].dtype
-
-    def read(self, into: Tensor) -> None:
-        """Reads x = w + d of all parts."""
-        for part, its_own in zip(self.parts, self.split(into), strict=True):
-            part.read(its_own)
 
     def show(self, weights: Sequence[Tensor]) -> None:
         """Makes exchanges read other weights instead of w, part by part."""
         for part, shown in zip(self.parts, weights, strict=True):
             part.show(shown)
 
-    def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
+    def split(self, tensor: Tensor) -> Sequence[Tensor]:
         """Splits a tensor of the chunk's length into views, one for each part."""
-        return tensor.split(self._lengths)
+        return torch.split_with_sizes(tensor, self._lengths)
 
     @property
     def changed(self) -> bool:
