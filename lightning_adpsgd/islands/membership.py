@@ -35,7 +35,7 @@ from lightning_adpsgd.islands.members import (
     ahead_of,
 )
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
-from lightning_adpsgd.islands.service import Service, ServiceThread
+from lightning_adpsgd.islands.service import ServiceThread
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Membership(ServiceThread):
         self._away_since = 0.0
         self._store: MemberStore | None = None
         self._begins_list, self._empty_since = False, 0.0
-        self.services: list[Service] = [self]
+        self.services: list[ServiceThread] = [self]
         self._dead, self._evicted = set[str](), set[str]()
         self._last_turn = time.monotonic()
         self.list_read_at = self._last_turn

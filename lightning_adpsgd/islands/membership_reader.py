@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.islands.members import Heartbeat, Member, MemberList
 from lightning_adpsgd.islands.membership import Membership
-from lightning_adpsgd.islands.service import Service, ServiceThread
+from lightning_adpsgd.islands.service import ServiceThread
 
 _KEY, _THREAD = "membership", "adpsgd-members"
 
@@ -60,7 +60,7 @@ class MembershipReader(ServiceThread):
         self.left, self.steps_of, self.outage = frozenset[str](), dict[int, int](), ""
         self.is_in, self._text = False, ""
         self._last_turn = self.list_read_at = time.monotonic()
-        self.services: list[Service] = [self]
+        self.services: list[ServiceThread] = [self]
 
     @property
     def is_awake(self) -> bool:
