@@ -89,7 +89,7 @@ class IslandPool(ServiceThread):
         self._lease: Lease | None = None
         self._closed: list[Lease] = []
         self._asked, self._is_alone, self._told_alone = False, False, False
-        self._last_turn = 0.0
+        self._heard_at = 0.0
         self.away = ""
         self._store: Store | None = None
         self._written, self._random = set[int](), random.Random()
@@ -199,13 +199,13 @@ class IslandPool(ServiceThread):
         ledger = lease.ledger
         if lease.ahead or ledger.is_over:
             return True
-        if not waits and (not ledger.left or self._last_turn > begin):
+        if not waits and (not ledger.left or self._heard_at > begin):
             return True  # nothing is left, or only units left to others
         self._is_alone = bool(self.away) or self._hears_nothing(lease, begin)
         return self._is_alone
 
     def _hears_nothing(self, lease: Lease, begin: float) -> bool:
-        silent_s = time.monotonic() - max(begin, self._last_turn)
+        silent_s = time.monotonic() - max(begin, self._heard_at)
         near, times = lease.is_near_its_end, self._times
         return silent_s > (times.end_s if near else times.answer_s)
 
@@ -365,7 +365,7 @@ class IslandPool(ServiceThread):
     def _note_presence(self, lease: Lease) -> None:
         with self._state:
             if lease.ledger.is_settled:
-                self._last_turn, self.away = time.monotonic(), ""
+                self._heard_at, self.away = time.monotonic(), ""
                 told, self._told_alone = self._told_alone, False
                 self._state.notify_all()
             else:

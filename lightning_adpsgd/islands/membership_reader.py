@@ -59,13 +59,13 @@ class MembershipReader(ServiceThread):
         self.member, self.members = Member(-1, "", "", ()), MemberList()
         self.left, self.steps_of, self.outage = frozenset[str](), dict[int, int](), ""
         self.is_in, self._text = False, ""
-        self._last_turn = self.list_read_at = time.monotonic()
+        self._awake_at = self.list_read_at = time.monotonic()
         self.services: list[ServiceThread] = [self]
 
     @property
     def is_awake(self) -> bool:
         """Whether the thread has read the store recently."""
-        return time.monotonic() - self._last_turn <= self._heartbeat.silence_s
+        return time.monotonic() - self._awake_at <= self._heartbeat.silence_s
 
     def enter(self, seconds: float = 0.0) -> bool:
         """Waits until the first learner has entered; returns whether it has."""
@@ -88,7 +88,7 @@ class MembershipReader(ServiceThread):
 
     @override
     def _rest(self) -> None:
-        self._last_turn = time.monotonic()
+        self._awake_at = time.monotonic()
         self._state.wait(self._heartbeat.interval_s)
 
     @override

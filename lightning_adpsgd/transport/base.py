@@ -112,4 +112,3 @@ def lane_of(asker: int, answerer: int) -> int:
 
 
 SYNCHRONOUS_LANE = 2
-AVERAGING = "averaging over all super-learners"
