@@ -116,7 +116,7 @@ class IslandPool(ServiceThread):
         num_units: Callable[[Terms], int],
         num_finished: Callable[[], int],
     ) -> Terms:
-        """Begins an epoch; see `batches.Pool`."""
+        """Begins an epoch; see `claims.ClaimCounter`."""
         num = num_units(terms)
         ledger = Ledger(uuid.uuid4().hex, terms, ((0, num),) if num else ())
         is_first = self._lease is None
@@ -134,7 +134,7 @@ class IslandPool(ServiceThread):
         return agreed
 
     def next(self, num_held: int, waits: bool) -> Claim:
-        """Claims the next unit; see `batches.Pool`."""
+        """Claims the next unit; see `claims.ClaimCounter`."""
         lease, begin = self._current, time.monotonic()
         with self._state:
             lease.is_awaited, self._is_alone = waits, False
@@ -150,7 +150,7 @@ class IslandPool(ServiceThread):
         return Claim(number, lease.num_claimed, lease.has_ended)
 
     def remaining(self, held: Ranges) -> Ranges | None:
-        """The units that are not finished; see `batches.Pool`."""
+        """The units that are not finished; see `claims.ClaimCounter`."""
         with self._state:
             if (lease := self._lease) is None:
                 return None
@@ -296,9 +296,7 @@ class IslandPool(ServiceThread):
         for _ in range(_TRIES):
             found = _parsed(signatures.read(text, key), lease)
             if found is None:
-                with self._state:
-                    known = lease.ledger.begun_anew(self.own, uuid.uuid4().hex)
-                text = _put(store, key, text, signatures.sign(known.to_json(), key))
+                text = self._begin_anew(store, key, text, lease)
                 continue
             with self._state:
                 plan = lease.plan(found, self._gone(found))
@@ -327,12 +325,16 @@ class IslandPool(ServiceThread):
         if lease.number in self._written:
             # This one has a time limit of its own, also where the link is cut.
             return _text(store, key)
+        text = self._begin_anew(store, key, "", lease)
+        self._written.add(lease.number)
+        return text
+
+    def _begin_anew(self, store: Store, key: str, text: str, lease: Lease) -> str:
+        """Writes this island's ledger in the place of a text; returns what is there."""
         with self._state:
             known = lease.ledger.begun_anew(self.own, uuid.uuid4().hex)
         wanted = self._rendezvous.signatures.sign(known.to_json(), key)
-        text = _put(store, key, "", wanted)
-        self._written.add(lease.number)
-        return text
+        return store.compare_set(key, text, wanted).decode("utf-8", "replace")
 
     def _applied(self, lease: Lease, plan: Plan) -> None:
         with self._state:
@@ -390,10 +392,6 @@ def _parsed(text: str | None, lease: Lease) -> Ledger | None:
     except ValueError as error:
         _log.warning("the pool of batches starts over: %s", error)
         return None
-
-
-def _put(store: Store, key: str, text: str, wanted: str) -> str:
-    return store.compare_set(key, text, wanted).decode("utf-8", "replace")
 
 
 def _text(store: Store, key: str) -> str:

@@ -200,8 +200,9 @@ class Gossip(Communication, Exchanges):
         left = self.say_goodbye(self._options.timeout.total_seconds())
         if left:
             raise RuntimeError(
-                f"threads {left} of learner {self.members.live_schedule.own} did not "
-                f"end within {self._options.timeout}: their peers have not said goodbye"
+                f"threads {left} of super-learner {self.members.live_schedule.own} did "
+                f"not end within {self._options.timeout}: their peers have not said "
+                "goodbye"
             )
 
     def say_goodbye(self, seconds: float) -> list[str]:
@@ -403,8 +404,8 @@ class Gossip(Communication, Exchanges):
         limit = 2 * self._options.timeout.total_seconds()
         if not self.threads.wait_for(condition, limit):
             raise RuntimeError(
-                f"learner {self.members.live_schedule.own} waited {limit:g} s for "
-                f"{what}; raise `timeout` if the network is that slow"
+                f"super-learner {self.members.live_schedule.own} waited {limit:g} s "
+                f"for {what}; raise `timeout` if the network is that slow"
             )
 
     def _leave(self) -> None:

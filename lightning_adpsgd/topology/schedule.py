@@ -56,13 +56,13 @@ class Schedule:
 
     def is_mean(self, round: int) -> bool:
         """Whether all super-learners take the exact mean, as an all-reduce computes."""
+        size, first = self.num_super_learners, self.first_like(round)
+        return _is_mean(self.topology, size, first, self.seed)
+
+    def first_like(self, round: int) -> int:
+        """The first round that has the matrix of this one, by the topology's period."""
         period = self.topology.period(self.num_super_learners)
-        return _is_mean(
-            self.topology,
-            self.num_super_learners,
-            round % period if period else round,
-            self.seed,
-        )
+        return round % period if period else round
 
 
 class LiveSchedule(NamedTuple):

@@ -149,9 +149,8 @@ def stretch_length(num_rows: int, device: torch.device) -> int:
 @lru_cache(maxsize=32)
 def _changing(schedule: Schedule, round: int) -> Tensor:
     """``(T_gamma - 1)^T`` of a round."""
-    period = schedule.topology.period(schedule.num_super_learners)
-    if period and round >= period:
-        return _changing(schedule, round % period)
+    if (first := schedule.first_like(round)) < round:
+        return _changing(schedule, first)
     mixing = with_gain(schedule.mixing(round), schedule.gain)
     return (mixing - identity(len(mixing))).T
 

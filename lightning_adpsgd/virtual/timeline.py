@@ -90,9 +90,8 @@ class Scenario:
 @lru_cache(maxsize=32)
 def parts_of(schedule: Schedule, round: int) -> tuple[RoundPart, ...]:
     """The checked shares that each super-learner takes and gives in a round."""
-    period = schedule.topology.period(schedule.num_super_learners)
-    if period and round >= period:
-        return parts_of(schedule, round % period)
+    if (first := schedule.first_like(round)) < round:
+        return parts_of(schedule, first)
     return tuple(schedule.part(i, round) for i in range(schedule.num_super_learners))
 
 
