@@ -116,8 +116,7 @@ class Gossip(Communication, Exchanges):
             (`weights.sections`), each of which has separate exchanges.
 
     Attributes:
-        sections: one `Peers` for each section of the weights.
-        peers: the first of them.
+        peers_by_section: one `Peers` for each section of the weights.
         threads: all that communicate for this learner.
         replica: what exchanges read and change of the weights.
     """
@@ -167,9 +166,9 @@ class Gossip(Communication, Exchanges):
             )
 
         carriers = enumerate((transport, *further))
-        self.sections = [peers_of(*carrier) for carrier in carriers]
+        self.peers_by_section = [peers_of(*carrier) for carrier in carriers]
         self._boundary = pairing and Boundary(
-            *(pairing, group, self.sections, self._account, self.threads),
+            *(pairing, group, self.peers_by_section, self._account, self.threads),
             Patience(options.max_wait),
             timeout,
         )
@@ -181,7 +180,9 @@ class Gossip(Communication, Exchanges):
     def start(self) -> None:
         # Work that this thread has queued on the weights precedes every exchange.
         self.replica.show(self._shards)
-        for peer, peers in product(self.members.live_schedule.peers(), self.sections):
+        for peer, peers in product(
+            self.members.live_schedule.peers(), self.peers_by_section
+        ):
             peers.add(peer)
             peers.answer(peer)
 
@@ -261,13 +262,13 @@ class Gossip(Communication, Exchanges):
             return
         if self._options.order == "step_then_average":
             self._merge()
-        self._take_up()
+        self._adopt_if_given()
         self.replica.updating = False
         self._reload_if_diverged()
         self._wait_if_too_stale()
         if round is not None:
             asked = self.members.live_schedule.asks(round)
-            for peers in self.sections:
+            for peers in self.peers_by_section:
                 peers.call(asked)
         if self._group.index == 0 and self.members.own_is_first:
             self._traffic.report_rate()
@@ -333,7 +334,7 @@ class Gossip(Communication, Exchanges):
             PeerLost, TimeoutError: They did not come within so many seconds.
         """
         deadline = time.monotonic() + seconds
-        pulls = [peers.pull(peer) for peers in self.sections]
+        pulls = [peers.pull(peer) for peers in self.peers_by_section]
         found = [one.result(max(0.0, deadline - time.monotonic())) for one in pulls]
         values = [value for pulled in found for value in pulled.values]
         return Pulled(max(pulled.position for pulled in found), values)
@@ -354,7 +355,7 @@ class Gossip(Communication, Exchanges):
 
     # --- private
 
-    def _take_up(self) -> None:
+    def _adopt_if_given(self) -> None:
         adoption, self._adoption = self._adoption, None
         if adoption is not None:
             values, adopted = adoption
@@ -389,7 +390,7 @@ class Gossip(Communication, Exchanges):
             return
         # All of them, in turn or not: two stale ends must not wait for each other to
         # ask, nor one of them for a straggler.
-        for peers in self.sections:
+        for peers in self.peers_by_section:
             peers.call_all()
         # An exchange that training waits for does not rest, whatever it costs.
         self._traffic.hurry_on()
@@ -411,5 +412,5 @@ class Gossip(Communication, Exchanges):
     def _leave(self) -> None:
         self.threads.leaving.set()
         self._traffic.hurry_on()
-        for peers in self.sections:
+        for peers in self.peers_by_section:
             peers.call_all()

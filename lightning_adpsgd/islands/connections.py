@@ -106,7 +106,7 @@ class Connections(ServiceThread):
         fail = self.engine.threads.fail
         super().__init__("the thread of connections", "adpsgd-connections", fail)
         self._links = SectionLinks(
-            transports, self.engine.sections, shards, dial_timeout
+            transports, self.engine.peers_by_section, shards, dial_timeout
         )
         self._dialing, self._woken = threading.Lock(), False
         self._posted: list[_Posted] = []
@@ -202,7 +202,7 @@ class Connections(ServiceThread):
             self._stand_apart()
             return
         for one in posted:
-            self._heed(one)
+            self._handle(one)
         self.take_number()
         self._follow_list()
         self._probe_around_without_list()
@@ -234,7 +234,7 @@ class Connections(ServiceThread):
             self._ask_nobody(own.number)
         self._links.rename(own)
 
-    def _heed(self, posted: _Posted) -> None:
+    def _handle(self, posted: _Posted) -> None:
         number, event, reason = posted
         same = (one for one in self._present() if one.member.number == number)
         peer = next(same, None)
