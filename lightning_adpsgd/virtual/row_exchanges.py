@@ -26,7 +26,7 @@ from lightning_adpsgd.mixing.super_learner import (
 )
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.virtual.timeline import SimulatedExchange
-from lightning_adpsgd.weights.replica import Part, Replica, to_averaging_dtype
+from lightning_adpsgd.weights.replica import Part, Replica
 from lightning_adpsgd.weights.worker import InlineWorker
 
 _CHUNK_ELEMENTS = 1 << 20
@@ -44,7 +44,7 @@ class CommunicationSide:
     def __init__(
         self, vectors: list[Tensor], order: Order, num_learners: int = 1
     ) -> None:
-        self._order, self._vectors = order, vectors
+        self._order = order
         self.replica = Replica(vectors, _CHUNK_ELEMENTS, threading.Condition())
         kind = ShardGather if num_learners > 1 else MergeAlone
         self._merger = kind(
@@ -78,17 +78,9 @@ class CommunicationSide:
         self.tally.refused += not finite
         self._unmerged.first_steps.append(first_step)
 
-    def shown(self) -> list[Tensor]:
-        """The vectors of x, one for each vector of w."""
-        found = [to_averaging_dtype(vector) for vector in self._vectors]
-        for into, parts in zip(found, self._parts_of, strict=True):
-            for part, stretch in zip(parts, into.split(len(parts[0])), strict=True):
-                part.read(stretch)
-        return found
-
     def awaits_merge(self, number: int, begin: int) -> bool:
         """Whether x differs from w in the part of a vector around an element."""
-        return not self._part(number, begin).is_plain
+        return self._part(number, begin).plain is None
 
     def add_awaiting(self, into: Tensor, number: int, begin: int) -> None:
         """Turns a stretch of vector `number`, within one part, from w into x."""

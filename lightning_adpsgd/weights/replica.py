@@ -60,14 +60,10 @@ class Part:
         return self._length
 
     @property
-    def is_plain(self) -> bool:
-        """Whether x is w."""
-        return not (self.changed or self._keeps_rest) and self._taken is None
-
-    @property
     def plain(self) -> Tensor | None:
         """The memory of w, if x is w; not to be written to."""
-        return self._shown if self.is_plain else None
+        differs = self.changed or self._keeps_rest or self._taken is not None
+        return None if differs else self._shown
 
     def add_awaiting(self, into: Tensor, begin: int) -> None:
         """Turns a slice of w, from element `begin` of this part on, into one of x."""
@@ -154,19 +150,9 @@ class Chunk:
         for part, piece in zip(self.parts, self.split(change), strict=True):
             part.add(piece, weight)
 
-    def show(self, weights: Sequence[Tensor]) -> None:
-        """Makes exchanges read other weights instead of w, part by part."""
-        for part, shown in zip(self.parts, weights, strict=True):
-            part.show(shown)
-
     def split(self, tensor: Tensor) -> Sequence[Tensor]:
         """Splits a tensor of the chunk's length into views, one for each part."""
         return torch.split_with_sizes(tensor, self._lengths)
-
-    @property
-    def changed(self) -> bool:
-        """Whether an exchange changed a part since the last merge."""
-        return any(part.changed for part in self.parts)
 
 
 class Replica:
@@ -227,9 +213,10 @@ class Replica:
 
     def show(self, shards: Sequence[Tensor]) -> None:
         """Makes exchanges read these weights, until called with w again."""
-        for chunk, shown in zip(self.chunks, self.views(shards), strict=True):
+        for chunk, views in zip(self.chunks, self.views(shards), strict=True):
             with self.guard:
-                chunk.show(shown)
+                for part, shown in zip(chunk.parts, views, strict=True):
+                    part.show(shown)
 
     def snapshot(self, chunks: Sequence[Chunk] | None = None) -> list[Tensor]:
         """Copies x of some or all chunks to the host; for a thread that may wait.
@@ -292,9 +279,11 @@ class Replica:
         Returns:
             The numbers of the chunks whose d was moved.
         """
-        changed = [n for n, chunk in enumerate(self.chunks) if chunk.changed]
-        for number in changed:
-            chunk = self.chunks[number]
+        changed = list[int]()
+        for number, chunk in enumerate(self.chunks):
+            if not any(part.changed for part in chunk.parts):
+                continue
+            changed.append(number)
             for part, taken in zip(chunk.parts, chunk.split(into[number]), strict=True):
                 with self._timed_guard():
                     if part.changed:
