@@ -8,8 +8,9 @@ exchange are in one memory, so there is no transport and there are no threads.
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -45,13 +46,18 @@ class CommunicationSide:
         self, vectors: list[Tensor], order: Order, num_learners: int = 1
     ) -> None:
         self._order = order
-        self.replica = Replica(vectors, _CHUNK_ELEMENTS, threading.Condition())
+        # Each vector is a section, so that none shares a chunk with another.
+        counts, state = [1] * len(vectors), threading.Condition()
+        self.replica = Replica(vectors, _CHUNK_ELEMENTS, state, counts)
         kind = ShardGather if num_learners > 1 else MergeAlone
         self._merger = kind(
             vectors, self.replica, SuperLearnerGroup(), _NO_WAIT, InlineWorker()
         )
-        self.parts = [p for chunk in self.replica.chunks for p in chunk.parts]
-        self._parts_of = list(_by_vector(self.parts, vectors))
+        self._parts_of = [
+            [part for chunk in section for part in chunk.parts]
+            for section in self.replica.sections
+        ]
+        self.parts = [*chain.from_iterable(self._parts_of)]
         self.tally = Tally()
         self._unmerged = Unmerged(self.tally)
 
@@ -93,18 +99,6 @@ class CommunicationSide:
     def _merge(self) -> None:
         self._merger.merge(Votes())
         self._unmerged.merged(self.replica.step + self._merger.steps_late)
-
-
-def _by_vector(
-    parts: Sequence[Part], vectors: Sequence[Tensor]
-) -> Iterator[list[Part]]:
-    rest = iter(parts)
-    for vector in vectors:
-        left, mine = len(vector), list[Part]()
-        while left:
-            mine.append(part := next(rest))
-            left -= len(part)
-        yield mine
 
 
 class _Read(NamedTuple):
@@ -194,7 +188,7 @@ class RowExchanges:
             return weights
         length = codec.length(len(part))
         message = torch.empty(length, dtype=codec.dtype, device=device)
-        codec.encode(weights, message, part.place)
+        codec.encode(weights, message, number)
         return message
 
     def _change(
@@ -202,17 +196,17 @@ class RowExchanges:
     ) -> bool:
         """Adds opposite changes to a part at both ends, unless they are non-finite."""
         parts = [self._sides[end].parts[number] for end in exchange.ends]
-        dtype, place = parts[0].dtype, parts[0].place
+        dtype = parts[0].dtype
         asker, asked = (self._codecs_of(exchange, e)[dtype] for e in exchange.ends)
         # The codec of the asker may overwrite theirs.
         kept = theirs.clone() if asked.remembers else theirs
         change = torch.empty(len(parts[0]), dtype=dtype, device=mine.device)
-        finite = math.isfinite(asker.change(mine, theirs, change, place))
+        finite = math.isfinite(asker.change(mine, theirs, change, number))
         if finite:
             parts[0].add(change, exchange.weight)
             parts[1].add(change, -exchange.weight)
         if asked.remembers:
-            asked.change(kept, mine, change, place)
+            asked.change(kept, mine, change, number)
         return finite
 
     def _codecs_of(

@@ -94,3 +94,20 @@ def test_what_an_exchange_gives_its_ends_is_opposite_to_the_last_bit() -> None:
         weight.zero_()  # what is shown then is what was given
     assert torch.equal(read(sides[0]), given)
     assert torch.equal(read(sides[1]), -given)
+
+
+def test_the_parts_of_a_vector_begin_with_it() -> None:
+    """Beside another of its dtype, as complex weights are once they are real."""
+    length, stretch = 1 << 20, 1 << 18
+    sides = [
+        CommunicationSide(
+            [torch.full((n,), x) for n in (5, length)], "step_then_average"
+        )
+        for x in (0.0, 2.0)
+    ]
+    exchanges = RowExchanges(sides, None)
+    exchanges.begin(exchange := SimulatedExchange(0, 1, 0.5))
+    exchanges.end(exchange)
+    for begin in range(0, length, stretch):
+        sides[0].add_awaiting(into := torch.zeros(stretch), 1, begin)
+        assert torch.equal(into, torch.ones(stretch))
