@@ -236,8 +236,8 @@ class Island:
             if (pulled := self._connections.pull(number, seconds)) is not None:
                 total.add(pulled.values)
 
-    def average(self, vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
-        """Replaces the weights by the mean over the islands that answer."""
+    def average(self) -> Consensus:
+        """Replaces the weights here by the mean over the islands that answer."""
         mean = self.mean()
         self.engine.write(mean.values)
         gather_shards(self._vectors, self._group, self._options.timeout)
