@@ -109,7 +109,6 @@ class Gossip(Communication, Exchanges):
         vectors: weights that this learner holds.
         transport: connection to the counterparts in the other super-learners; with
             several sections, to those of the first section.
-        group: learners of this super-learner.
         members: super-learners to exchange with; two that meet alone use a = gain / 2.
         on_error: function called once, by a communication thread that ends the learner.
         further: connections to the counterparts of the learner's further sections

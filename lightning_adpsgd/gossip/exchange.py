@@ -118,7 +118,6 @@ class Lanes:
         transport: connection to the owners of the section.
         chunks: what is exchanged of the replica.
         buffers: memory of exchanges, which the lanes of all sections share.
-        timeout: longest wait for one message.
     """
 
     transport: Transport

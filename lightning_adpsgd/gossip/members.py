@@ -21,7 +21,6 @@ class Members:
 
     Args:
         numbers: numbers of the super-learners present at the start.
-        own: number of this super-learner.
         on_lost: function called by a thread that has lost a peer.
         on_left: function called by the answering thread of a peer that stops asking. It
             gets the peer's number, whether it leaves all others as well, and the

@@ -60,7 +60,6 @@ class Transport(ABC):
 
     Attributes:
         index: this super-learner, 0 <= index < size.
-        size: number of super-learners.
         on_device: whether it takes only GPU tensors; otherwise it takes only host
             tensors.
     """

@@ -166,8 +166,6 @@ class Replica:
     Args:
         shards: w, this learner's shard of each flat vector, real and on one device.
             Consecutive shards of one dtype and section share chunks.
-        chunk_elements: number of elements of a chunk.
-        state: lock over d.
         counts: number of shards in each section (`sections`); None: all are in one
             section.
         part_elements: most elements of a part; on a GPU, a part is a chunk.
@@ -175,7 +173,6 @@ class Replica:
     Attributes:
         chunks: chunks of all shards, in order.
         sections: chunks of each section.
-        device: device of w and d.
         part_elements: number of elements of the longest part.
         guard: `state` and, on a GPU, the order of the streams.
         step: number of optimizer steps that w has seen.
