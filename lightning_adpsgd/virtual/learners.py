@@ -95,9 +95,10 @@ class VirtualLearners(ABC):
 
     def shown(self, index: int) -> list[Tensor]:
         """The weights that peers see: x = w + d of a super-learner."""
-        numbers = range(len(self.rows.matrices))
-        seen = [self._in_stretches([index], number) for number in numbers]
-        return [torch.cat([row for _, (row,) in stretches]) for stretches in seen]
+        return [
+            torch.cat([rows[0] for _, rows in self._in_stretches([index], number)])
+            for number in range(len(self.rows.matrices))
+        ]
 
     # --- the consensus model
 
