@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.transport.base import AVERAGING, PeerLost, Pending, Transport
+from lightning_adpsgd.transport.base import PeerLost, Pending, Transport
 
 
 class ThreadTransport(Transport):
@@ -95,4 +95,6 @@ class _Mailboxes:
         try:
             self._barrier.wait(timeout.total_seconds())
         except threading.BrokenBarrierError as error:
-            raise PeerLost(None, AVERAGING, f"not all came in {timeout}") from error
+            raise PeerLost(
+                None, "averaging over all", f"not all came in {timeout}"
+            ) from error

@@ -12,11 +12,17 @@ returned. A learner that holds more is told that there is no unit at present.
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from typing_extensions import override
 
-from lightning_adpsgd.epochs.claims import Claim, LeaderBroadcast, LearnerIndex
+from lightning_adpsgd.epochs.claims import (
+    Claim,
+    ClaimCounter,
+    LeaderBroadcast,
+    LearnerIndex,
+)
+from lightning_adpsgd.epochs.pool import IslandPool
 from lightning_adpsgd.epochs.ranges import Ranges, as_ranges
 from lightning_adpsgd.epochs.work_units import (
     Epoch,
@@ -27,49 +33,8 @@ from lightning_adpsgd.epochs.work_units import (
     remaining_of,
 )
 
-
-class Pool(Protocol):
-    """The pool of an epoch's work units, which the leader of a super-learner asks."""
-
-    def open(
-        self,
-        number: int,
-        terms: Terms,
-        num_units: Callable[[Terms], int],
-        num_finished: Callable[[], int],
-    ) -> Terms:
-        """Begins an epoch, and ends the previous one.
-
-        Args:
-            terms: terms that this super-learner proposes.
-            num_units: function from terms to the number of units of the epoch.
-            num_finished: function for the number of units from here whose training is
-                complete; any thread may call it.
-        """
-        ...
-
-    def next(self, num_held: int, waits: bool) -> Claim:
-        """Claims the next unit.
-
-        Args:
-            num_held: number of units that this learner has claimed but not begun.
-            waits: whether to wait, at the end of an epoch, until no unit can be
-                returned.
-        """
-        ...
-
-    @property
-    def num_claimed(self) -> int:
-        """The number of units that learners have claimed, as far as known."""
-        ...
-
-    def remaining(self, held: Ranges) -> Ranges | None:
-        """The units that no learner has trained on, given those held here.
-
-        Returns:
-            The units; None if another learner knows them.
-        """
-        ...
+Pool = ClaimCounter | IslandPool
+"""The pool of an epoch's work units, which the leader of a super-learner asks."""
 
 
 class EpochUnderWay:

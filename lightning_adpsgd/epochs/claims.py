@@ -158,7 +158,17 @@ class ClaimCounter:
         num_units: Callable[[Terms], int],
         num_finished: Callable[[], int],
     ) -> Terms:
-        """Begins an epoch; see `batches.Pool`."""
+        """Begins an epoch, and ends the previous one.
+
+        Args:
+            terms: terms that this super-learner proposes.
+            num_units: function from terms to the number of units of the epoch.
+            num_finished: function for the number of units from here whose training is
+                complete; any thread may call it.
+
+        Returns:
+            The terms of all.
+        """
         self._number = number
         self._keys = PrefixStore(f"epoch/{number}", self._store)
         found = self._keys.compare_set("samples", "", terms.fingerprint).decode()
@@ -169,7 +179,13 @@ class ClaimCounter:
         return agreed
 
     def next(self, num_held: int, waits: bool) -> Claim:
-        """Claims the next unit; see `batches.Pool`."""
+        """Claims the next unit.
+
+        Args:
+            num_held: number of units that this learner has claimed but not begun.
+            waits: whether to wait, at the end of an epoch, until no unit can be
+                returned; among islands only.
+        """
         number = self._draw(num_held)
         num_claimed = max(number + 1, self._index.num_super_learners)
         is_last = number >= self._num_units

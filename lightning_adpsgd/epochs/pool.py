@@ -89,7 +89,7 @@ class IslandPool(ServiceThread):
         self._lease: Lease | None = None
         self._closed: list[Lease] = []
         self._asked, self._is_alone, self._told_alone = False, False, False
-        self._last_turn = 0.0
+        self._heard_at = 0.0
         self.away = ""
         self._store: Store | None = None
         self._written, self._random = set[int](), random.Random()
@@ -116,7 +116,7 @@ class IslandPool(ServiceThread):
         num_units: Callable[[Terms], int],
         num_finished: Callable[[], int],
     ) -> Terms:
-        """Begins an epoch; see `batches.Pool`."""
+        """Begins an epoch; see `claims.ClaimCounter`."""
         num = num_units(terms)
         ledger = Ledger(uuid.uuid4().hex, terms, ((0, num),) if num else ())
         is_first = self._lease is None
@@ -134,7 +134,7 @@ class IslandPool(ServiceThread):
         return agreed
 
     def next(self, num_held: int, waits: bool) -> Claim:
-        """Claims the next unit; see `batches.Pool`."""
+        """Claims the next unit; see `claims.ClaimCounter`."""
         lease, begin = self._current, time.monotonic()
         with self._state:
             lease.is_awaited, self._is_alone = waits, False
@@ -150,7 +150,7 @@ class IslandPool(ServiceThread):
         return Claim(number, lease.num_claimed, lease.has_ended)
 
     def remaining(self, held: Ranges) -> Ranges | None:
-        """The units that are not finished; see `batches.Pool`."""
+        """The units that are not finished; see `claims.ClaimCounter`."""
         with self._state:
             if (lease := self._lease) is None:
                 return None
@@ -199,13 +199,13 @@ class IslandPool(ServiceThread):
         ledger = lease.ledger
         if lease.ahead or ledger.is_over:
             return True
-        if not waits and (not ledger.left or self._last_turn > begin):
+        if not waits and (not ledger.left or self._heard_at > begin):
             return True  # nothing is left, or only units left to others
         self._is_alone = bool(self.away) or self._hears_nothing(lease, begin)
         return self._is_alone
 
     def _hears_nothing(self, lease: Lease, begin: float) -> bool:
-        silent_s = time.monotonic() - max(begin, self._last_turn)
+        silent_s = time.monotonic() - max(begin, self._heard_at)
         near, times = lease.is_near_its_end, self._times
         return silent_s > (times.end_s if near else times.answer_s)
 
@@ -296,9 +296,7 @@ class IslandPool(ServiceThread):
         for _ in range(_TRIES):
             found = _parsed(signatures.read(text, key), lease)
             if found is None:
-                with self._state:
-                    known = lease.ledger.begun_anew(self.own, uuid.uuid4().hex)
-                text = _put(store, key, text, signatures.sign(known.to_json(), key))
+                text = self._begin_anew(store, key, text, lease)
                 continue
             with self._state:
                 plan = lease.plan(found, self._gone(found))
@@ -327,12 +325,16 @@ class IslandPool(ServiceThread):
         if lease.number in self._written:
             # This one has a time limit of its own, also where the link is cut.
             return _text(store, key)
+        text = self._begin_anew(store, key, "", lease)
+        self._written.add(lease.number)
+        return text
+
+    def _begin_anew(self, store: Store, key: str, text: str, lease: Lease) -> str:
+        """Writes this island's ledger in the place of a text; returns what is there."""
         with self._state:
             known = lease.ledger.begun_anew(self.own, uuid.uuid4().hex)
         wanted = self._rendezvous.signatures.sign(known.to_json(), key)
-        text = _put(store, key, "", wanted)
-        self._written.add(lease.number)
-        return text
+        return store.compare_set(key, text, wanted).decode("utf-8", "replace")
 
     def _applied(self, lease: Lease, plan: Plan) -> None:
         with self._state:
@@ -365,7 +367,7 @@ class IslandPool(ServiceThread):
     def _note_presence(self, lease: Lease) -> None:
         with self._state:
             if lease.ledger.is_settled:
-                self._last_turn, self.away = time.monotonic(), ""
+                self._heard_at, self.away = time.monotonic(), ""
                 told, self._told_alone = self._told_alone, False
                 self._state.notify_all()
             else:
@@ -390,10 +392,6 @@ def _parsed(text: str | None, lease: Lease) -> Ledger | None:
     except ValueError as error:
         _log.warning("the pool of batches starts over: %s", error)
         return None
-
-
-def _put(store: Store, key: str, text: str, wanted: str) -> str:
-    return store.compare_set(key, text, wanted).decode("utf-8", "replace")
 
 
 def _text(store: Store, key: str) -> str:

@@ -25,7 +25,7 @@ class Boundary:
 
     Args:
         pairing: rules, and what was agreed on; guarded by the engine's lock.
-        sections: peers for each section of this learner's weights.
+        peers_by_section: peers for each section of this learner's weights.
         patience: longest wait for a partner.
         timeout: longest wait for an answer, and for each message of an exchange.
     """
@@ -34,15 +34,16 @@ class Boundary:
         self,
         pairing: Pairing,
         group: SuperLearnerGroup,
-        sections: Sequence[Peers],
+        peers_by_section: Sequence[Peers],
         account: Account,
         threads: Threads,
         patience: Patience,
         timeout: timedelta,
     ) -> None:
-        self._pairing, self._group, self._sections = pairing, group, sections
+        self._pairing, self._group = pairing, group
+        self._peers_by_section = peers_by_section
         # The first section is that of the first learner of each super-learner.
-        self._peers = sections[0]
+        self._peers = peers_by_section[0]
         self._account, self._threads, self._state = account, threads, threads.state
         self._patience, self._timeout = patience, timeout
         self._left_at = time.perf_counter()
@@ -84,11 +85,11 @@ class Boundary:
 
     def _exchange(self, partner: int, asks: bool) -> None:
         with self._state:
-            all_ended = self._account.num_ended + len(self._sections)
+            all_ended = self._account.num_ended + len(self._peers_by_section)
             # From here on, this end answers the partner.
             self._pairing.partner = partner
             self._state.notify_all()
-        for peers in self._sections if asks else ():
+        for peers in self._peers_by_section if asks else ():
             peers.call([partner])
         self._wait(
             lambda: self._account.num_ended >= all_ended, "the end of its exchange"

@@ -109,15 +109,13 @@ class Gossip(Communication, Exchanges):
         vectors: weights that this learner holds.
         transport: connection to the counterparts in the other super-learners; with
             several sections, to those of the first section.
-        group: learners of this super-learner.
         members: super-learners to exchange with; two that meet alone use a = gain / 2.
         on_error: function called once, by a communication thread that ends the learner.
         further: connections to the counterparts of the learner's further sections
             (`weights.sections`), each of which has separate exchanges.
 
     Attributes:
-        sections: one `Peers` for each section of the weights.
-        peers: the first of them.
+        peers_by_section: one `Peers` for each section of the weights.
         threads: all that communicate for this learner.
         replica: what exchanges read and change of the weights.
     """
@@ -167,9 +165,9 @@ class Gossip(Communication, Exchanges):
             )
 
         carriers = enumerate((transport, *further))
-        self.sections = [peers_of(*carrier) for carrier in carriers]
+        self.peers_by_section = [peers_of(*carrier) for carrier in carriers]
         self._boundary = pairing and Boundary(
-            *(pairing, group, self.sections, self._account, self.threads),
+            *(pairing, group, self.peers_by_section, self._account, self.threads),
             Patience(options.max_wait),
             timeout,
         )
@@ -181,7 +179,9 @@ class Gossip(Communication, Exchanges):
     def start(self) -> None:
         # Work that this thread has queued on the weights precedes every exchange.
         self.replica.show(self._shards)
-        for peer, peers in product(self.members.live_schedule.peers(), self.sections):
+        for peer, peers in product(
+            self.members.live_schedule.peers(), self.peers_by_section
+        ):
             peers.add(peer)
             peers.answer(peer)
 
@@ -200,8 +200,9 @@ class Gossip(Communication, Exchanges):
         left = self.say_goodbye(self._options.timeout.total_seconds())
         if left:
             raise RuntimeError(
-                f"threads {left} of learner {self.members.live_schedule.own} did not "
-                f"end within {self._options.timeout}: their peers have not said goodbye"
+                f"threads {left} of super-learner {self.members.live_schedule.own} did "
+                f"not end within {self._options.timeout}: their peers have not said "
+                "goodbye"
             )
 
     def say_goodbye(self, seconds: float) -> list[str]:
@@ -260,13 +261,13 @@ class Gossip(Communication, Exchanges):
             return
         if self._options.order == "step_then_average":
             self._merge()
-        self._take_up()
+        self._adopt_if_given()
         self.replica.updating = False
         self._reload_if_diverged()
         self._wait_if_too_stale()
         if round is not None:
             asked = self.members.live_schedule.asks(round)
-            for peers in self.sections:
+            for peers in self.peers_by_section:
                 peers.call(asked)
         if self._group.index == 0 and self.members.own_is_first:
             self._traffic.report_rate()
@@ -332,7 +333,7 @@ class Gossip(Communication, Exchanges):
             PeerLost, TimeoutError: They did not come within so many seconds.
         """
         deadline = time.monotonic() + seconds
-        pulls = [peers.pull(peer) for peers in self.sections]
+        pulls = [peers.pull(peer) for peers in self.peers_by_section]
         found = [one.result(max(0.0, deadline - time.monotonic())) for one in pulls]
         values = [value for pulled in found for value in pulled.values]
         return Pulled(max(pulled.position for pulled in found), values)
@@ -353,7 +354,7 @@ class Gossip(Communication, Exchanges):
 
     # --- private
 
-    def _take_up(self) -> None:
+    def _adopt_if_given(self) -> None:
         adoption, self._adoption = self._adoption, None
         if adoption is not None:
             values, adopted = adoption
@@ -388,7 +389,7 @@ class Gossip(Communication, Exchanges):
             return
         # All of them, in turn or not: two stale ends must not wait for each other to
         # ask, nor one of them for a straggler.
-        for peers in self.sections:
+        for peers in self.peers_by_section:
             peers.call_all()
         # An exchange that training waits for does not rest, whatever it costs.
         self._traffic.hurry_on()
@@ -403,12 +404,12 @@ class Gossip(Communication, Exchanges):
         limit = 2 * self._options.timeout.total_seconds()
         if not self.threads.wait_for(condition, limit):
             raise RuntimeError(
-                f"learner {self.members.live_schedule.own} waited {limit:g} s for "
-                f"{what}; raise `timeout` if the network is that slow"
+                f"super-learner {self.members.live_schedule.own} waited {limit:g} s "
+                f"for {what}; raise `timeout` if the network is that slow"
             )
 
     def _leave(self) -> None:
         self.threads.leaving.set()
         self._traffic.hurry_on()
-        for peers in self.sections:
+        for peers in self.peers_by_section:
             peers.call_all()

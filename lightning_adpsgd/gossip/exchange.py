@@ -59,7 +59,7 @@ from lightning_adpsgd.transport.base import (
     lane_of,
     one_behind,
 )
-from lightning_adpsgd.weights.replica import Chunk, Part, Replica, Span
+from lightning_adpsgd.weights.replica import Chunk, Part, Replica
 from lightning_adpsgd.weights.streams import to_device, to_host
 
 ASK, ALIVE, LEAVE, GRANT, PULL = 1, 2, 3, 4, 5
@@ -118,7 +118,6 @@ class Lanes:
         transport: connection to the owners of the section.
         chunks: what is exchanged of the replica.
         buffers: memory of exchanges, which the lanes of all sections share.
-        timeout: longest wait for one message.
     """
 
     transport: Transport
@@ -267,7 +266,7 @@ class _Crossing(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    changes: list[tuple[Part | Span, Tensor]]
+    changes: list[tuple[Part | Chunk, Tensor]]
     verdicts: list[int]
 
 
@@ -352,7 +351,7 @@ class _Exchange:
         to_host(going.here, going.host)
         return sums or [checksum(message) for message in going.parts_on_host]
 
-    def _encode_part(self, codec: Codec, part: Part | Span, message: Tensor) -> None:
+    def _encode_part(self, codec: Codec, part: Part | Chunk, message: Tensor) -> None:
         travels_as_it_is = message.dtype == part.dtype
         room = self._loan.room.view(part.dtype)[: len(part)]
         weights = message if travels_as_it_is else room
@@ -363,7 +362,7 @@ class _Exchange:
 
     def _room_for_changes(
         self, crossing: _Crossing
-    ) -> list[tuple[Part | Span, Tensor]]:
+    ) -> list[tuple[Part | Chunk, Tensor]]:
         parts = [part for part, _ in crossing.going.by_part]
         changes = self._loan.changes[crossing.number % len(self._loan.changes)]
         lengths = [len(part) for part in parts]
@@ -375,7 +374,7 @@ class _Exchange:
         crossing: _Crossing,
         number: int,
         sum: int,
-        changes: list[tuple[Part | Span, Tensor]],
+        changes: list[tuple[Part | Chunk, Tensor]],
     ) -> int:
         """Writes the change ``theirs - mine``; returns the verdict on it."""
         _, coming = crossing.coming.by_part[number]

@@ -12,7 +12,7 @@ import torch
 
 from lightning_adpsgd.gossip.codecs import Codec, WireChoice, wire_dtypes
 from lightning_adpsgd.gossip.wire import Parts, codecs_of
-from lightning_adpsgd.weights.replica import PART_ELEMENTS, Chunk, Part, Replica, Span
+from lightning_adpsgd.weights.replica import PART_ELEMENTS, Chunk, Part, Replica
 
 # The time of fewer bytes is mostly latency, which no form reduces.
 WORTH_BYTES = 1 << 18
@@ -41,17 +41,17 @@ def forms_of(
     average fresher weights, where an exchange takes many steps. Long ones cost less.
     """
     dtypes = wire_dtypes(choice)
-    long = [[*spans(chunk.parts)] for chunk in chunks]
+    long = [[*joined(chunk.parts)] for chunk in chunks]
     shorter = -(-sum(map(len, chunks)) // _SHORT_MESSAGES)
     short = [parts for chunk in chunks for parts in grouped(chunk.parts, shorter)]
     forms = [Form(codecs_of(replica, dtype), long) for dtype in dtypes]
     return [*forms, Form(codecs_of(replica, dtypes[-1]), short)]
 
 
-def spans(parts: Iterable[Part]) -> Iterator[Part | Span]:
+def joined(parts: Iterable[Part]) -> Iterator[Part | Chunk]:
     """The same parts joined into few large ones, because each has a fixed cost."""
     for several in grouped(parts, PART_ELEMENTS):
-        yield Span(several) if len(several) > 1 else several[0]
+        yield Chunk(several) if len(several) > 1 else several[0]
 
 
 def grouped(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:

@@ -12,12 +12,15 @@ def fail(peer: int, error: PeerLost) -> None:
     raise error
 
 
+def _ignore(peer: int, for_good: bool, section: int) -> None:
+    """Does nothing: fixed members end together."""
+
+
 class Members:
     """The super-learners to exchange with, and what a learner tells them about itself.
 
     Args:
         numbers: numbers of the super-learners present at the start.
-        own: number of this super-learner.
         on_lost: function called by a thread that has lost a peer.
         on_left: function called by the answering thread of a peer that stops asking. It
             gets the peer's number, whether it leaves all others as well, and the
@@ -30,7 +33,6 @@ class Members:
         position: progress of this learner; written by the training thread.
         wants_to_leave: whether all learners of the super-learner should leave at one
             step; set by any thread of any of them.
-        lost: `on_lost`.
         are_fixed: whether all are present from the start to the end.
     """
 
@@ -45,7 +47,7 @@ class Members:
         self.live_schedule = LiveSchedule.of(schedule, numbers, own)
         self.position = BEGINNING
         self.wants_to_leave = False
-        self.lost, self._on_left = on_lost, on_left
+        self.on_lost, self.on_left = on_lost, on_left or _ignore
         self.are_fixed = on_left is None
 
     @classmethod
@@ -57,8 +59,3 @@ class Members:
     def own_is_first(self) -> bool:
         """Whether this super-learner has the lowest number, and logs for all."""
         return self.live_schedule.own == self.live_schedule.numbers[0]
-
-    def left(self, peer: int, for_good: bool, section: int) -> None:
-        """Reports that a peer has stopped asking for a section."""
-        if self._on_left is not None:
-            self._on_left(peer, for_good, section)

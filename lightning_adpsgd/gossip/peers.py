@@ -199,7 +199,7 @@ class Asker:
 
     def run(self) -> None:
         """Asks, until the peer is dropped or lost or the learner ends."""
-        while self._asks():
+        while self._goes_on():
             self._wait_and_ask()
         self._lane.say(LEAVE, int(self._threads.leaving.is_set()))
 
@@ -212,7 +212,7 @@ class Asker:
             future.set_exception(lost)
         self.ended.set()
 
-    def _asks(self) -> bool:
+    def _goes_on(self) -> bool:
         return not self.gone.is_set() and not self._threads.is_over
 
     def _wait_and_ask(self) -> None:
@@ -231,7 +231,7 @@ class Asker:
             )
             if due:  # calls in the meantime mean the same exchange
                 self._due.clear()
-        if not self._asks():
+        if not self._goes_on():
             return
         if not called:
             self._lane.say(ALIVE)
@@ -258,7 +258,7 @@ class Asker:
         )
 
     def _pull_all(self) -> None:
-        while self._pulls and self._asks():
+        while self._pulls and self._goes_on():
             # It stays in the queue meanwhile, where `give_up` finds it after a loss.
             self._pulls[0].set_result(self._lane.pull())
             self._pulls.popleft()
@@ -301,7 +301,7 @@ class Peers:
             )
             self._askers[peer] = asker
             self._account.open(peer)
-        self._threads.start(f"ask-{peer}", lambda: self._ask(peer, asker))
+        self._threads.start(f"ask-{peer}", lambda: self._ask_all(peer, asker))
 
     def answer(self, peer: int) -> None:
         """Begins to answer a peer until it leaves or is lost."""
@@ -368,7 +368,7 @@ class Peers:
                 self._answer_word(peer, lane, word)
         finally:
             self._traffic.declined_by(peer, self._section)
-        self._members.left(peer, lane.heard_number > 0, self._section)
+        self._members.on_left(peer, lane.heard_number > 0, self._section)
 
     def _answer_word(self, peer: int, lane: Lane, word: int) -> None:
         if word == PULL:
@@ -402,7 +402,7 @@ class Peers:
                 f"this end did not come to its step boundary within {seconds:g} s",
             )
 
-    def _ask(self, peer: int, asker: Asker) -> None:
+    def _ask_all(self, peer: int, asker: Asker) -> None:
         try:
             self._until_lost(peer, asker.run, asker.gone)
         finally:
@@ -418,4 +418,4 @@ class Peers:
             work()
         except PeerLost as error:
             if not (is_known.is_set() or self._threads.leaving.is_set()):
-                self._members.lost(peer, error)
+                self._members.on_lost(peer, error)

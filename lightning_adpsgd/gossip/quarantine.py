@@ -167,7 +167,6 @@ class Quarantine:
         Args:
             peers: numbers of the peers to ask, in order; the list of the
                 super-learner's first learner is used.
-            weights_of: function that asks a peer for its weights.
 
         Raises:
             WeightsDiverged: There were too many recent attempts, or no peer had finite

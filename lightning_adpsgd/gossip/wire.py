@@ -24,10 +24,10 @@ import xxhash
 from torch import Tensor
 
 from lightning_adpsgd.gossip.codecs import Codec, WireChoice, make_codec, wire_dtypes
-from lightning_adpsgd.weights.replica import PART_ELEMENTS, Part, Replica, Span
+from lightning_adpsgd.weights.replica import PART_ELEMENTS, Chunk, Part, Replica
 from lightning_adpsgd.weights.streams import Mirrored, mirrored
 
-Parts = Sequence[Part | Span]
+Parts = Sequence[Part | Chunk]
 """The parts that one message is about, in one dtype."""
 
 FINE, DAMAGED, NOT_FINITE, FAR = 0, 1, 2, 3
@@ -58,7 +58,7 @@ class Message(NamedTuple):
     wire: Tensor
     host: Tensor
     here: Tensor
-    by_part: list[tuple[Part | Span, Tensor]]
+    by_part: list[tuple[Part | Chunk, Tensor]]
     parts_on_host: Sequence[Tensor]
     seal: Tensor
 
@@ -182,9 +182,9 @@ class Buffers:
         longest = (longest_message(replica, dtype) for dtype in wire_dtypes(choice))
         self._message_bytes = max(longest)
         chunks = replica.chunks
-        # A span has as many elements as a large part, but not more than a chunk.
-        longest_span = min(PART_ELEMENTS, max(map(len, chunks), default=0))
-        self._room_bytes = max(replica.part_elements, longest_span) * _WIDEST
+        # Joined parts have as many elements as a large part, not more than a chunk.
+        longest_joined = min(PART_ELEMENTS, max(map(len, chunks), default=0))
+        self._room_bytes = max(replica.part_elements, longest_joined) * _WIDEST
         lengths = (len(chunk) * chunk.dtype.itemsize for chunk in chunks)
         self._change_bytes = max(lengths, default=0)
         self._lock = threading.Lock()

@@ -2,14 +2,14 @@
 
 The member list says which islands are present, a topology says who asks whom, and this
 module connects them accordingly. It dials the peers to ask, disconnects others, and
-closes the ring around a member that cannot be reached, whatever the list says. Such a
-member is redialed, after twice the time each time. Two islands that know different
+leaves a member that cannot be reached out of the topology, whatever the list says. Such
+a member is redialed, after twice the time each time. Two islands that know different
 members for a while at worst miss exchanges, because any island that connects is
 answered.
 
-    a connection breaks     the ring closes; if the peer's port refuses connections, the
-                            peer is evicted from the member list, for all islands
-    a peer is silent        the ring closes, and all members that this island may need
+    a connection breaks     the peer is left out; if its port refuses connections, it is
+                            evicted from the member list, for all islands
+    a peer is silent        it is left out, and all members that this island may need
                             next are probed: half of them may be behind the same cable
     the list is unreadable  all members are probed now and then, because no list tells
                             of those with which this island is not connected
@@ -106,7 +106,7 @@ class Connections(ServiceThread):
         fail = self.engine.threads.fail
         super().__init__("the thread of connections", "adpsgd-connections", fail)
         self._links = SectionLinks(
-            transports, self.engine.sections, shards, dial_timeout
+            transports, self.engine.peers_by_section, shards, dial_timeout
         )
         self._dialing, self._woken = threading.Lock(), False
         self._posted: list[_Posted] = []
@@ -202,25 +202,25 @@ class Connections(ServiceThread):
             self._stand_apart()
             return
         for one in posted:
-            self._heed(one)
+            self._handle(one)
         self.take_number()
         self._follow_list()
         self._probe_around_without_list()
         with self._dialing:
-            self._close_ring()
+            self._connect_to_peers()
             self._probe([one for one in self._present() if one.needs_probe])
             if self._retry_suspects():
-                self._close_ring()
+                self._connect_to_peers()
 
     def _stand_apart(self) -> None:
         with self._dialing:
-            self._draw_ring_alone(self._links.own)
+            self._ask_nobody(self._links.own)
             for peer in self._present():
                 self._observe(peer.member, Event.FORGOTTEN)
                 self._disconnect(peer.member.number)
         self._on_unlisted()
 
-    def _draw_ring_alone(self, own: int) -> None:
+    def _ask_nobody(self, own: int) -> None:
         schedule = self.engine.members.live_schedule.schedule
         self.engine.members.live_schedule = LiveSchedule.of(schedule, (), own)
 
@@ -231,10 +231,10 @@ class Connections(ServiceThread):
             numbers = {one.member.number for one in self._present()}
             for number in self._dialed | numbers:
                 self._disconnect(number)
-            self._draw_ring_alone(own.number)
+            self._ask_nobody(own.number)
         self._links.rename(own)
 
-    def _heed(self, posted: _Posted) -> None:
+    def _handle(self, posted: _Posted) -> None:
         number, event, reason = posted
         same = (one for one in self._present() if one.member.number == number)
         peer = next(same, None)
@@ -308,8 +308,8 @@ class Connections(ServiceThread):
                 self._observe(peer.member, Event.PROBE_FAILED, str(error))
         return reached
 
-    def _close_ring(self) -> None:
-        """Dials the peers to ask, and redraws the ring while one is out of reach."""
+    def _connect_to_peers(self) -> None:
+        """Dials the peers to ask; draws them anew while one is out of reach."""
         while True:
             alive = {peer.member.number: peer for peer in self._alive()}
             schedule = self.engine.members.live_schedule.schedule
@@ -360,7 +360,7 @@ class Connections(ServiceThread):
                 left = len(self._alive()) + 1
                 rest = f"{left} super-learners" if left > 1 else _ALONE
                 _log.warning(
-                    "lost %s: %s. The ring is closed around it; training continues "
+                    "lost %s: %s. The others connect around it; training continues "
                     "with %s",
                     member,
                     reason,

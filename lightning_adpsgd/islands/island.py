@@ -33,13 +33,13 @@ from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.joining import Joining, Timeouts
-from lightning_adpsgd.islands.mean import Mean, Total, consensus_of
+from lightning_adpsgd.islands.mean import Mean, Total, consensus_over_shards
 from lightning_adpsgd.islands.members import Member
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.membership_reader import (
-    MembershipPublisher,
     MembershipReader,
     MembershipView,
+    publish,
 )
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
 from lightning_adpsgd.mixing.consensus import Consensus
@@ -135,11 +135,9 @@ class Island:
         )
 
     def _make_membership(self) -> MembershipView:
-        heartbeat = self._timeouts.heartbeat
+        heartbeat, store = self._timeouts.heartbeat, self._store
         if self._group.index > 0:
-            changed, fail = self._on_change, self._fail
-            return MembershipReader(self._store, heartbeat, changed, fail)
-        publisher = MembershipPublisher(self._store)
+            return MembershipReader(store, heartbeat, self._on_change, self._fail)
         membership = Membership(
             Rendezvous(self._address, credentials=self._credentials),
             Member(-1, uuid.uuid4().hex, socket.gethostname(), ()),
@@ -147,7 +145,7 @@ class Island:
             heartbeat,
             self._on_change,
             self._on_left_behind,
-            lambda: publisher.publish(membership) if self._group.size > 1 else None,
+            lambda: publish(membership, store) if self._group.size > 1 else None,
             self._fail,
         )
         return membership
@@ -238,15 +236,15 @@ class Island:
             if (pulled := self._connections.pull(number, seconds)) is not None:
                 total.add(pulled.values)
 
-    def average(self, vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
-        """Replaces the weights by the mean over the islands that answer."""
+    def average(self) -> Consensus:
+        """Replaces the weights here by the mean over the islands that answer."""
         mean = self.mean()
         self.engine.write(mean.values)
         gather_shards(self._vectors, self._group, self._options.timeout)
         mine = torch.tensor(mean[1:], dtype=torch.float64, device="cpu")
         all_of_them = [torch.zeros_like(mine) for _ in range(self._group.size)]
         self._group.gather(mine, all_of_them, self._options.timeout)
-        return consensus_of([shares.tolist() for shares in all_of_them])
+        return consensus_over_shards([shares.tolist() for shares in all_of_them])
 
     def note(self, samples: int, epochs: int) -> Position | None:
         """Records that training on a batch begins.

@@ -17,7 +17,6 @@ from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.mean import mean_of
 from lightning_adpsgd.islands.members import (
     Heartbeat,
-    Member,
     MemberList,
     ahead_of,
     furthest_origin,
@@ -234,7 +233,8 @@ class Joining:
     def _weights_of_origin(self) -> Pulled | None:
         members, own = self._membership.members, self._membership.member.number
         steps_of = self._membership.steps_of
-        same = [n for n in members.after(own) if self._descends(members.by_number[n])]
+        origins, after = ("", self.origin), members.after(own)
+        same = [n for n in after if members.by_number[n].origin in origins]
         others = sorted(same, key=lambda n: (-steps_of.get(n, 0), n))
         schedule = self._engine.members.live_schedule.schedule
         peers = LiveSchedule.of(schedule, others, own).peers()
@@ -242,9 +242,6 @@ class Joining:
         rest = (number for number in others if number not in near)
         found = mean_of(filter(None, map(self._pull_finite, near)))
         return found or next(filter(None, map(self._pull_finite, rest)), None)
-
-    def _descends(self, member: Member) -> bool:
-        return member.origin in ("", self.origin)
 
     def _pull_finite(self, number: int) -> Pulled | None:
         seconds = self._timeouts.pull.total_seconds()

@@ -76,7 +76,7 @@ def _square(chunk: Tensor) -> float:
     return float(torch.linalg.vector_norm(chunk, dtype=torch.float64).square())
 
 
-def consensus_of(shards: Iterable[Sequence[float]]) -> Consensus:
+def consensus_over_shards(shards: Iterable[Sequence[float]]) -> Consensus:
     """The distance of islands from their mean, from the last fields of `Mean`s."""
     members, spreads, squares = zip(*shards, strict=True)
     return Consensus.of(sum(spreads), sum(squares), int(min(members)))

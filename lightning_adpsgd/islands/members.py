@@ -1,6 +1,6 @@
 """The members of a job, and an island's belief about each. Pure.
 
-    status     on the member list   in the ring
+    status     on the member list   in the topology
     ALIVE      yes                  yes
     SUSPECT    yes                  no: it cannot be reached, and is dialed again
     DEAD       no                   no: the members agree that it is dead

@@ -35,7 +35,7 @@ from lightning_adpsgd.islands.members import (
     ahead_of,
 )
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
-from lightning_adpsgd.islands.service import Service, ServiceThread
+from lightning_adpsgd.islands.service import ServiceThread
 
 _log = logging.getLogger(__name__)
 
@@ -103,17 +103,17 @@ class Membership(ServiceThread):
         self._away_since = 0.0
         self._store: MemberStore | None = None
         self._begins_list, self._empty_since = False, 0.0
-        self.services: list[Service] = [self]
+        self.services: list[ServiceThread] = [self]
         self._dead, self._evicted = set[str](), set[str]()
-        self._last_turn = time.monotonic()
-        self.list_read_at = self._last_turn
-        self._began = self._last_turn, 0
+        self._awake_at = time.monotonic()
+        self.list_read_at = self._awake_at
+        self._began = self._awake_at, 0
 
     # --- for others
 
     @override
     def start(self) -> None:
-        self._last_turn = time.monotonic()
+        self._awake_at = time.monotonic()
         super().start()
 
     def enter(self, seconds: float = 0.0) -> bool:
@@ -169,7 +169,7 @@ class Membership(ServiceThread):
     def is_awake(self) -> bool:
         """Whether this process runs; false just after it was stopped."""
         trains = self._steps() >= self._began[1] + 2
-        idle_s = time.monotonic() - self._last_turn
+        idle_s = time.monotonic() - self._awake_at
         return trains or idle_s <= self._heartbeat.silence_s
 
     # --- the thread
@@ -196,7 +196,7 @@ class Membership(ServiceThread):
                 self._note_return()
             self.outage = ""
         self._note_stop_within_turn()
-        self._last_turn = time.monotonic()
+        self._awake_at = time.monotonic()
         self._on_turn()
 
     @override
@@ -205,8 +205,8 @@ class Membership(ServiceThread):
         if is_fine and ((self._wanted and not self._was_in) or self._dead):
             return
         self._state.wait(self._heartbeat.interval_s)
-        self._note_stop(time.monotonic() - self._last_turn)
-        self._last_turn = time.monotonic()
+        self._note_stop(time.monotonic() - self._awake_at)
+        self._awake_at = time.monotonic()
 
     def _note_stop_within_turn(self) -> None:
         begin, steps = self._began

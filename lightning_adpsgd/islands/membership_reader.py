@@ -13,31 +13,22 @@ from typing_extensions import override
 
 from lightning_adpsgd.islands.members import Heartbeat, Member, MemberList
 from lightning_adpsgd.islands.membership import Membership
-from lightning_adpsgd.islands.service import Service, ServiceThread
+from lightning_adpsgd.islands.service import ServiceThread
 
 _KEY, _THREAD = "membership", "adpsgd-members"
 
 
-class MembershipPublisher:
-    """Publishes the first learner's membership to the island's other learners."""
-
-    def __init__(self, store: Store) -> None:
-        self._store, self._published = store, ""
-
-    def publish(self, membership: Membership) -> None:
-        """Writes the membership to the store if it has changed."""
-        text = json.dumps(
-            [
-                membership.member,
-                membership.is_in,
-                membership.members.to_json(),
-                sorted(membership.left),
-                membership.outage,
-            ]
-        )
-        if text != self._published and membership.member.number >= 0:
-            self._store.set(_KEY, text)
-            self._published = text
+def publish(membership: Membership, store: Store) -> None:
+    """Writes the first learner's membership for the island's other learners."""
+    told = (
+        membership.member,
+        membership.is_in,
+        membership.members.to_json(),
+        sorted(membership.left),
+        membership.outage,
+    )
+    if membership.member.number >= 0:
+        store.set(_KEY, json.dumps(told))
 
 
 class MembershipReader(ServiceThread):
@@ -59,13 +50,13 @@ class MembershipReader(ServiceThread):
         self.member, self.members = Member(-1, "", "", ()), MemberList()
         self.left, self.steps_of, self.outage = frozenset[str](), dict[int, int](), ""
         self.is_in, self._text = False, ""
-        self._last_turn = self.list_read_at = time.monotonic()
-        self.services: list[Service] = [self]
+        self._awake_at = self.list_read_at = time.monotonic()
+        self.services: list[ServiceThread] = [self]
 
     @property
     def is_awake(self) -> bool:
         """Whether the thread has read the store recently."""
-        return time.monotonic() - self._last_turn <= self._heartbeat.silence_s
+        return time.monotonic() - self._awake_at <= self._heartbeat.silence_s
 
     def enter(self, seconds: float = 0.0) -> bool:
         """Waits until the first learner has entered; returns whether it has."""
@@ -88,7 +79,7 @@ class MembershipReader(ServiceThread):
 
     @override
     def _rest(self) -> None:
-        self._last_turn = time.monotonic()
+        self._awake_at = time.monotonic()
         self._state.wait(self._heartbeat.interval_s)
 
     @override

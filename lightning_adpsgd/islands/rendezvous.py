@@ -8,7 +8,6 @@ hangs, so `TimedCalls` uses it in a separate thread. This module does not decide
 alive.
 """
 
-import ipaddress
 import logging
 import os
 import re
@@ -36,6 +35,7 @@ from lightning_adpsgd.coordination.store import store_at
 from lightning_adpsgd.islands.signatures import Signatures
 from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.links.sockets import Address, connect, tune
+from lightning_adpsgd.transport.network_interfaces import ip_address
 from lightning_adpsgd.weights.worker import BackgroundWorker
 
 T = TypeVar("T")
@@ -270,10 +270,8 @@ def _borrowed(number: int) -> Iterator[socket.socket]:
 
 
 def _host_and_port(name: Any) -> tuple[str, int]:
-    """The address and port of a socket name, with IPv4-mapped addresses as IPv4."""
     host, port = name[:2]
-    address = ipaddress.ip_address(host.partition("%")[0])
-    return str(getattr(address, "ipv4_mapped", None) or address), port
+    return str(ip_address(host)), port
 
 
 class Bounds(NamedTuple):

@@ -12,11 +12,15 @@ MOST_ERRORS = 20
 """Turns in a row that may fail before the learner ends."""
 
 
-class Service:
-    """Guards the turns of one thread; other threads read the attributes.
+class ServiceThread(ABC):
+    """A thread that takes turns, and rests after each, until it is told to stop.
+
+    `_state`, notified after each turn, guards `_ending` and `_num_turns`, and is held
+    in `_rest`. Other threads read the attributes.
 
     Args:
         name: name of the thread in messages.
+        thread: its name in the system.
         fail: function called with an error that says why the learner must end.
 
     Attributes:
@@ -24,58 +28,12 @@ class Service:
         last_turn: monotonic time of the last turn without an error.
     """
 
-    def __init__(self, name: str, fail: Callable[[BaseException], None]) -> None:
-        self.name, self._fail = name, fail
-        self.num_errors, self._in_a_row = 0, 0
-        self.last_turn = time.monotonic()
-
-    @property
-    def has_just_failed(self) -> bool:
-        """Whether the last turn has failed."""
-        return self._in_a_row > 0
-
-    def take(self, turn: Callable[[], None]) -> bool:
-        """Takes a turn; returns whether there may be another."""
-        try:
-            turn()
-        except Exception as error:
-            return self._note(error)
-        self._in_a_row, self.last_turn = 0, time.monotonic()
-        return True
-
-    def _note(self, error: Exception) -> bool:
-        self.num_errors += 1
-        self._in_a_row += 1
-        number = self.num_errors
-        if number & (number - 1) == 0:  # 1, 2, 4, 8, ...
-            _log.warning(
-                "%s met an unexpected error (%d so far) and tries again: %r",
-                *(self.name, number, error),
-                exc_info=error,
-            )
-        if self._in_a_row < MOST_ERRORS:
-            return True
-        end = RuntimeError(
-            f"{self.name} has failed {self._in_a_row} times in a row: {error!r}. This "
-            "learner ends, because the others can no longer count on it; the log has "
-            "the trace"
-        )
-        end.__cause__ = error
-        self._fail(end)
-        return False
-
-
-class ServiceThread(Service, ABC):
-    """A thread that takes turns, and rests after each, until it is told to stop.
-
-    `_state`, notified after each turn, guards `_ending` and `_num_turns`, and is held
-    in `_rest`.
-    """
-
     def __init__(
         self, name: str, thread: str, fail: Callable[[BaseException], None]
     ) -> None:
-        super().__init__(name, fail)
+        self.name, self._fail = name, fail
+        self.num_errors, self._in_a_row = 0, 0
+        self.last_turn = time.monotonic()
         self._state, self._ending, self._num_turns = threading.Condition(), False, 0
         self._thread = threading.Thread(target=self._work, name=thread, daemon=True)
 
@@ -97,6 +55,20 @@ class ServiceThread(Service, ABC):
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
+    @property
+    def has_just_failed(self) -> bool:
+        """Whether the last turn has failed."""
+        return self._in_a_row > 0
+
+    def take(self, turn: Callable[[], None]) -> bool:
+        """Takes a turn; returns whether there may be another."""
+        try:
+            turn()
+        except Exception as error:
+            return self._note(error)
+        self._in_a_row, self.last_turn = 0, time.monotonic()
+        return True
+
     @abstractmethod
     def _take_turn(self) -> None: ...
 
@@ -113,3 +85,24 @@ class ServiceThread(Service, ABC):
                 if goes_on and not self._ending:
                     self._rest()
         return goes_on
+
+    def _note(self, error: Exception) -> bool:
+        self.num_errors += 1
+        self._in_a_row += 1
+        number = self.num_errors
+        if number & (number - 1) == 0:  # 1, 2, 4, 8, ...
+            _log.warning(
+                "%s met an unexpected error (%d so far) and tries again: %r",
+                *(self.name, number, error),
+                exc_info=error,
+            )
+        if self._in_a_row < MOST_ERRORS:
+            return True
+        end = RuntimeError(
+            f"{self.name} has failed {self._in_a_row} times in a row: {error!r}. This "
+            "learner ends, because the others can no longer count on it; the log has "
+            "the trace"
+        )
+        end.__cause__ = error
+        self._fail(end)
+        return False

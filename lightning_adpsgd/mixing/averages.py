@@ -1,5 +1,6 @@
 """The arithmetic of averages, the same for all modes, so that rounding agrees."""
 
+import cmath
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -21,7 +22,7 @@ def average(
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether the sums of all tensors, and therefore all elements, are finite."""
-    return all(bool(torch.isfinite(tensor.sum())) for tensor in tensors)
+    return all(cmath.isfinite(tensor.sum().item()) for tensor in tensors)
 
 
 def keep_change(average: Tensor, own: Tensor, gain: float) -> Tensor:

@@ -82,11 +82,8 @@ class Exchanges(ABC):
 class AveragingClosure:
     """A closure for an optimizer that averages after its first call.
 
-    LBFGS calls it several times per step; the average belongs to the first call.
-
-    Args:
-        closure: function that computes the gradients.
-        average: function called once, when the gradients are first ready.
+    LBFGS calls it several times per step; the average belongs to the first call, when
+    the gradients are first ready.
     """
 
     def __init__(self, closure: Callable[[], Any], average: Callable[[], Any]) -> None:

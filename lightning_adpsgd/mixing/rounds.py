@@ -21,7 +21,7 @@ from lightning_adpsgd.mixing.averages import (
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.topology.topology import Part
+from lightning_adpsgd.topology.topology import RoundPart
 from lightning_adpsgd.transport.base import (
     SYNCHRONOUS_LANE,
     Pending,
@@ -165,7 +165,7 @@ class RoundMixer:
         return self._group.shards(self._staged, self._group.index)
 
     def _post_mean(
-        self, number: int, chunk: Tensor, carrier: Transport, part: Part
+        self, number: int, chunk: Tensor, carrier: Transport, part: RoundPart
     ) -> "_Crossing":
         mixed = self._buffer(chunk, number % 2, self._transport.index).copy_(chunk)
         # A ring all-reduce sends each element twice, but for those of its own share.
@@ -175,7 +175,7 @@ class RoundMixer:
         return _Crossing(chunk, mixed, {}, [carrier.post_mean(mixed)], carrier)
 
     def _post(
-        self, number: int, chunk: Tensor, carrier: Transport, part: Part
+        self, number: int, chunk: Tensor, carrier: Transport, part: RoundPart
     ) -> "_Crossing":
         me = self._transport.index
         sources = [j for j in part.takes if j != me]
@@ -187,7 +187,7 @@ class RoundMixer:
         self.tally.bytes_sent += chunk.nbytes * len(targets)
         return _Crossing(chunk, own, received, pending, carrier)
 
-    def _land(self, crossing: "_Crossing", part: Part) -> Tensor:
+    def _land(self, crossing: "_Crossing", part: RoundPart) -> Tensor:
         """Writes the change of one chunk in its place; returns whether it was refused.
 
         The chunk's own copy may be overwritten, because it has been sent.
@@ -205,7 +205,9 @@ class RoundMixer:
         chunk.copy_(mixed)
         return refused if are_finite else torch.ones_like(refused)
 
-    def _average_without_the_diverged(self, crossing: "_Crossing", part: Part) -> None:
+    def _average_without_the_diverged(
+        self, crossing: "_Crossing", part: RoundPart
+    ) -> None:
         chunk, incoming = crossing.chunk, crossing.incoming
         self._warn_once(chunk)
         if not incoming and len(part.takes) > 1:

@@ -26,7 +26,6 @@ class Rounds(Communication):
     training thread otherwise.
 
     Args:
-        every: number of optimizer steps per round.
         worker: thread that runs a round from its launch on.
         hidden: whether a round is joined before the next update rather than at once.
         from_start: whether a round runs during the first gradient. Weights that start
@@ -123,7 +122,6 @@ def make_rounds(
 
     Args:
         order: whether the average comes after the step or before it.
-        every: number of optimizer steps per round.
         worker: thread for hidden rounds; None: a new thread.
     """
     if order == "step_then_average":

@@ -26,8 +26,8 @@ from lightning_adpsgd.virtual.timeline import (
     Begun,
     Ended,
     Event,
-    Exchange,
     Scenario,
+    SimulatedExchange,
     Stepped,
     lockstep,
 )
@@ -462,8 +462,8 @@ def _neighbourhood(scenario: Scenario, width: _Width) -> Scenario:
 def _count(events: Iterable[Event], begin: float, late: int) -> _Seen:
     """Counts events from a time on, with ages as the engine counts them."""
     steps, ages = Counter[int](), Counter[int]()
-    read: dict[Exchange, dict[int, int]] = {}
-    began, took = dict[Exchange, float](), list[float]()
+    read: dict[SimulatedExchange, dict[int, int]] = {}
+    began, took = dict[SimulatedExchange, float](), list[float]()
     waiting: dict[int, list[int]] = {}
     num_steps = num_ends = num_merging = 0
     for event in events:

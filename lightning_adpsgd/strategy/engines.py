@@ -169,7 +169,7 @@ def _average_island(
     vectors: list[Tensor],
     trained: list[Tensor],
 ) -> Consensus:
-    consensus = island.average(vectors, trained)
+    consensus = island.average()
     if isinstance(weights, LocalShards) and groups.gradients is not None:
         # Nothing else makes them equal inside an island.
         average_buffers(vectors, weights.num_buffers, groups.gradients)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_adpsgd.topology.matrices import check_mixing
 from lightning_adpsgd.topology.named import Topology
-from lightning_adpsgd.topology.topology import Part, check_part, equal_shares
+from lightning_adpsgd.topology.topology import RoundPart, check_part, equal_shares
 
 _SIZES_TO_TRY = range(1, 9)
 
@@ -44,7 +44,7 @@ class Schedule:
         check_mixing(matrix)
         return matrix
 
-    def part(self, index: int, round: int) -> Part:
+    def part(self, index: int, round: int) -> RoundPart:
         """The checked shares that `index` takes and gives, before the gain."""
         part = self.topology.part(index, self.num_super_learners, round, self.seed)
         check_part(part)
@@ -56,13 +56,13 @@ class Schedule:
 
     def is_mean(self, round: int) -> bool:
         """Whether all super-learners take the exact mean, as an all-reduce computes."""
+        size, first = self.num_super_learners, self.first_like(round)
+        return _is_mean(self.topology, size, first, self.seed)
+
+    def first_like(self, round: int) -> int:
+        """The first round that has the matrix of this one, by the topology's period."""
         period = self.topology.period(self.num_super_learners)
-        return _is_mean(
-            self.topology,
-            self.num_super_learners,
-            round % period if period else round,
-            self.seed,
-        )
+        return round % period if period else round
 
 
 class LiveSchedule(NamedTuple):

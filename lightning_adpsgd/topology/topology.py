@@ -32,7 +32,7 @@ def never_repeats(num_super_learners: int) -> int:
     return 0
 
 
-class Part(NamedTuple):
+class RoundPart(NamedTuple):
     """One super-learner's part in a round: a column and a row of T, without zeros."""
 
     takes: Shares
@@ -78,12 +78,12 @@ class Topology:
 
     def part(
         self, index: int, num_super_learners: int, round: int, seed: int = 0
-    ) -> Part:
+    ) -> RoundPart:
         """The shares that `index` takes and gives in a round, by peer."""
         takes = self.takes(index, num_super_learners, round, seed)
         if self.gives is None:
-            return Part(takes, takes)
-        return Part(takes, self.gives(index, num_super_learners, round, seed))
+            return RoundPart(takes, takes)
+        return RoundPart(takes, self.gives(index, num_super_learners, round, seed))
 
     def peers(self, index: int, num_super_learners: int) -> list[int]:
         """All peers with which `index` may ever average, in ascending order."""
@@ -121,7 +121,7 @@ class Topology:
         return [j for j in asked if _draw(j, *key) < often[j]]
 
 
-def check_part(part: Part) -> None:
+def check_part(part: RoundPart) -> None:
     """Refuses shares that would change the mean of the weights, or equal weights.
 
     Raises:

@@ -60,7 +60,6 @@ class Transport(ABC):
 
     Attributes:
         index: this super-learner, 0 <= index < size.
-        size: number of super-learners.
         on_device: whether it takes only GPU tensors; otherwise it takes only host
             tensors.
     """
@@ -112,4 +111,3 @@ def lane_of(asker: int, answerer: int) -> int:
 
 
 SYNCHRONOUS_LANE = 2
-AVERAGING = "averaging over all super-learners"

@@ -71,9 +71,13 @@ def gloo_addresses() -> list[str]:
 
 def is_loopback(host: str) -> bool:
     """Whether an address leads back to the host that uses it."""
+    return ip_address(host).is_loopback
+
+
+def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address without its zone; an IPv4-mapped one as IPv4."""
     address = ipaddress.ip_address(host.partition("%")[0])
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def port_range() -> str:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.transport.base import AVERAGING, PeerLost, Pending, Transport
+from lightning_adpsgd.transport.base import PeerLost, Pending, Transport
 
 
 class DistributedTransport(Transport):
@@ -39,7 +39,8 @@ class DistributedTransport(Transport):
     @override
     def post_mean(self, vector: Tensor) -> Pending:
         work = dist.all_reduce(vector, group=self._group, async_op=True)
-        return _Mean(_Work(work, None, AVERAGING), vector, self.size)
+        operation = "averaging over all super-learners"
+        return _Mean(_Work(work, None, operation), vector, self.size)
 
     def _post(
         self, kind: Callable[..., Any], doing: str, peer: int, lane: int, tensor: Tensor

@@ -7,7 +7,7 @@ weights, and makes the step through `update`.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.mixing.synchronous import make_rounds
 from lightning_adpsgd.virtual.row_exchanges import (
     CommunicationSide,
-    Exchanges,
+    RowExchanges,
     message_bytes,
 )
 from lightning_adpsgd.virtual.row_rounds import RowMixer, stretch_length
@@ -37,7 +37,7 @@ from lightning_adpsgd.virtual.timeline import (
     Waited,
     lockstep,
 )
-from lightning_adpsgd.weights.replica import averaging_dtype, to_averaging_dtype
+from lightning_adpsgd.weights.replica import averaging_dtype
 from lightning_adpsgd.weights.worker import InlineWorker
 
 Closure = Callable[[], Any]
@@ -95,7 +95,10 @@ class VirtualLearners(ABC):
 
     def shown(self, index: int) -> list[Tensor]:
         """The weights that peers see: x = w + d of a super-learner."""
-        return [to_averaging_dtype(vector) for vector in self.rows.vectors(index)]
+        return [
+            torch.cat([rows[0] for _, rows in self._in_stretches([index], number)])
+            for number in range(len(self.rows.matrices))
+        ]
 
     # --- the consensus model
 
@@ -144,14 +147,21 @@ class VirtualLearners(ABC):
         """
         squares = norm = 0.0
         for number, matrix in enumerate(self.rows.matrices):
-            length = stretch_length(len(chosen), matrix.device)
-            for begin in range(0, matrix.shape[1], length):
-                seen = self._seen(chosen, number, begin, length)
+            for begin, seen in self._in_stretches(chosen, number):
                 mean = seen.mean(0)
-                matrix[self._consensus_row, begin : begin + length] = mean
+                matrix[self._consensus_row, begin : begin + len(mean)] = mean
                 squares += _square(seen - mean)
                 norm += _square(mean)
         return Consensus.of(squares / len(chosen), norm)
+
+    def _in_stretches(
+        self, chosen: list[int], number: int
+    ) -> Iterator[tuple[int, Tensor]]:
+        """What peers see of the chosen in a matrix, with the begin of each stretch."""
+        matrix = self.rows.matrices[number]
+        length = stretch_length(len(chosen), matrix.device)
+        for begin in range(0, matrix.shape[1], length):
+            yield begin, self._seen(chosen, number, begin, length)
 
     def _seen(self, chosen: list[int], number: int, begin: int, length: int) -> Tensor:
         """What peers see of the chosen, in a stretch of a matrix, [chosen, element]."""
@@ -236,7 +246,7 @@ class AsynchronousLearners(VirtualLearners):
         ]
         wire_dtype = dials.wire_dtype
         assert wire_dtype != "auto"  # refused: nothing is measured here
-        self._exchanges = Exchanges(self._sides, wire_dtype)
+        self._exchanges = RowExchanges(self._sides, wire_dtype)
         self._timeline = Asynchronous(
             scenario,
             sum(vector.nbytes for vector in self.rows.vectors(0)),
@@ -267,10 +277,6 @@ class AsynchronousLearners(VirtualLearners):
     @override
     def totals(self) -> Statistics:
         return Tally.total([side.tally for side in self._sides]).snapshot()
-
-    @override
-    def shown(self, index: int) -> list[Tensor]:
-        return self._sides[index].shown()
 
     @override
     def _seen(self, chosen: list[int], number: int, begin: int, length: int) -> Tensor:

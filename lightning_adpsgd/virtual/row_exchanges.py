@@ -8,8 +8,9 @@ exchange are in one memory, so there is no transport and there are no threads.
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -25,8 +26,8 @@ from lightning_adpsgd.mixing.super_learner import (
     Votes,
 )
 from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.virtual.timeline import Exchange
-from lightning_adpsgd.weights.replica import Part, Replica, to_averaging_dtype
+from lightning_adpsgd.virtual.timeline import SimulatedExchange
+from lightning_adpsgd.weights.replica import Part, Replica
 from lightning_adpsgd.weights.worker import InlineWorker
 
 _CHUNK_ELEMENTS = 1 << 20
@@ -44,14 +45,19 @@ class CommunicationSide:
     def __init__(
         self, vectors: list[Tensor], order: Order, num_learners: int = 1
     ) -> None:
-        self._order, self._vectors = order, vectors
-        self.replica = Replica(vectors, _CHUNK_ELEMENTS, threading.Condition())
+        self._order = order
+        # Each vector is a section, so that none shares a chunk with another.
+        counts, state = [1] * len(vectors), threading.Condition()
+        self.replica = Replica(vectors, _CHUNK_ELEMENTS, state, counts)
         kind = ShardGather if num_learners > 1 else MergeAlone
         self._merger = kind(
             vectors, self.replica, SuperLearnerGroup(), _NO_WAIT, InlineWorker()
         )
-        self.parts = [p for chunk in self.replica.chunks for p in chunk.parts]
-        self._parts_of = list(_by_vector(self.parts, vectors))
+        self._parts_of = [
+            [part for chunk in section for part in chunk.parts]
+            for section in self.replica.sections
+        ]
+        self.parts = [*chain.from_iterable(self._parts_of)]
         self.tally = Tally()
         self._unmerged = Unmerged(self.tally)
 
@@ -78,17 +84,9 @@ class CommunicationSide:
         self.tally.refused += not finite
         self._unmerged.first_steps.append(first_step)
 
-    def shown(self) -> list[Tensor]:
-        """The vectors of x, one for each vector of w."""
-        found = [to_averaging_dtype(vector) for vector in self._vectors]
-        for into, parts in zip(found, self._parts_of, strict=True):
-            for part, stretch in zip(parts, into.split(len(parts[0])), strict=True):
-                part.read(stretch)
-        return found
-
     def awaits_merge(self, number: int, begin: int) -> bool:
         """Whether x differs from w in the part of a vector around an element."""
-        return not self._part(number, begin).is_plain
+        return self._part(number, begin).plain is None
 
     def add_awaiting(self, into: Tensor, number: int, begin: int) -> None:
         """Turns a stretch of vector `number`, within one part, from w into x."""
@@ -103,24 +101,12 @@ class CommunicationSide:
         self._unmerged.merged(self.replica.step + self._merger.steps_late)
 
 
-def _by_vector(
-    parts: Sequence[Part], vectors: Sequence[Tensor]
-) -> Iterator[list[Part]]:
-    rest = iter(parts)
-    for vector in vectors:
-        left, mine = len(vector), list[Part]()
-        while left:
-            mine.append(part := next(rest))
-            left -= len(part)
-        yield mine
-
-
 class _Read(NamedTuple):
     messages: Sequence[Tensor]
     step: int
 
 
-class Exchanges:
+class RowExchanges:
     """The exchanges under way between sides, from reading weights to changing them.
 
     Both ends are read when an exchange begins. (The engine reads chunk by chunk during
@@ -139,11 +125,11 @@ class Exchanges:
     ) -> None:
         self._sides, self._wire_dtype = sides, wire_dtype
         # By end. A missing end has not changed since the exchange began.
-        self._read: dict[Exchange, dict[int, _Read]] = {}
-        self._of_end = defaultdict[int, dict[Exchange, None]](dict)
+        self._read: dict[SimulatedExchange, dict[int, _Read]] = {}
+        self._of_end = defaultdict[int, dict[SimulatedExchange, None]](dict)
         self._codecs: dict[tuple[int, int, int], dict[torch.dtype, Codec]] = {}
 
-    def begin(self, exchange: Exchange) -> None:
+    def begin(self, exchange: SimulatedExchange) -> None:
         """Begins an exchange: both ends count as read from now on."""
         self._read[exchange] = {}
         for end in exchange.ends:
@@ -158,7 +144,7 @@ class Exchanges:
             if super_learner not in self._read[exchange]:
                 self._read_end(exchange, super_learner)
 
-    def end(self, exchange: Exchange) -> None:
+    def end(self, exchange: SimulatedExchange) -> None:
         """Changes both ends by what was read: ``d += a (theirs - mine)``."""
         read = self._read.pop(exchange)
         for end in exchange.ends:
@@ -180,19 +166,19 @@ class Exchanges:
             step = read[end].step if end in read else side.replica.step
             side.ended(step, num_bytes, finite)
 
-    def _read_end(self, exchange: Exchange, end: int) -> None:
+    def _read_end(self, exchange: SimulatedExchange, end: int) -> None:
         side = self._sides[end]
         numbers = range(len(side.parts))
         messages = [self._read_part(exchange, end, number) for number in numbers]
         self._read[exchange][end] = _Read(messages, side.replica.step)
 
-    def _look_at(self, exchange: Exchange, end: int, number: int) -> Tensor:
+    def _look_at(self, exchange: SimulatedExchange, end: int, number: int) -> Tensor:
         """The message of a part, or its weights in place if they equal the message."""
         part = self._sides[end].parts[number]
         plain = part.plain if self._wire_dtype in (None, part.dtype) else None
         return self._read_part(exchange, end, number) if plain is None else plain
 
-    def _read_part(self, exchange: Exchange, end: int, number: int) -> Tensor:
+    def _read_part(self, exchange: SimulatedExchange, end: int, number: int) -> Tensor:
         part = self._sides[end].parts[number]
         device = self._sides[end].replica.device
         codec = self._codecs_of(exchange, end)[part.dtype]
@@ -202,28 +188,30 @@ class Exchanges:
             return weights
         length = codec.length(len(part))
         message = torch.empty(length, dtype=codec.dtype, device=device)
-        codec.encode(weights, message, part.place)
+        codec.encode(weights, message, number)
         return message
 
     def _change(
-        self, exchange: Exchange, number: int, mine: Tensor, theirs: Tensor
+        self, exchange: SimulatedExchange, number: int, mine: Tensor, theirs: Tensor
     ) -> bool:
         """Adds opposite changes to a part at both ends, unless they are non-finite."""
         parts = [self._sides[end].parts[number] for end in exchange.ends]
-        dtype, place = parts[0].dtype, parts[0].place
+        dtype = parts[0].dtype
         asker, asked = (self._codecs_of(exchange, e)[dtype] for e in exchange.ends)
         # The codec of the asker may overwrite theirs.
         kept = theirs.clone() if asked.remembers else theirs
         change = torch.empty(len(parts[0]), dtype=dtype, device=mine.device)
-        finite = math.isfinite(asker.change(mine, theirs, change, place))
+        finite = math.isfinite(asker.change(mine, theirs, change, number))
         if finite:
             parts[0].add(change, exchange.weight)
             parts[1].add(change, -exchange.weight)
         if asked.remembers:
-            asked.change(kept, mine, change, place)
+            asked.change(kept, mine, change, number)
         return finite
 
-    def _codecs_of(self, exchange: Exchange, end: int) -> dict[torch.dtype, Codec]:
+    def _codecs_of(
+        self, exchange: SimulatedExchange, end: int
+    ) -> dict[torch.dtype, Codec]:
         lane = (exchange.asker, exchange.asked, end)
         if lane not in self._codecs:
             replica = self._sides[end].replica

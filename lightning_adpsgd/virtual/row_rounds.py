@@ -4,7 +4,6 @@ The arithmetic is the engine's: `mixing.average` and `mixing.keep_change`. All r
 in one memory, so there is no transport.
 """
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.mixing.averages import (
+    all_finite,
     average,
     keep_change,
     leave_out_if_not_finite,
@@ -118,7 +118,7 @@ class RowMixer:
             return
         if mixing is not None:
             torch.mm(mixing, rows, out=into)
-            if math.isfinite(into.sum().item()):
+            if all_finite([into]):
                 return
         # Row for row: a product spreads NaN from one row to all.
         parts, own = parts_of(self._schedule, self.round), list(rows)
@@ -149,9 +149,8 @@ def stretch_length(num_rows: int, device: torch.device) -> int:
 @lru_cache(maxsize=32)
 def _changing(schedule: Schedule, round: int) -> Tensor:
     """``(T_gamma - 1)^T`` of a round."""
-    period = schedule.topology.period(schedule.num_super_learners)
-    if period and round >= period:
-        return _changing(schedule, round % period)
+    if (first := schedule.first_like(round)) < round:
+        return _changing(schedule, first)
     mixing = with_gain(schedule.mixing(round), schedule.gain)
     return (mixing - identity(len(mixing))).T
 

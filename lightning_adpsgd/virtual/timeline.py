@@ -21,7 +21,7 @@ from lightning_adpsgd.gossip.protocol import (
     exchange_weight,
 )
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.topology.topology import Part, Topology
+from lightning_adpsgd.topology.topology import RoundPart, Topology
 from lightning_adpsgd.virtual.clock import (
     Agenda,
     Compute,
@@ -88,11 +88,10 @@ class Scenario:
 
 
 @lru_cache(maxsize=32)
-def parts_of(schedule: Schedule, round: int) -> tuple[Part, ...]:
+def parts_of(schedule: Schedule, round: int) -> tuple[RoundPart, ...]:
     """The checked shares that each super-learner takes and gives in a round."""
-    period = schedule.topology.period(schedule.num_super_learners)
-    if period and round >= period:
-        return parts_of(schedule, round % period)
+    if (first := schedule.first_like(round)) < round:
+        return parts_of(schedule, first)
     return tuple(schedule.part(i, round) for i in range(schedule.num_super_learners))
 
 
@@ -169,7 +168,7 @@ def _meetings(schedule: Schedule, round: int) -> list[tuple[list[int], int]]:
 # --- asynchronously
 
 
-class Exchange:
+class SimulatedExchange:
     """An exchange of two super-learners: ``d += weight (theirs - mine)`` at both."""
 
     def __init__(self, asker: int, asked: int, weight: float) -> None:
@@ -192,14 +191,14 @@ class Begun(NamedTuple):
     """An exchange begins: the weights of both ends are read."""
 
     seconds: float
-    exchange: Exchange
+    exchange: SimulatedExchange
 
 
 class Ended(NamedTuple):
     """An exchange ends: both ends apply the change."""
 
     seconds: float
-    exchange: Exchange
+    exchange: SimulatedExchange
 
 
 class Waited(NamedTuple):
@@ -338,7 +337,7 @@ class Asynchronous:
 
     def _meet(self, asker: int, asked: int) -> None:
         weight = exchange_weight(self._scenario.mixing_gain, 1, 1)
-        exchange = Exchange(asker, asked, weight)
+        exchange = SimulatedExchange(asker, asked, weight)
         for end in exchange.ends:
             peer, now = exchange.other(end), self._agenda.now
             self._states[end].under_way.enter(peer, now=now)
@@ -372,20 +371,20 @@ class Asynchronous:
             return
         theirs = self._states[peer].under_way.enter(index, asked=True, now=now)
         weight = exchange_weight(self._scenario.mixing_gain, mine, theirs)
-        exchange = Exchange(index, peer, weight)
+        exchange = SimulatedExchange(index, peer, weight)
         self._agenda.enter(self._agenda.now, _ASKING, self._begin, exchange)
 
-    def _begin(self, exchange: Exchange) -> None:
+    def _begin(self, exchange: SimulatedExchange) -> None:
         self._events.append(Begun(self._agenda.now, exchange))
         crossed = partial(self._crossed, exchange)
         self._network.begin(exchange.ends, self._shard_bytes, crossed)
 
-    def _crossed(self, exchange: Exchange) -> None:
+    def _crossed(self, exchange: SimulatedExchange) -> None:
         # One latency for the question, before; one for the answer's last byte, after.
         seconds = self._agenda.now + 2 * self._scenario.link.latency
         self._agenda.enter(seconds, _LANDING, self._end, exchange)
 
-    def _end(self, exchange: Exchange) -> None:
+    def _end(self, exchange: SimulatedExchange) -> None:
         for end in exchange.ends:
             state = self._states[end]
             state.under_way.leave(exchange.other(end), self._agenda.now)

@@ -87,7 +87,7 @@ class FlatParameters(Weights):
         self._slots: list[_Slot] = []
         self.vectors: list[Tensor] = []
         tensors = _recurrent_first(module, dict(floating_tensors(module)))
-        _check_tensors(tensors)
+        check_one_device(tensors.values())
         self._left_out = {} if with_frozen else _frozen(tensors)
         tensors = {n: t for n, t in tensors.items() if n not in self._left_out}
         if self._left_out and not tensors:
@@ -277,8 +277,13 @@ def _transient_buffers(module: nn.Module) -> Iterator[str]:
             yield f"{prefix}.{name}" if prefix else name
 
 
-def _check_tensors(tensors: dict[str, Tensor]) -> None:
-    devices = {str(tensor.device) for tensor in tensors.values()}
+def check_one_device(tensors: Iterable[Tensor]) -> None:
+    """Refuses weights on several devices.
+
+    Raises:
+        ValueError: They are on several; the message names them.
+    """
+    devices = {str(tensor.device) for tensor in tensors}
     if len(devices) > 1:
         raise ValueError(
             f"all weights of a learner must be on one device, got {sorted(devices)}"

@@ -60,14 +60,10 @@ class Part:
         return self._length
 
     @property
-    def is_plain(self) -> bool:
-        """Whether x is w."""
-        return not (self.changed or self._keeps_rest) and self._taken is None
-
-    @property
     def plain(self) -> Tensor | None:
         """The memory of w, if x is w; not to be written to."""
-        return self._shown if self.is_plain else None
+        differs = self.changed or self._keeps_rest or self._taken is not None
+        return None if differs else self._shown
 
     def add_awaiting(self, into: Tensor, begin: int) -> None:
         """Turns a slice of w, from element `begin` of this part on, into one of x."""
@@ -130,12 +126,15 @@ class Part:
         self._taken = None
 
 
-class Span:
-    """Several parts, one after another, that an exchange treats as one."""
+class Chunk:
+    """Parts in order: the unit of a copy, and the content of the longest messages.
+
+    Exchanges treat shorter ones as one part.
+    """
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self.place, self.dtype = parts[0].place, parts[0].dtype
-        self._parts, self._lengths = parts, [len(part) for part in parts]
+        self.parts, self.place, self.dtype = parts, parts[0].place, parts[0].dtype
+        self._lengths = [len(part) for part in parts]
         self._length = sum(self._lengths)
 
     def __len__(self) -> int:
@@ -143,50 +142,17 @@ class Span:
 
     def read(self, into: Tensor) -> None:
         """Reads x = w + d, as `Part.read`."""
-        pieces = torch.split_with_sizes(into, self._lengths)
-        for part, piece in zip(self._parts, pieces, strict=True):
+        for part, piece in zip(self.parts, self.split(into), strict=True):
             part.read(piece)
 
     def add(self, change: Tensor, weight: float) -> None:
         """Adds an exchange at this end, as `Part.add`."""
-        pieces = torch.split_with_sizes(change, self._lengths)
-        for part, piece in zip(self._parts, pieces, strict=True):
+        for part, piece in zip(self.parts, self.split(change), strict=True):
             part.add(piece, weight)
 
-
-class Chunk:
-    """Parts in order: the unit of a copy, and the content of the longest messages."""
-
-    def __init__(self, parts: list[Part]) -> None:
-        self.parts = parts
-        self._lengths = [len(part) for part in parts]
-
-    def __len__(self) -> int:
-        return sum(self._lengths)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision in which averages are taken."""
-        return self.parts[0].dtype
-
-    def read(self, into: Tensor) -> None:
-        """Reads x = w + d of all parts."""
-        for part, its_own in zip(self.parts, self.split(into), strict=True):
-            part.read(its_own)
-
-    def show(self, weights: Sequence[Tensor]) -> None:
-        """Makes exchanges read other weights instead of w, part by part."""
-        for part, shown in zip(self.parts, weights, strict=True):
-            part.show(shown)
-
-    def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
+    def split(self, tensor: Tensor) -> Sequence[Tensor]:
         """Splits a tensor of the chunk's length into views, one for each part."""
-        return tensor.split(self._lengths)
-
-    @property
-    def changed(self) -> bool:
-        """Whether an exchange changed a part since the last merge."""
-        return any(part.changed for part in self.parts)
+        return torch.split_with_sizes(tensor, self._lengths)
 
 
 class Replica:
@@ -200,8 +166,6 @@ class Replica:
     Args:
         shards: w, this learner's shard of each flat vector, real and on one device.
             Consecutive shards of one dtype and section share chunks.
-        chunk_elements: number of elements of a chunk.
-        state: lock over d.
         counts: number of shards in each section (`sections`); None: all are in one
             section.
         part_elements: most elements of a part; on a GPU, a part is a chunk.
@@ -209,7 +173,6 @@ class Replica:
     Attributes:
         chunks: chunks of all shards, in order.
         sections: chunks of each section.
-        device: device of w and d.
         part_elements: number of elements of the longest part.
         guard: `state` and, on a GPU, the order of the streams.
         step: number of optimizer steps that w has seen.
@@ -247,9 +210,10 @@ class Replica:
 
     def show(self, shards: Sequence[Tensor]) -> None:
         """Makes exchanges read these weights, until called with w again."""
-        for chunk, shown in zip(self.chunks, self.views(shards), strict=True):
+        for chunk, views in zip(self.chunks, self.views(shards), strict=True):
             with self.guard:
-                chunk.show(shown)
+                for part, shown in zip(chunk.parts, views, strict=True):
+                    part.show(shown)
 
     def snapshot(self, chunks: Sequence[Chunk] | None = None) -> list[Tensor]:
         """Copies x of some or all chunks to the host; for a thread that may wait.
@@ -312,9 +276,11 @@ class Replica:
         Returns:
             The numbers of the chunks whose d was moved.
         """
-        changed = [n for n, chunk in enumerate(self.chunks) if chunk.changed]
-        for number in changed:
-            chunk = self.chunks[number]
+        changed = list[int]()
+        for number, chunk in enumerate(self.chunks):
+            if not any(part.changed for part in chunk.parts):
+                continue
+            changed.append(number)
             for part, taken in zip(chunk.parts, chunk.split(into[number]), strict=True):
                 with self._timed_guard():
                     if part.changed:

@@ -61,7 +61,6 @@ def even_ranges(lengths: Sequence[int], size: int) -> list[list[Range]]:
 
     Args:
         lengths: lengths of the vectors, multiples of `size`.
-        size: number of learners.
     """
     return [
         [
@@ -78,7 +77,6 @@ def row_ranges(shapes: Sequence[Sequence[int]], size: int) -> list[list[Range]]:
 
     Args:
         shapes: shapes of the whole weights, each of which is a vector.
-        size: number of learners.
     """
     owned: list[list[Range]] = [[] for _ in range(size)]
     for number, (num_rows, *row) in enumerate(shapes):

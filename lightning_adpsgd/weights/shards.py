@@ -20,7 +20,12 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Placement, Shard
 from typing_extensions import override
 
-from lightning_adpsgd.weights.flat import Weights, floating_tensors, layout_of
+from lightning_adpsgd.weights.flat import (
+    Weights,
+    check_one_device,
+    floating_tensors,
+    layout_of,
+)
 from lightning_adpsgd.weights.sections import Range, Section, row_ranges
 
 DATA_PARALLEL, TENSOR_PARALLEL = "data_parallel", "tensor_parallel"
@@ -66,7 +71,7 @@ class LocalShards(Weights):
         self._slots = [_Slot(*p, local_part(p[1]).data_ptr()) for p in in_order]
         self.vectors = [_memory_of(slot.name, slot.tensor) for slot in self._slots]
         self.num_buffers = len(buffers)
-        _check_devices(self.vectors)
+        check_one_device(self.vectors)
 
     @override
     def layout(self) -> str:
@@ -228,14 +233,6 @@ def _check_rows(name: str, tensor: Tensor) -> None:
         raise ValueError(
             f"`{name}` must be sharded by rows, Shard(dim=0), with super-learners of "
             f"different sizes, got {placements}"
-        )
-
-
-def _check_devices(vectors: list[Tensor]) -> None:
-    devices = {str(vector.device) for vector in vectors}
-    if len(devices) > 1:
-        raise ValueError(
-            f"all shards of a learner must be on one device, got {sorted(devices)}"
         )
 
 

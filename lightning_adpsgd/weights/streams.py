@@ -101,12 +101,7 @@ class Mark:
 
 
 class Guard:
-    """A lock over tensors that also orders the work queued under it on their device.
-
-    Args:
-        state: lock.
-        device: device of the tensors.
-    """
+    """A lock over tensors that also orders the work queued under it on their device."""
 
     def __init__(self, state: threading.Condition, device: torch.device) -> None:
         self._state, self._mark = state, Mark(device)

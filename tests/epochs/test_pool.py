@@ -19,7 +19,7 @@ from lightning_adpsgd.epochs.pool import IslandPool, PoolTimeouts
 from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.islands.members import Member, MemberList
 from lightning_adpsgd.islands.rendezvous import Rendezvous
-from lightning_adpsgd.islands.service import MOST_ERRORS, Service
+from lightning_adpsgd.islands.service import MOST_ERRORS, ServiceThread
 from lightning_adpsgd.transport.links.credentials import Credentials
 from tests.helpers import together, until
 from tests.islands.archipelago import Server, rendezvous
@@ -37,7 +37,7 @@ class Members:
         live = {n: Member(n, name, "", ()) for n, name in enumerate(names)}
         self.member, self.members, self.is_in = live[number], MemberList(1, live), True
         self.left, self.steps_of, self.away = frozenset[str](), dict[int, int](), ""
-        self.services = list[Service]()
+        self.services = list[ServiceThread]()
 
     def strike_off(self, number: int) -> None:
         rest = {n: m for n, m in self.members.by_number.items() if n != number}

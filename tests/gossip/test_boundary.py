@@ -318,7 +318,7 @@ def test_an_offer_that_is_not_answered_ends_in_an_error_that_names_the_peer() ->
     )
     gossips[0].start()
     try:
-        pairing = gossips[0].sections[0].pairing
+        pairing = gossips[0].peers_by_section[0].pairing
         assert pairing is not None
         pairing.hear(1, READY)  # it was ready, and is stuck
         with pytest.raises((RuntimeError, PeerLost), match="super-learner 1"):

@@ -6,7 +6,7 @@ from threading import Condition
 
 import torch
 
-from lightning_adpsgd.gossip.forms import Form, FormChoice, forms_of, spans
+from lightning_adpsgd.gossip.forms import Form, FormChoice, forms_of, joined
 from lightning_adpsgd.weights.replica import Replica
 
 BIG = 1 << 17
@@ -104,14 +104,14 @@ def covered(form: Form) -> int:
     return sum(map(len, pieces))
 
 
-def test_a_span_is_read_and_changed_as_its_parts_are() -> None:
+def test_joined_parts_are_read_and_changed_as_each_of_them_is() -> None:
     weights = torch.arange(10.0)
     replica = Replica([weights], 10, Condition(), part_elements=4)
-    (span,) = spans(replica.chunks[0].parts)
-    span.add(torch.ones(10), 0.5)
+    (chunk,) = joined(replica.chunks[0].parts)
+    chunk.add(torch.ones(10), 0.5)
     assert torch.equal(weights, torch.arange(10.0))
-    into = torch.empty(len(span))
-    span.read(into)
+    into = torch.empty(len(chunk))
+    chunk.read(into)
     replica.merge()
     assert torch.equal(into, torch.arange(10.0) + 0.5)
     assert torch.equal(weights, into)

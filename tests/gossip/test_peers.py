@@ -65,13 +65,13 @@ def played() -> Played:
 def test_the_loss_of_a_peer_that_was_dropped_is_no_news(played: Played) -> None:
     played.lane.is_lost = True
     played.asker.drop()
-    played.peers._ask(1, played.asker)
+    played.peers._ask_all(1, played.asker)
 
 
 def test_the_loss_of_another_is_raised(played: Played) -> None:
     played.lane.is_lost = played.threads.is_over = True
     with pytest.raises(PeerLost):
-        played.peers._ask(1, played.asker)
+        played.peers._ask_all(1, played.asker)
 
 
 @pytest.mark.parametrize("for_good", [False, True])

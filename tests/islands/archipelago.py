@@ -131,7 +131,10 @@ class Trained:
         engine = self.island.engine
         lines = [*engine._traffic._under_way.values()]
         return not (
-            any(one.called.is_set() for one in engine.sections[0]._askers.values())
+            any(
+                one.called.is_set()
+                for one in engine.peers_by_section[0]._askers.values()
+            )
             or any(
                 o.in_line or o.requests or o._requested or o._admitted for o in lines
             )

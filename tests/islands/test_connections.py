@@ -41,8 +41,7 @@ class Played:
         members = SimpleNamespace(live_schedule=live_schedule)
         self.engine: Any = SimpleNamespace(
             threads=SimpleNamespace(fail=lambda error: None),
-            peers=peers,
-            sections=[peers],
+            peers_by_section=[peers],
             members=members,
             pull=lambda number, seconds: self.pulled.result(seconds),
         )

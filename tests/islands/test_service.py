@@ -5,12 +5,23 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.rendezvous import Rendezvous
-from lightning_adpsgd.islands.service import MOST_ERRORS, Service
+from lightning_adpsgd.islands.service import MOST_ERRORS, ServiceThread
 from tests.helpers import PATIENCE_S, engine_threads, random_rows, until
 from tests.islands.archipelago import archipelago, rendezvous
+
+
+class Service(ServiceThread):
+    """A thread that is never started: the test takes its turns."""
+
+    @override
+    def _take_turn(self) -> None: ...
+
+    @override
+    def _rest(self) -> None: ...
 
 
 def fails() -> None:
@@ -21,7 +32,7 @@ def test_a_turn_that_fails_is_logged_with_its_trace_and_the_next_one_is_taken(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ended = list[BaseException]()
-    service = Service("a thread", ended.append)
+    service = Service("a thread", "unused", ended.append)
     assert service.take(fails)
     assert service.has_just_failed
     assert service.take(lambda: None)
@@ -35,7 +46,7 @@ def test_a_turn_that_fails_is_logged_with_its_trace_and_the_next_one_is_taken(
 
 def test_one_that_fails_on_and_on_ends_the_learner_with_its_cause() -> None:
     ended = list[BaseException]()
-    service = Service("a thread", ended.append)
+    service = Service("a thread", "unused", ended.append)
     turns = [service.take(fails) for _ in range(MOST_ERRORS)]
     assert turns == [True] * (MOST_ERRORS - 1) + [False]
     (error,) = ended
@@ -45,7 +56,7 @@ def test_one_that_fails_on_and_on_ends_the_learner_with_its_cause() -> None:
 
 def test_a_flood_of_errors_fills_no_disk(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    service = Service("a thread", lambda error: None)
+    service = Service("a thread", "unused", lambda error: None)
     for number in range(1000):
         service.take(fails if number % 2 else lambda: None)
     assert len(caplog.records) == 9

@@ -7,9 +7,9 @@ from torch import Tensor
 from lightning_adpsgd.reference import synchronous
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.virtual.row_exchanges import CommunicationSide, Exchanges
+from lightning_adpsgd.virtual.row_exchanges import CommunicationSide, RowExchanges
 from lightning_adpsgd.virtual.row_rounds import RowMixer
-from lightning_adpsgd.virtual.timeline import Exchange
+from lightning_adpsgd.virtual.timeline import SimulatedExchange
 from tests.helpers import mixing_of, random_rows, take_first
 
 BEGIN = ([1.0, 2.0], [5.0, -2.0], [0.0, 8.0])
@@ -22,7 +22,14 @@ def make_sides() -> tuple[list[Tensor], list[CommunicationSide]]:
 
 
 def shown(side: CommunicationSide) -> list[float]:
-    return side.shown()[0].tolist()
+    return read(side).tolist()
+
+
+def read(side: CommunicationSide) -> Tensor:
+    """x of a side of one part."""
+    (part,) = side.parts
+    part.read(into := torch.empty(len(part), dtype=part.dtype))
+    return into
 
 
 @pytest.mark.parametrize("wire_dtype", WIRES)
@@ -30,8 +37,8 @@ def test_an_exchange_that_ends_first_changes_nothing_of_what_another_has_read(
     wire_dtype: torch.dtype | None,
 ) -> None:
     _, sides = make_sides()
-    exchanges = Exchanges(sides, wire_dtype)
-    first, second = Exchange(0, 1, 0.5), Exchange(1, 2, 0.5)
+    exchanges = RowExchanges(sides, wire_dtype)
+    first, second = SimulatedExchange(0, 1, 0.5), SimulatedExchange(1, 2, 0.5)
     exchanges.begin(first)
     exchanges.begin(second)
     exchanges.end(first)
@@ -47,8 +54,8 @@ def test_a_step_in_the_meantime_changes_nothing_of_what_was_read(
     wire_dtype: torch.dtype | None,
 ) -> None:
     weights, sides = make_sides()
-    exchanges = Exchanges(sides, wire_dtype)
-    exchanges.begin(exchange := Exchange(0, 1, 0.5))
+    exchanges = RowExchanges(sides, wire_dtype)
+    exchanges.begin(exchange := SimulatedExchange(0, 1, 0.5))
     exchanges.before_change(0)
     weights[0].add_(100.0)
     sides[0].after_update()
@@ -80,10 +87,27 @@ def test_what_an_exchange_gives_its_ends_is_opposite_to_the_last_bit() -> None:
     weights = [row.float() for row in random_rows(2, 1000)]
     given = 0.3 * (weights[1] - weights[0])
     sides = [CommunicationSide([w], "step_then_average") for w in weights]
-    exchanges = Exchanges(sides, None)
-    exchanges.begin(exchange := Exchange(0, 1, 0.3))
+    exchanges = RowExchanges(sides, None)
+    exchanges.begin(exchange := SimulatedExchange(0, 1, 0.3))
     exchanges.end(exchange)
     for weight in weights:
         weight.zero_()  # what is shown then is what was given
-    assert torch.equal(sides[0].shown()[0], given)
-    assert torch.equal(sides[1].shown()[0], -given)
+    assert torch.equal(read(sides[0]), given)
+    assert torch.equal(read(sides[1]), -given)
+
+
+def test_the_parts_of_a_vector_begin_with_it() -> None:
+    """Beside another of its dtype, as complex weights are once they are real."""
+    length, stretch = 1 << 20, 1 << 18
+    sides = [
+        CommunicationSide(
+            [torch.full((n,), x) for n in (5, length)], "step_then_average"
+        )
+        for x in (0.0, 2.0)
+    ]
+    exchanges = RowExchanges(sides, None)
+    exchanges.begin(exchange := SimulatedExchange(0, 1, 0.5))
+    exchanges.end(exchange)
+    for begin in range(0, length, stretch):
+        sides[0].add_awaiting(into := torch.zeros(stretch), 1, begin)
+        assert torch.equal(into, torch.ones(stretch))

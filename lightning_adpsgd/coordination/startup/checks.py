@@ -36,7 +36,7 @@ from lightning_adpsgd.coordination.startup.reachability import (
     explain,
     loopback_traps,
     neighbours,
-    probe_all,
+    visit_all,
 )
 from lightning_adpsgd.coordination.store import store_at
 from lightning_adpsgd.files import boot_id
@@ -50,7 +50,7 @@ from lightning_adpsgd.transport.network_interfaces import (
 )
 from lightning_adpsgd.weights.flat import first_difference
 
-_PROBE_TIMEOUT = timedelta(seconds=5)
+_VISIT_TIMEOUT = timedelta(seconds=5)
 _MOST_LINES, _BACKLOG = 8, 2048
 
 
@@ -223,7 +223,7 @@ def _check_reachability(
 ) -> None:
     machines = [location.machine for location in locations]
     targets = [locations[other] for other in neighbours(rank, machines)]
-    met = probe_all(targets, _PROBE_TIMEOUT)
+    met = visit_all(targets, _VISIT_TIMEOUT)
 
     def judge(words: list[str]) -> str:
         # One line for each pair of hosts, because its learners report nearly the same.

@@ -1,7 +1,7 @@
 """Checks that learners can reach one another at the addresses that Gloo will use.
 
 Every learner runs a `ReachabilityServer` at its own address and connects to those of
-some others (`probe`). As for Gloo's listeners, the system chooses the ports. `explain`
+some others (`visit`). As for Gloo's listeners, the system chooses the ports. `explain`
 turns a failed connection into a cause and a remedy.
 """
 
@@ -25,7 +25,7 @@ from lightning_adpsgd.transport.network_interfaces import (
 
 _GREETING = "lightning_adpsgd learner "
 _FAR_AWAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
-_MOST_PROBED = 16  # up to this many other hosts, all are probed
+_MOST_VISITED = 16  # up to this many other hosts, all are visited
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,13 @@ class ReachabilityServer:
                         visitor.sendall(self._answer)
 
 
-def probe(endpoint: Address, rank: int, timeout: timedelta) -> str:
+def visit(endpoint: Address, rank: int, timeout: timedelta) -> str:
     """The problem with the path to a learner's endpoint; empty if there is none."""
     seconds = timeout.total_seconds()
     try:
-        with socket.create_connection(endpoint, seconds) as visit:
-            visit.settimeout(seconds)
-            answer = visit.makefile("rb").readline(len(_GREETING) + 20).decode()
+        with socket.create_connection(endpoint, seconds) as sock:
+            sock.settimeout(seconds)
+            answer = sock.makefile("rb").readline(len(_GREETING) + 20).decode()
     except TimeoutError:
         return "timed out"
     except ConnectionRefusedError:
@@ -117,21 +117,21 @@ def probe(endpoint: Address, rank: int, timeout: timedelta) -> str:
     return "" if answer == f"{_GREETING}{rank}\n" else "not as itself"
 
 
-def probe_all(
+def visit_all(
     locations: Sequence[LearnerLocation], timeout: timedelta
 ) -> list[tuple[int, Address, str]]:
-    """Probes all endpoints at once; returns rank, endpoint and trouble of failures."""
+    """Visits all endpoints at once; returns rank, endpoint and trouble of failures."""
     targets = [(one.rank, end) for one in locations for end in one.endpoints]
     if not targets:
         return []
     with ThreadPoolExecutor(len(targets)) as pool:
-        outcomes = pool.map(lambda each: probe(each[1], each[0], timeout), targets)
+        outcomes = pool.map(lambda each: visit(each[1], each[0], timeout), targets)
         met = zip(targets, outcomes, strict=True)
         return [(rank, end, wrong) for (rank, end), wrong in met if wrong]
 
 
 def neighbours(rank: int, machines: Sequence[str]) -> list[int]:
-    """The learners that one probes, on all other hosts or on 2 log2 of their number.
+    """The learners that one visits, on all other hosts or on 2 log2 of their number.
 
     On other hosts these are the learners in the same place; on its own host, it is the
     next one. `machines` has the host of every learner.
@@ -142,7 +142,7 @@ def neighbours(rank: int, machines: Sequence[str]) -> list[int]:
     hosts, own = list(on), on[machines[rank]]
     place, here = own.index(rank), hosts.index(machines[rank])
     strides = range(1, len(hosts))
-    if len(strides) > _MOST_PROBED:
+    if len(strides) > _MOST_VISITED:
         strides = [1 << k for k in range((len(hosts) // 2).bit_length())]
         strides += [-stride for stride in strides]
     others = {hosts[(here + stride) % len(hosts)] for stride in strides}

@@ -108,8 +108,6 @@ class Certificates:
     """The TLS files in PEM format; each end demands a certificate of the authority.
 
     Args:
-        certificate: certificate of this member.
-        key: private key of this member.
         authority: certificate of the authority that signs for members only.
     """
 

@@ -39,7 +39,7 @@ from lightning_adpsgd.coordination.startup.reachability import (
     explain,
     loopback_traps,
     neighbours,
-    probe,
+    visit,
 )
 from lightning_adpsgd.transport import network_interfaces
 from lightning_adpsgd.transport.links import sockets
@@ -454,10 +454,10 @@ def test_a_host_name_without_an_address_means_loopback(
 def test_a_server_is_heard_until_it_is_closed() -> None:
     with closing(ReachabilityServer(3, ["127.0.0.1"])) as server:
         (end,) = server.endpoints
-        assert probe(end, 3, PATIENCE) == ""
-        assert probe(end, 4, PATIENCE) == "not as itself"
+        assert visit(end, 3, PATIENCE) == ""
+        assert visit(end, 4, PATIENCE) == "not as itself"
         names = {thread.name for thread in server._threads}
-    assert probe(end, 3, PATIENCE) == "refused"
+    assert visit(end, 3, PATIENCE) == "refused"
     assert not names & {thread.name for thread in threading.enumerate()}
 
 
@@ -468,7 +468,7 @@ def test_a_proxy_that_takes_every_connection_is_noticed() -> None:
         def hang_up() -> None:
             proxy.accept()[0].close()
 
-        assert together([lambda: probe(end, 0, PATIENCE), lambda: hang_up() or ""]) == [
+        assert together([lambda: visit(end, 0, PATIENCE), lambda: hang_up() or ""]) == [
             "not as itself",
             "",
         ]
