@@ -36,7 +36,11 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
     resumed_from,
 )
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
-from lightning_adpsgd.strategy.checkpoints.saving import finish_saves, must_wait
+from lightning_adpsgd.strategy.checkpoints.saving import (
+    BackgroundCheckpointIO,
+    finish_saves,
+    save_for,
+)
 from lightning_adpsgd.strategy.compatibility import (
     one_gpu_per_learner,
     refuse_unsupported,
@@ -274,12 +278,11 @@ class HADPSGDStrategy(ModelParallelInside):
         may_ask = not interrupted or self._dials.islands is not None
         if self.work_sharing is not None and may_ask:
             checkpoint[EPOCH] = self.work_sharing.state()
-        waits = must_wait(self._trainer_or_none(), filepath)
-        if waits:
-            finish_saves(self.checkpoint_io, interrupted)
-        super().save_checkpoint(checkpoint, filepath, storage_options)
-        if waits:
-            finish_saves(self.checkpoint_io, interrupted)
+        trainer, files = self._trainer_or_none(), self.checkpoint_io
+        if self.is_sharded or not isinstance(files, BackgroundCheckpointIO):
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+        elif self.is_global_zero:
+            save_for(trainer, files, checkpoint, filepath, storage_options)
 
     @override
     def _all_come(self) -> bool:
