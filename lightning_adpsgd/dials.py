@@ -18,6 +18,9 @@ from lightning_adpsgd.topology.schedule import check_any_size
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 """The default of `timeout`: how long a peer may be silent."""
 
+DEFAULT_CPU_SHARE = 0.05
+"""The default of `cpu_share`: the most that exchanges take of the training time."""
+
 CommunicationName = Literal["sync", "delay_by_one", "async", "ready_pairs"]
 InsideName = Literal["ddp", "model_parallel"]
 WireDtypeName = Literal["float32", "bfloat16", "float16", "int8", "int4"]
@@ -96,7 +99,7 @@ class Dials:
     gossip_every: int = 1
     wire_dtype: WireChoice = None
     exchange_frozen: bool = True
-    cpu_share: float = 0.05
+    cpu_share: float = DEFAULT_CPU_SHARE
     work_sharing: bool | None = None
     after_evaluation: Literal["restore", "adopt"] = "restore"
     save_learners: bool = False

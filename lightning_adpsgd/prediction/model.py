@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from lightning_adpsgd.dials import WireDtype, as_dtype
+from lightning_adpsgd.dials import DEFAULT_CPU_SHARE, WireDtype, as_dtype
 from lightning_adpsgd.gossip.codecs import Lattice, make_codec, wire_dtypes
 from lightning_adpsgd.gossip.forms import LONG, WORTH_BYTES
 from lightning_adpsgd.topology.named import TOPOLOGIES, TopologyLike, find_topology
@@ -145,7 +145,7 @@ def predict(
     topology: TopologyLike = "ring",
     communication: Mode = "async",
     gossip_every: int = 1,
-    cpu_share: float = 0.05,
+    cpu_share: float = DEFAULT_CPU_SHARE,
     costs: Costs | None = None,
     seed: int = 0,
 ) -> Prediction:

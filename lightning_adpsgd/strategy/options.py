@@ -14,6 +14,7 @@ from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from torch.distributed.constants import default_pg_timeout
 
 from lightning_adpsgd.dials import (
+    DEFAULT_CPU_SHARE,
     DEFAULT_TIMEOUT,
     CommunicationName,
     Dials,
@@ -80,7 +81,7 @@ class HADPSGDOptions(_DDPStrategy):
         gossip_every: int = 1,
         wire_dtype: WireDtype | Literal["auto"] | None = "auto",
         exchange_frozen: bool = True,
-        cpu_share: float = 0.05,
+        cpu_share: float = DEFAULT_CPU_SHARE,
         work_sharing: bool | None = None,
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
@@ -214,8 +215,8 @@ class HADPSGDOptions(_DDPStrategy):
     def checkpoint_io(self) -> CheckpointIO:
         """The `CheckpointIO` in use; by default it writes files whole or not at all.
 
-        With a Trainer, the default writes in the background. A `CheckpointIO` from the
-        user is used unchanged.
+        With a Trainer, the default can also write in the background. A `CheckpointIO`
+        from the user is used unchanged.
         """
         # Not in the constructor: afterwards Lightning checks whether the user gave one.
         if self._checkpoint_io is None:
