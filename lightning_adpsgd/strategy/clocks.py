@@ -272,7 +272,7 @@ def follow_clocks(
         # Learners that step together need it for validation alone.
         ask = partial(_validates_when_learner_0_does, trainer)
         loop = trainer.fit_loop.epoch_loop
-        overrides.replace("clocks", loop, "_should_check_val_fx", ask)
+        overrides.replace(loop, "_should_check_val_fx", ask)
     return None
 
 
@@ -283,14 +283,14 @@ def _follow_asynchronously(
     if not batch_end.clocks:
         return None
     loop = trainer.fit_loop.epoch_loop
-    overrides.replace("clocks", loop, "_should_check_val_fx", batch_end)
+    overrides.replace(loop, "_should_check_val_fx", batch_end)
     for timer in _timers(trainer):
         # The hook of a base class, which does nothing.
         hook = partial(Callback.on_train_batch_end, timer)
-        overrides.replace("clocks", timer, "on_train_batch_end", hook)
+        overrides.replace(timer, "on_train_batch_end", hook)
     checkpoints = _timed_checkpoints(trainer)
     for checkpoint, clock in zip(checkpoints, batch_end.saves, strict=True):
-        overrides.replace("clocks", checkpoint, "on_train_batch_end", clock.hold)
+        overrides.replace(checkpoint, "on_train_batch_end", clock.hold)
     return batch_end
 
 

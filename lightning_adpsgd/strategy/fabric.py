@@ -123,7 +123,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         # Not undone: a launcher belongs to its strategy.
         launcher: Any = self._launcher
         launch = partial(_launch, self, partial(type(launcher).launch, launcher))
-        Overrides().replace("fabric", launcher, "launch", launch)
+        Overrides().replace(launcher, "launch", launch)
 
     @override
     def setup_module(  # pyright: ignore[reportIncompatibleMethodOverride]

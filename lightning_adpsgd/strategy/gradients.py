@@ -26,10 +26,11 @@ _Groups = list[list[Tensor]]
 
 def clip_on_all_meshes(precision: Precision, overrides: Overrides) -> None:
     """Replaces the gradient clipping of the precision plugin, until it is undone."""
-    for name, clip in (("norm", _by_norm), ("value", _by_value)):
-        attribute = f"clip_grad_by_{name}"
-        replaced = partial(_clip, precision, clip, getattr(precision, attribute))
-        overrides.replace("gradients", precision, attribute, replaced)
+    by_norm, by_value = precision.clip_grad_by_norm, precision.clip_grad_by_value
+    norm = partial(_clip, precision, _by_norm, by_norm)
+    value = partial(_clip, precision, _by_value, by_value)
+    overrides.replace(precision, "clip_grad_by_norm", norm)
+    overrides.replace(precision, "clip_grad_by_value", value)
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ def resume_from_whole(launcher: Any) -> None:
     """Makes the Trainers that a launcher runs resume only from intact checkpoints."""
     # Not undone: a launcher belongs to its strategy.
     launch = partial(_launch, partial(type(launcher).launch, launcher))
-    Overrides().replace("launchers", launcher, "launch", launch)
+    Overrides().replace(launcher, "launch", launch)
 
 
 def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:
@@ -57,7 +57,7 @@ def _launch(
     if trainer is not None:
         connector = trainer._checkpoint_connector
         choose = partial(whole_checkpoint_path, trainer)
-        overrides.replace("launchers", connector, "_parse_ckpt_path", choose)
+        overrides.replace(connector, "_parse_ckpt_path", choose)
     try:
         return launch(*args, trainer=trainer, **kwargs)
     finally:

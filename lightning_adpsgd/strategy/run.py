@@ -96,7 +96,7 @@ class TrainingRun:
         prune_together(trainer, job, overrides)
         loop = trainer.fit_loop
         end = partial(type(loop).on_run_end, loop)
-        overrides.replace("run", loop, "on_run_end", partial(self._end, end))
+        overrides.replace(loop, "on_run_end", partial(self._end, end))
 
     def begin(self, resumed: Resumed) -> None:
         """Starts training: the learners communicate from here on."""

@@ -40,7 +40,7 @@ class CollectiveScope:
         """Tracks the epochs of the Trainer's loop until it is undone."""
         loop = self._trainer.fit_loop.epoch_loop
         run = partial(type(loop).run, loop)
-        overrides.replace("scope", loop, "run", partial(self._run_epoch, run))
+        overrides.replace(loop, "run", partial(self._run_epoch, run))
 
     def __call__(self, group: Any, operation: str) -> Any:
         """The group that takes part: as asked, `ALONE`, or None for all learners."""

@@ -7,9 +7,9 @@ stands for a setting of these three. Inside a super-learner, Lightning's DDP run
 process group of its learners; between super-learners, the engines of `mixing` and
 `gossip` average weights.
 
-This module has Lightning's hooks. `options` has the constructor, `run` the work of the
-hooks while learners gossip, and `overrides` the attributes of Lightning that are
-replaced. An optimizer step goes from `optimizer_step` to `Job.update` in `job`.
+This module has Lightning's hooks. `options` has the constructor, and `run` the work of
+the hooks while learners gossip. An optimizer step goes from `optimizer_step` to
+`Job.update` in `job`.
 """
 
 from collections.abc import Callable

@@ -55,17 +55,15 @@ def transfer_in_consensus(
     for swa in callbacks_of(trainer, StochasticWeightAveraging):
         transfer = partial(_transfer, enter, leave, swa.transfer_weights)
         reset = partial(_reset_in_place, swa.reset_batch_norm_and_save_state)
-        overrides.replace("weight_callbacks", swa, "transfer_weights", transfer)
-        overrides.replace(
-            "weight_callbacks", swa, "reset_batch_norm_and_save_state", reset
-        )
+        overrides.replace(swa, "transfer_weights", transfer)
+        overrides.replace(swa, "reset_batch_norm_and_save_state", reset)
 
 
 def prune_together(trainer: pl.Trainer, job: Job, overrides: Overrides) -> None:
     """Makes `ModelPruning` prune while the module holds the consensus model."""
     for callback in callbacks_of(trainer, ModelPruning):
         prune = partial(_prune, trainer, job, callback._run_pruning)
-        overrides.replace("weight_callbacks", callback, "_run_pruning", prune)
+        overrides.replace(callback, "_run_pruning", prune)
 
 
 def _transfer(

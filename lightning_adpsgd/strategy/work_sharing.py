@@ -215,7 +215,7 @@ def prepare_training_loaders(
     connector = trainer._data_connector
     own = partial(type(connector)._prepare_dataloader, connector)
     prepare = partial(_prepare, own, work_sharing, place)
-    overrides.replace("work_sharing", connector, "_prepare_dataloader", prepare)
+    overrides.replace(connector, "_prepare_dataloader", prepare)
 
 
 def _prepare(

@@ -141,7 +141,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         # Before the first hook that sees the end of training.
         loop = trainer.fit_loop
         end = partial(self._end_run, partial(type(loop).on_run_end, loop))
-        self._overrides.replace("virtual", loop, "on_run_end", end)
+        self._overrides.replace(loop, "on_run_end", end)
 
     def _end_run(self, on_run_end: Callable[[], None]) -> None:
         self._enter_consensus()
