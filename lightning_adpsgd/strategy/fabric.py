@@ -33,10 +33,11 @@ from lightning_adpsgd.strategy.checkpoints.rng_state import (
 )
 from lightning_adpsgd.strategy.compatibility import check_device
 from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
-from lightning_adpsgd.strategy.job import NAMESPACE, Job, set_up_job
+from lightning_adpsgd.strategy.job import NAMESPACE, Job
 from lightning_adpsgd.strategy.module_jobs import ModuleJobs
 from lightning_adpsgd.strategy.options import HADPSGDOptions
 from lightning_adpsgd.strategy.overrides import Overrides
+from lightning_adpsgd.strategy.set_up import set_up_job
 
 _Broadcast = TypeVar("_Broadcast")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch.distributed.constants import default_pg_timeout
 
 from lightning_adpsgd.dials import (
@@ -37,7 +38,6 @@ from lightning_adpsgd.strategy.compatibility import (
     check_ddp_arguments,
     check_island,
 )
-from lightning_adpsgd.strategy.job import has_peers
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
 from lightning_adpsgd.topology.partition import Partition
 
@@ -297,6 +297,22 @@ class HADPSGDOptions(_DDPStrategy):
         sizes = self._dials.super_learner_size
         check_island(self.super_learner_size, self.world_size, sizes)
         return True
+
+
+def has_peers(partition: Partition) -> bool:
+    """Whether there are several super-learners; if not, prints why nothing gossips."""
+    if partition.num_super_learners > 1:
+        return True
+    num_learners = partition.num_learners
+    if num_learners == 1:
+        rank_zero_info("There is only one learner, so nothing gossips: set `devices`")
+    else:
+        rank_zero_info(
+            f"All {num_learners} learners form one super-learner, which is plain "
+            "synchronous allreduce (ddp). To gossip, set `super_learner_size` to a "
+            f"proper divisor of {num_learners}, or use several machines."
+        )
+    return False
 
 
 def _as_sizes(given: Any) -> Any:

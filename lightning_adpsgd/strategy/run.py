@@ -30,9 +30,10 @@ from lightning_adpsgd.strategy.default_sharing import (
 )
 from lightning_adpsgd.strategy.fast_forward import batch_size, catch_up
 from lightning_adpsgd.strategy.garbage import FrozenObjects
-from lightning_adpsgd.strategy.job import Job, set_up_job
+from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.strategy.scope import CollectiveScope
+from lightning_adpsgd.strategy.set_up import set_up_job
 from lightning_adpsgd.strategy.signals import handle_signals
 from lightning_adpsgd.strategy.weight_callbacks import (
     average_copies,
@@ -130,8 +131,11 @@ class TrainingRun:
     def enter(self, occasion: str) -> None:
         """Puts the consensus model into the module; all learners must call it."""
         if self.job.running:
-            self.last_consensus = self.job.enter_consensus(occasion)
-            average_copies(self._trainer, self.job.weight)
+            self._note(self.job.enter_consensus(occasion))
+
+    def _note(self, consensus: Consensus | None) -> None:
+        self.last_consensus = consensus
+        average_copies(self._trainer, self.job.partition)
 
     # --- the end
 
@@ -157,8 +161,7 @@ class TrainingRun:
         if self.job.running:
             if self.work_sharing is not None:
                 self.work_sharing.leave()
-            self.last_consensus = self.job.finish()
-            average_copies(self._trainer, self.job.weight)
+            self._note(self.job.finish())
         on_run_end()
 
     def _leave_in_order(self) -> None:

@@ -26,16 +26,14 @@ from torch import Tensor, nn
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
+from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import pruning_masks
 
 
 @torch.no_grad()
-def average_copies(trainer: pl.Trainer, weight: float) -> None:
-    """Replaces all kept averages by their mean over super-learners; a collective.
-
-    Args:
-        weight: `Partition.weight` of this learner.
-    """
+def average_copies(trainer: pl.Trainer, partition: Partition) -> None:
+    """Replaces all kept averages by their mean over super-learners; a collective."""
+    weight = partition.weight(trainer.global_rank)
     # SWA keeps its average on the CPU, where NCCL cannot reach it.
     device = trainer.strategy.root_device
     for model in _kept_models(trainer):

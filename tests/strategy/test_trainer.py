@@ -24,8 +24,8 @@ from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.dials import Dials, ModelParallel, ReadyPairs
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy.compatibility import one_gpu_per_learner
-from lightning_adpsgd.strategy.job import has_peers
 from lightning_adpsgd.strategy.model_parallel import check_torch
+from lightning_adpsgd.strategy.options import has_peers
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
 from tests.learners import (
