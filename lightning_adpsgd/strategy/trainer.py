@@ -13,6 +13,7 @@ the hooks while learners gossip. An optimizer step goes from `optimizer_step` to
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -75,7 +76,6 @@ class HADPSGDStrategy(ModelParallelInside):
     _resumed = Resumed()
     _initial_states: tuple[InitialState, ...] = ()
     _overrides: Overrides | None = None
-    _decides = False
     _statistics: Statistics | None = None
     _last_consensus: Consensus | None = None
 
@@ -334,11 +334,8 @@ class HADPSGDStrategy(ModelParallelInside):
     @override
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         # Callbacks decide for all learners, in hooks of a step to which all come.
-        self._decides = True
-        try:
+        with self._run.scope.of_all() if self._run is not None else nullcontext():
             return super().reduce_boolean_decision(decision, all)
-        finally:
-            self._decides = False
 
     @override
     def broadcast(self, obj: _Broadcast, src: int = 0) -> _Broadcast:
@@ -350,9 +347,7 @@ class HADPSGDStrategy(ModelParallelInside):
             self._run.job.meet_if_asynchronous(name)
 
     def _scope(self, group: Any, operation: str) -> Any:
-        if self._run is None or self._decides:
-            return group
-        return self._run.scope(group, operation)
+        return group if self._run is None else self._run.scope(group, operation)
 
     def _interrupted(self) -> bool:
         trainer = self._trainer_or_none()
