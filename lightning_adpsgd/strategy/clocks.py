@@ -29,7 +29,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import override
 
 from lightning_adpsgd.strategy.agreement import Agreement
-from lightning_adpsgd.strategy.compatibility import callbacks_of, save_period
+from lightning_adpsgd.strategy.compatibility import callbacks_of, validates_by_time
 from lightning_adpsgd.strategy.job import END_OF_TRAINING, Job
 from lightning_adpsgd.strategy.overrides import Overrides
 
@@ -97,7 +97,7 @@ class SaveClock(Clock):
 
     @override
     def due(self) -> bool:
-        interval = save_period(self._checkpoint, "train_time_interval")
+        interval = self._checkpoint._train_time_interval
         last = self._checkpoint._last_time_checked
         if interval is None or last is None:
             return False
@@ -149,7 +149,7 @@ class BatchEnd:
         self._trainer, self._job = trainer, job
         self.saves = [SaveClock(trainer, c) for c in _timed_checkpoints(trainer)]
         self._stops = [StopClock(trainer, timer) for timer in _timers(trainer)]
-        timed = _validates_by_time(trainer)
+        timed = validates_by_time(trainer)
         self._validation = ValidationClock(trainer) if timed else None
         found = (*self.saves, *self._stops, self._validation)
         self.clocks: list[Clock] = [clock for clock in found if clock is not None]
@@ -268,7 +268,7 @@ def follow_clocks(
     """
     if job.asynchronous:
         return _follow_asynchronously(trainer, job, overrides)
-    if _validates_by_time(trainer):
+    if validates_by_time(trainer):
         # Learners that step together need it for validation alone.
         ask = partial(_validates_when_learner_0_does, trainer)
         loop = trainer.fit_loop.epoch_loop
@@ -301,18 +301,14 @@ def describe_clocks(trainer: pl.Trainer) -> str:
     """
     timed = filter(_has_a_clock, callbacks_of(trainer, Callback))
     found = [type(one).__name__ for one in timed]
-    found += ["val_check_interval"] if _validates_by_time(trainer) else []
+    found += ["val_check_interval"] if validates_by_time(trainer) else []
     return ", ".join(found) or "none"
 
 
 def _has_a_clock(callback: Any) -> bool:
     if isinstance(callback, ModelCheckpoint):
-        return save_period(callback, "train_time_interval") is not None
+        return bool(callback._train_time_interval)
     return isinstance(callback, Timer)
-
-
-def _validates_by_time(trainer: pl.Trainer) -> bool:
-    return getattr(trainer, "_val_check_time_interval", None) is not None
 
 
 def _validates_when_learner_0_does(
@@ -333,7 +329,7 @@ def _timers(trainer: pl.Trainer) -> list[Timer]:
 
 def _timed_checkpoints(trainer: pl.Trainer) -> list[ModelCheckpoint]:
     savers = callbacks_of(trainer, ModelCheckpoint)
-    return [one for one in savers if save_period(one, "train_time_interval")]
+    return [one for one in savers if one._train_time_interval]
 
 
 def _at_last_batch(trainer: pl.Trainer) -> bool:
@@ -343,7 +339,7 @@ def _at_last_batch(trainer: pl.Trainer) -> bool:
 def _end_of_epoch(trainer: pl.Trainer) -> list[Any]:
     """The actions at the end of this epoch that not every epoch has."""
     epoch, savers = trainer.current_epoch, callbacks_of(trainer, ModelCheckpoint)
-    periods = [save_period(one, "every_n_epochs") for one in savers]
+    periods = [one._every_n_epochs for one in savers]
     saves: list[Any] = [(epoch + 1) % every == 0 for every in periods if every]
     averages = callbacks_of(trainer, StochasticWeightAveraging)
     return [*saves, epoch] if averages else saves

@@ -309,9 +309,7 @@ def test_each_row_names_the_modules_that_need_it() -> None:
     for row in READ:
         for reader in row.by:
             source = inspect.getsource(by_name()[reader])
-            # `save_period` writes the underscore itself.
-            if reader != "compatibility":
-                assert [name for name in row.names if name not in source] == []
+            assert [name for name in row.names if name not in source] == []
 
 
 # `clocks` changes a time of the Trainer's within one call, and `mid_epoch` and
