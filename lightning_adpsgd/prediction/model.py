@@ -324,7 +324,7 @@ class _Cores:
         self._work = form.work / scenario.super_learner_size
         self._step, self._busy = step, costs.busy * step
         self._all = costs.cores * step
-        self._machine = max(costs.cores, costs.machine_cores)
+        self._machine = max(costs.cores, costs.machine_cores, 1.0)
 
     def kept(self, exchanges: float, merge: float, cpu_share: float) -> float:
         """The share of these exchanges and merges per step that `cpu_share` allows."""
@@ -339,14 +339,10 @@ class _Cores:
 
     def taken_from_training(self, exchanges: float) -> float:
         work = exchanges * self._work
-        busy = (self._busy + work) / self._all
         missing = self._busy + work - self._all
-        return max(missing, work * crowded(busy, self._machine))
-
-
-def crowded(busy: float, num_cores: float) -> float:
-    """The probability that all cores are busy, given the busy share of each."""
-    return min(max(busy, 0.0), 1.0) ** max(num_cores, 1.0)
+        busy = min((self._busy + work) / self._all, 1.0)
+        all_are_busy = busy**self._machine  # the probability, given each core's share
+        return max(missing, work * all_are_busy)
 
 
 def _last(too_many: Callable[[float], bool]) -> float:

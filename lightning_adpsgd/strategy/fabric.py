@@ -123,7 +123,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         super()._configure_launcher()
         # Not undone: a launcher belongs to its strategy.
         launcher: Any = self._launcher
-        launch = partial(_launch, self, partial(type(launcher).launch, launcher))
+        launch = partial(_launch, self.jobs, partial(type(launcher).launch, launcher))
         Overrides().replace(launcher, "launch", launch)
 
     @override
@@ -306,17 +306,13 @@ class _SuperLearnerSyncControl(_BackwardSyncControl):
 
 
 def _launch(
-    strategy: HADPSGDFabricStrategy,
+    jobs: ModuleJobs,
     launch: Callable[..., Any],
     function: Callable[..., Any],
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    return launch(partial(_run, strategy, function), *args, **kwargs)
-
-
-def _run(strategy: HADPSGDFabricStrategy, function: Any, *args: Any, **kw: Any) -> Any:
-    return strategy.jobs.run(function, *args, **kw)
+    return launch(partial(jobs.run, function), *args, **kwargs)
 
 
 def _check_trains(job: Job) -> None:
