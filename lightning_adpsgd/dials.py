@@ -112,6 +112,7 @@ class Dials:
 
     def __post_init__(self) -> None:
         _check_one_of("wire_dtype", self.wire_dtype, _WIRE_DTYPES)
+        _check_one_of("order", self.order, (None, *get_args(Order)))
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name), field.type)
         _check_sizes(self.super_learner_size)
@@ -286,27 +287,22 @@ def as_dtype(wire_dtype: WireDtype | Literal["auto"] | None) -> WireChoice:
 
 
 def _check_type(name: str, value: Any, annotation: Any) -> None:
-    is_literal = get_origin(annotation) is Literal
-    kinds = (annotation,) if is_literal else get_args(annotation) or (annotation,)
-    texts = [kind for kind in kinds if get_origin(kind) is Literal]
-    plain = [kind for kind in kinds if kind in _CALLED]
-    if len(plain) + len(texts) < len(kinds):
-        return  # another check knows its values
-    if {*plain} <= {NoneType}:
-        allowed = [text for kind in texts for text in get_args(kind)]
-        _check_one_of(name, value, (*(None for _ in plain), *allowed))
+    if get_origin(annotation) is Literal:
+        _check_one_of(name, value, get_args(annotation))
         return
-    types = (*plain, *((str,) if texts else ()), *((int,) if float in plain else ()))
+    kinds = get_args(annotation) or (annotation,)
+    if not {*kinds} <= {*_CALLED}:
+        return  # another check knows its values
+    types = (*kinds, int) if float in kinds else kinds
     # A bool is an int in Python, and True would pass for 1.
-    as_number = isinstance(value, bool) and bool not in plain
+    as_number = isinstance(value, bool) and bool not in kinds
     if isinstance(value, types) and not as_number:
         return
     unit = _UNITS.get(name, "")
-    called = [_CALLED[k][0] + (unit if k is float else "") for k in plain]
-    called += [f'"{get_args(kind)[0]}"' for kind in texts]
+    called = [_CALLED[k][0] + (unit if k is float else "") for k in kinds]
     raise TypeError(
         f"`{name}` must be {' or '.join(called)}, got {value!r} of type "
-        f"{type(value).__name__}; for example `{name}={_CALLED[plain[0]][1]!r}`"
+        f"{type(value).__name__}; for example `{name}={_CALLED[kinds[0]][1]!r}`"
     )
 
 
@@ -317,19 +313,19 @@ def _check_one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
 
 def _check_sizes(sizes: Any) -> None:
     name = "super_learner_size"
-    if isinstance(sizes, str):
-        if sizes != "node":
-            raise ValueError(
-                f'`{name}` must be a whole number, "node" or a sequence of sizes, got '
-                f"{sizes!r} of type str; for example `{name}=2`"
-            )
-    elif not isinstance(sizes, tuple):
-        _check_type(name, sizes, int | Literal["node"])
+    if isinstance(sizes, int) and not isinstance(sizes, bool):
         _check_positive(name, sizes)
-    elif not sizes or any(type(size) is not int or size < 1 for size in sizes):
-        raise ValueError(
-            f"`{name}` must hold a whole number of at least 1 for each super-learner, "
-            f"got {sizes}"
+    elif isinstance(sizes, tuple):
+        if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+            raise ValueError(
+                f"`{name}` must hold a whole number of at least 1 for each "
+                f"super-learner, got {sizes}"
+            )
+    elif sizes != "node":
+        kind = ValueError if isinstance(sizes, str) else TypeError
+        raise kind(
+            f'`{name}` must be a whole number, "node" or a sequence of sizes, got '
+            f"{sizes!r} of type {type(sizes).__name__}; for example `{name}=2`"
         )
 
 
