@@ -175,19 +175,20 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         inner = _without_wrapper(optimizer)
         return get_optimizer_state_dict(self.model, inner, options=_ON_HOST)
 
-    @override
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    def save_shards(
+        self,
+        checkpoint: dict[str, Any],
+        filepath: Any,
+        storage_options: Any,
+        all_come: bool,
     ) -> None:
-        if not self.is_sharded:
-            super().save_checkpoint(checkpoint, filepath, storage_options)
-            return
+        """Writes a folder of shards, unless not all learners come to write it."""
         if storage_options is not None:
             raise TypeError(
                 "`storage_options` is not taken for checkpoints in shards, got "
                 f"{storage_options!r}"
             )
-        if not self._all_come():
+        if not all_come:
             rank_zero_warn(
                 f"{filepath} was not saved: after a failure not all learners that hold "
                 "shards can be asked. Resume from the last checkpoint before it"
@@ -206,11 +207,6 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             tensors["state_dict"] = checkpoint.pop("state_dict")
             assert self._savers is not None
             write_shards(tensors, checkpoint, path, self._savers)
-
-    def _all_come(self) -> bool:
-        """Whether all learners that hold shards take part in writing a checkpoint."""
-        trainer = self.lightning_module.trainer if self.lightning_module else None
-        return trainer is None or not trainer.interrupted
 
     @override
     def load_checkpoint(

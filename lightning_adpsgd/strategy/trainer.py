@@ -279,16 +279,15 @@ class HADPSGDStrategy(ModelParallelInside):
         if self.work_sharing is not None and may_ask:
             checkpoint[EPOCH] = self.work_sharing.state()
         trainer, files = self._trainer_or_none(), self.checkpoint_io
-        if self.is_sharded or not isinstance(files, BackgroundCheckpointIO):
+        if self.is_sharded:
+            # The learners of an island leave the others at one step.
+            departed = self._run is not None and self._run.job.has_departed
+            all_come = departed or not interrupted
+            self.save_shards(checkpoint, filepath, storage_options, all_come)
+        elif not isinstance(files, BackgroundCheckpointIO):
             super().save_checkpoint(checkpoint, filepath, storage_options)
         elif self.is_global_zero:
             save_for(trainer, files, checkpoint, filepath, storage_options)
-
-    @override
-    def _all_come(self) -> bool:
-        # The learners of an island leave the others at one step.
-        has_departed = self._run is not None and self._run.job.has_departed
-        return has_departed or super()._all_come()
 
     @override
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
