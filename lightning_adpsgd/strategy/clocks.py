@@ -11,6 +11,7 @@ comes last in a batch, after everything that Lightning does at certain steps.
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -270,9 +271,8 @@ def follow_clocks(
         return _follow_asynchronously(trainer, job, overrides)
     if validates_by_time(trainer):
         # Learners that step together need it for validation alone.
-        ask = partial(_validates_when_learner_0_does, trainer)
-        loop = trainer.fit_loop.epoch_loop
-        overrides.replace(loop, "_should_check_val_fx", ask)
+        ask = partial(_ask_learner_0, trainer)
+        overrides.wrap(trainer.fit_loop.epoch_loop, "_should_check_val_fx", ask)
     return None
 
 
@@ -311,12 +311,10 @@ def _has_a_clock(callback: Any) -> bool:
     return isinstance(callback, Timer)
 
 
-def _validates_when_learner_0_does(
-    trainer: pl.Trainer, data_fetcher: _DataFetcher
+def _ask_learner_0(
+    trainer: pl.Trainer, validates: Callable[..., bool], data_fetcher: _DataFetcher
 ) -> bool:
-    loop = trainer.fit_loop.epoch_loop
-    validates = type(loop)._should_check_val_fx(loop, data_fetcher)
-    return trainer.strategy.broadcast(validates)
+    return trainer.strategy.broadcast(validates(data_fetcher))
 
 
 def _timers(trainer: pl.Trainer) -> list[Timer]:

@@ -122,9 +122,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
         # Not undone: a launcher belongs to its strategy.
-        launcher: Any = self._launcher
-        launch = partial(_launch, self.jobs, partial(type(launcher).launch, launcher))
-        Overrides().replace(launcher, "launch", launch)
+        Overrides().wrap(self._launcher, "launch", partial(_launch, self.jobs))
 
     @override
     def setup_module(  # pyright: ignore[reportIncompatibleMethodOverride]

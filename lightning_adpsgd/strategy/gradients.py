@@ -26,11 +26,9 @@ _Groups = list[list[Tensor]]
 
 def clip_on_all_meshes(precision: Precision, overrides: Overrides) -> None:
     """Replaces the gradient clipping of the precision plugin, until it is undone."""
-    by_norm, by_value = precision.clip_grad_by_norm, precision.clip_grad_by_value
-    norm = partial(_clip, precision, _by_norm, by_norm)
-    value = partial(_clip, precision, _by_value, by_value)
-    overrides.replace(precision, "clip_grad_by_norm", norm)
-    overrides.replace(precision, "clip_grad_by_value", value)
+    norm, value = (partial(_clip, precision, clip) for clip in (_by_norm, _by_value))
+    overrides.wrap(precision, "clip_grad_by_norm", norm)
+    overrides.wrap(precision, "clip_grad_by_value", value)
 
 
 @torch.no_grad()

@@ -26,8 +26,7 @@ from lightning_adpsgd.strategy.overrides import Overrides
 def resume_from_whole(launcher: Any) -> None:
     """Makes the Trainers that a launcher runs resume only from intact checkpoints."""
     # Not undone: a launcher belongs to its strategy.
-    launch = partial(_launch, partial(type(launcher).launch, launcher))
-    Overrides().replace(launcher, "launch", launch)
+    Overrides().wrap(launcher, "launch", _launch)
 
 
 def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:

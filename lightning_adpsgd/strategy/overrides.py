@@ -4,6 +4,8 @@ Only `Overrides` replaces attributes of Lightning's objects.
 `tests/strategy/lightning_names.py` lists them all, with the reasons.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, final
 
 
@@ -23,6 +25,12 @@ class Overrides:
         """
         vars(target)[attribute] = value
         self._done.append((target, attribute))
+
+    def wrap(self, target: Any, attribute: str, function: Callable[..., Any]) -> None:
+        """Replaces a method by a function of Lightning's own one and the arguments."""
+        # Not the bound method: in a copy of a Trainer it would be the replacement.
+        own = partial(getattr(type(target), attribute), target)
+        self.replace(target, attribute, partial(function, own))
 
     def undo(self) -> None:
         """Restores Lightning's attributes; can be called twice."""

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
@@ -95,9 +94,7 @@ class TrainingRun:
         self.scope.follow(overrides)
         transfer_in_consensus(trainer, self.enter, job.leave_consensus, overrides)
         prune_together(trainer, job, overrides)
-        loop = trainer.fit_loop
-        end = partial(type(loop).on_run_end, loop)
-        overrides.replace(loop, "on_run_end", partial(self._end, end))
+        overrides.wrap(trainer.fit_loop, "on_run_end", self._end)
 
     def begin(self, resumed: Resumed) -> None:
         """Starts training: the learners communicate from here on."""

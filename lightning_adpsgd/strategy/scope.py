@@ -9,7 +9,6 @@ logged, because its value alone does not show it.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -40,9 +39,7 @@ class CollectiveScope:
 
     def follow(self, overrides: Overrides) -> None:
         """Tracks the epochs of the Trainer's loop until it is undone."""
-        loop = self._trainer.fit_loop.epoch_loop
-        run = partial(type(loop).run, loop)
-        overrides.replace(loop, "run", partial(self._run_epoch, run))
+        overrides.wrap(self._trainer.fit_loop.epoch_loop, "run", self._run_epoch)
 
     def __call__(self, group: Any, operation: str) -> Any:
         """The group that takes part: as asked, `ALONE`, or None for all learners."""

@@ -52,16 +52,14 @@ def transfer_in_consensus(
     """Makes SWA write its average while no exchange is under way."""
     for swa in callbacks_of(trainer, StochasticWeightAveraging):
         transfer = partial(_transfer, enter, leave, swa.transfer_weights)
-        reset = partial(_reset_in_place, swa.reset_batch_norm_and_save_state)
         overrides.replace(swa, "transfer_weights", transfer)
-        overrides.replace(swa, "reset_batch_norm_and_save_state", reset)
+        overrides.wrap(swa, "reset_batch_norm_and_save_state", _reset_in_place)
 
 
 def prune_together(trainer: pl.Trainer, job: Job, overrides: Overrides) -> None:
     """Makes `ModelPruning` prune while the module holds the consensus model."""
     for callback in callbacks_of(trainer, ModelPruning):
-        prune = partial(_prune, trainer, job, callback._run_pruning)
-        overrides.replace(callback, "_run_pruning", prune)
+        overrides.wrap(callback, "_run_pruning", partial(_prune, trainer, job))
 
 
 def _transfer(

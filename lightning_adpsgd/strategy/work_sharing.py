@@ -213,15 +213,14 @@ def prepare_training_loaders(
     if work_sharing is None and place is None:
         return
     connector = trainer._data_connector
-    own = partial(type(connector)._prepare_dataloader, connector)
-    prepare = partial(_prepare, own, work_sharing, place)
-    overrides.replace(connector, "_prepare_dataloader", prepare)
+    prepare = partial(_prepare, work_sharing, place)
+    overrides.wrap(connector, "_prepare_dataloader", prepare)
 
 
 def _prepare(
-    lightnings: Callable[..., Any],
     work_sharing: WorkSharing | None,
     place: PlaceInEpoch | None,
+    lightnings: Callable[..., Any],
     dataloader: Any,
     shuffle: bool,
     mode: RunningStage,

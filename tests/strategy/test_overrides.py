@@ -259,7 +259,7 @@ def test_every_private_name_that_is_read_is_in_the_table() -> None:
 
 def replaced_in(module: ModuleType) -> set[str]:
     """The attributes that a module replaces."""
-    calls = re.compile(r"(overrides|Overrides\(\))\.replace$")
+    calls = re.compile(r"(overrides|Overrides\(\))\.(replace|wrap)$")
     return {
         ast.literal_eval(node.args[1])
         for node in ast.walk(ast.parse(inspect.getsource(module)))
