@@ -10,8 +10,7 @@ comes last in a batch, after everything that Lightning does at certain steps.
 
 import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,7 +26,6 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning_utilities.core.rank_zero import rank_zero_info
-from typing_extensions import override
 
 from lightning_adpsgd.strategy.agreement import Agreement
 from lightning_adpsgd.strategy.compatibility import callbacks_of, validates_by_time
@@ -35,23 +33,7 @@ from lightning_adpsgd.strategy.job import END_OF_TRAINING, Job
 from lightning_adpsgd.strategy.overrides import Overrides
 
 
-class Clock(ABC):
-    """An action that is due at a time."""
-
-    @abstractmethod
-    def due(self) -> bool:
-        """Whether the action is due; asked in learner 0."""
-
-    @abstractmethod
-    def plan(self) -> str | None:
-        """What the action would lead to here; None: it cannot happen here."""
-
-    @abstractmethod
-    def act(self) -> None:
-        """Performs the action, in all learners."""
-
-
-class StopClock(Clock):
+class _StopClock:
     """A `Timer` that ends the training.
 
     After a stop, the learners validate, end the epoch and end the training. The plan
@@ -61,12 +43,10 @@ class StopClock(Clock):
     def __init__(self, trainer: pl.Trainer, timer: Timer) -> None:
         self._trainer, self._timer = trainer, timer
 
-    @override
     def due(self) -> bool:
         left = self._timer.time_remaining()
         return left is not None and left <= 0 and not self._trainer.should_stop
 
-    @override
     def plan(self) -> str | None:
         loop = self._trainer.fit_loop
         if not loop._can_stop_early:
@@ -74,7 +54,6 @@ class StopClock(Clock):
         validates = loop.epoch_loop._should_check_val_epoch()
         return f"validate {validates} {_end_of_epoch(self._trainer)}"
 
-    @override
     def act(self) -> None:
         self._trainer.should_stop = True
         if self._timer._verbose:
@@ -84,7 +63,7 @@ class StopClock(Clock):
             )
 
 
-class SaveClock(Clock):
+class _SaveClock:
     """A `ModelCheckpoint` with `train_time_interval`."""
 
     def __init__(self, trainer: pl.Trainer, checkpoint: ModelCheckpoint) -> None:
@@ -96,7 +75,6 @@ class SaveClock(Clock):
         """Replaces the callback's hook at the end of a batch."""
         self._arguments = arguments
 
-    @override
     def due(self) -> bool:
         interval = self._checkpoint._train_time_interval
         last = self._checkpoint._last_time_checked
@@ -104,39 +82,42 @@ class SaveClock(Clock):
             return False
         return time.monotonic() - max(self._last, last) >= interval.total_seconds()
 
-    @override
     def plan(self) -> str | None:
         saved = self._checkpoint._should_skip_saving_checkpoint(self._trainer)
         return None if saved or _at_last_batch(self._trainer) else "save"
 
-    @override
     def act(self) -> None:
         self._last = time.monotonic()
         hook = type(self._checkpoint).on_train_batch_end
         hook(self._checkpoint, *self._arguments)
 
 
-class ValidationClock(Clock):
+class _ValidationClock:
     """A `val_check_interval` that is a time."""
 
     def __init__(self, trainer: pl.Trainer) -> None:
         self._trainer, self.wanted = trainer, False
 
-    @override
     def due(self) -> bool:
         trainer = vars(self._trainer)
         since = time.monotonic() - trainer["_last_val_time"]
         return since >= trainer["_val_check_time_interval"]
 
-    @override
     def plan(self) -> str | None:
         loop = self._trainer.fit_loop.epoch_loop
         here = loop._should_check_val_epoch() and not _at_last_batch(self._trainer)
         return "validate" if here else None
 
-    @override
     def act(self) -> None:
         self.wanted = True
+
+
+_Clock = _StopClock | _SaveClock | _ValidationClock
+"""An action that is due at a time.
+
+Learner 0 asks whether it is `due`. `plan` is what it would lead to here, or None
+if it cannot happen here. `act` performs it, in all learners.
+"""
 
 
 class BatchEnd:
@@ -148,12 +129,12 @@ class BatchEnd:
 
     def __init__(self, trainer: pl.Trainer, job: Job) -> None:
         self._trainer, self._job = trainer, job
-        self.saves = [SaveClock(trainer, c) for c in _timed_checkpoints(trainer)]
-        self._stops = [StopClock(trainer, timer) for timer in _timers(trainer)]
+        self.saves = [_SaveClock(trainer, c) for c in _timed_checkpoints(trainer)]
+        self._stops = [_StopClock(trainer, timer) for timer in _timers(trainer)]
         timed = validates_by_time(trainer)
-        self._validation = ValidationClock(trainer) if timed else None
+        self._validation = _ValidationClock(trainer) if timed else None
         found = (*self.saves, *self._stops, self._validation)
-        self.clocks: list[Clock] = [clock for clock in found if clock is not None]
+        self.clocks: list[_Clock] = [clock for clock in found if clock is not None]
         rank, num_learners = dist.get_rank(), dist.get_world_size()
         self._agreement = Agreement(job.store, rank, num_learners, job.coordinator)
         self._is_learner_0, self._answered_to = rank == 0, -1
@@ -178,7 +159,7 @@ class BatchEnd:
             self._propose(self._stops)
         if (proposal := self._agreement.pending()) is not None:
             self._answered_to = int(proposal)
-            stops = isinstance(self.clocks[self._answered_to], StopClock)
+            stops = isinstance(self.clocks[self._answered_to], _StopClock)
             self._agreement.answer(plan if stops else None)
         self._act_if_agreed()
 
@@ -191,7 +172,7 @@ class BatchEnd:
         if self._agreement.decided():
             self.clocks[self._answered_to].act()
 
-    def _propose(self, clocks: "list[Clock] | list[StopClock]") -> None:
+    def _propose(self, clocks: Sequence[_Clock]) -> None:
         for clock in clocks if self._is_learner_0 else ():
             if clock.due() and clock.plan() is not None:
                 self._agreement.propose(str(self.clocks.index(clock)))
