@@ -29,7 +29,7 @@ from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import SYNCHRONOUS_LANE, one_behind
 from lightning_adpsgd.transport.process_group import DistributedTransport
-from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Link
+from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Link, check_positive
 from lightning_adpsgd.weights.replica import Replica
 
 _PATIENCE = timedelta(minutes=2)
@@ -131,12 +131,10 @@ def read(path: str | Path) -> Calibration:
 
 
 def _check(name: str, value: object) -> None:
-    least = "positive" if name in _POSITIVE else "at least 0"
     if isinstance(value, bool) or not isinstance(value, int | float):
+        least = "positive" if name in _POSITIVE else "at least 0"
         raise ValueError(f"`{name}` must be a number, {least}, got {value!r}")
-    fits = value > 0 if name in _POSITIVE else value >= 0
-    if not fits or not math.isfinite(value):
-        raise ValueError(f"`{name}` must be {least} and finite, got {value!r}")
+    check_positive(name, value, or_zero=name not in _POSITIVE)
 
 
 _POSITIVE = {"bandwidth", "cores", "step_seconds"}
