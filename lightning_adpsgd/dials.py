@@ -36,11 +36,6 @@ _CALLED: dict[Any, tuple[str, Any]] = {
     timedelta: ("a timedelta", 300),
     NoneType: ("None", None),
 }
-# Options that are None where they do not apply, and the modes that have them.
-_MODES_OF = {
-    "wire_dtype": ("async", "ready_pairs"),
-    "max_staleness": ("async",),
-}
 _UNITS = {"timeout": " of seconds", "max_wait": " of seconds"}
 # Modes that allow a single order, and the reason.
 _ORDER_OF: dict[str, tuple[Order, str]] = {
@@ -207,19 +202,22 @@ class Dials:
                 )
 
     def _check_combinations(self) -> None:
-        for name, modes in _MODES_OF.items():
-            # "auto" fits every mode.
-            is_given = getattr(self, name) not in (None, "auto")
-            if is_given and self.communication not in modes:
-                names = " and ".join(f'`communication="{mode}"`' for mode in modes)
-                raise ValueError(
-                    f"`{name}` applies to {names} alone, got "
-                    f"{getattr(self, name)} with {self.communication!r}"
-                )
+        mode = self.communication
+        if self.in_lockstep and self.wire_dtype not in (None, "auto"):
+            raise ValueError(
+                '`wire_dtype` applies to `communication="async"` and '
+                '`communication="ready_pairs"` alone, got '
+                f"{self.wire_dtype} with {mode!r}"
+            )
+        if mode != "async" and self.max_staleness is not None:
+            raise ValueError(
+                '`max_staleness` applies to `communication="async"` alone, got '
+                f"{self.max_staleness} with {mode!r}"
+            )
         if self.work_sharing and self.in_lockstep:
             raise ValueError(
                 '`work_sharing` applies to `communication="async"` and "ready_pairs", '
-                f"got {self.communication!r}, where all learners step together "
+                f"got {mode!r}, where all learners step together "
                 "and so get equal shares"
             )
         if self.work_sharing and self.has_sizes:
@@ -228,11 +226,11 @@ class Dials:
                 f"sizes, got `super_learner_size={self.super_learner_size}`: units of "
                 "work have one batch for each learner of any super-learner"
             )
-        order, why = _ORDER_OF.get(self.communication, (self.order, ""))
+        order, why = _ORDER_OF.get(mode, (self.order, ""))
         if self.order not in (None, order):
             raise ValueError(
-                f'`order` must be "{order}" with `communication="{self.communication}"`'
-                f", whose average {why}, got {self.order!r}"
+                f'`order` must be "{order}" with `communication="{mode}"`, whose '
+                f"average {why}, got {self.order!r}"
             )
 
     def _check_max_wait(self) -> None:

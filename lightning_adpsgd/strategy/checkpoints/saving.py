@@ -163,14 +163,9 @@ def must_wait(trainer: pl.Trainer | None, path: Any) -> bool:
     running = TrainerFn.FITTING, TrainerStatus.RUNNING
     if (trainer.state.fn, trainer.state.status) != running:
         return True
-    at_signal = os.path.basename(path).startswith("hpc_ckpt_")
-    return at_signal or any(uploads_checkpoints(logger) for logger in trainer.loggers)
-
-
-def uploads_checkpoints(logger: Any) -> bool:
-    """Whether a Lightning logger reads each checkpoint as soon as it is saved."""
-    names = ("_log_model", "_log_model_checkpoints")
-    return any(getattr(logger, name, False) for name in names)
+    uploads = "_log_model", "_log_model_checkpoints"
+    has = (getattr(one, name, False) for one in trainer.loggers for name in uploads)
+    return os.path.basename(path).startswith("hpc_ckpt_") or any(has)
 
 
 def snapshot_of(checkpoint: Any) -> Any:

@@ -21,7 +21,6 @@ from lightning_adpsgd.strategy.checkpoints.saving import (
     must_wait,
     save_for,
     snapshot_of,
-    uploads_checkpoints,
 )
 from tests.helpers import PATIENCE_S, until
 from tests.learners import Linear, gossip, loader, trainer_of
@@ -216,18 +215,10 @@ def test_the_old_checkpoint_stays_if_the_new_one_could_not_be_written() -> None:
         beside.teardown()
 
 
-def test_loggers_that_read_the_file_are_known() -> None:
-    class Uploads:
-        _log_model = "all"
-
-    assert uploads_checkpoints(Uploads())
-    assert not uploads_checkpoints(object())
-
-
 class Uploads:
     """As a logger that uploads."""
 
-    _log_model = True
+    _log_model = "all"
 
 
 @pytest.mark.parametrize(
