@@ -312,10 +312,9 @@ def test_each_row_names_the_modules_that_need_it() -> None:
             assert [name for name in row.names if name not in source] == []
 
 
-# `clocks` changes a time of the Trainer's within one call, and `mid_epoch` and
-# `work_sharing` copies of torch's loaders; the others write into modules of the user's.
+# `clocks` changes a time of the Trainer's within one call, and `mid_epoch` copies of
+# torch's loaders; the others write into modules of the user's.
 WRITES = {"clocks", "objective", "weight_callbacks", "mid_epoch"}
-WRITES |= {"work_sharing"}
 
 
 def written_to(path: Path) -> Iterator[str]:
