@@ -340,16 +340,16 @@ class Job:
         if self.partition.place(self._rank):
             return {}
         assert self._engine is not None
-        kept = self._consensus.local_weights if self._consensus else None
+        assert self._consensus is not None
         return {
-            "weights": kept or self.flat.vectors,
+            "weights": self._consensus.local_weights or self.flat.vectors,
             "states": optimizer_states,
             "position": self._engine.communication.step_and_round,
         }
 
     @torch.no_grad()
     def restore_learner(self, learner: Mapping[str, Any]) -> None:
-        """Restores the weights and the round of a checkpoint."""
+        """Restores the weights of a checkpoint, and its round, now or in `start`."""
         for vector, weights in zip(self.flat.vectors, learner["weights"], strict=True):
             vector.copy_(weights)
         position = learner.get("position")
