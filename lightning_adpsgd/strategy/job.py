@@ -339,12 +339,13 @@ class Job:
         """The state of a super-learner; empty except in its first learner."""
         if self.partition.place(self._rank):
             return {}
-        assert self._engine is not None
-        assert self._consensus is not None
+        engine, consensus = self._engine, self._consensus
+        kept = consensus.local_weights if consensus is not None else None
         return {
-            "weights": self._consensus.local_weights or self.flat.vectors,
+            "weights": kept or self.flat.vectors,
             "states": optimizer_states,
-            "position": self._engine.communication.step_and_round,
+            # None after the end, where all hold the consensus model.
+            "position": engine and engine.communication.step_and_round,
         }
 
     @torch.no_grad()
