@@ -32,6 +32,8 @@ from lightning_adpsgd.strategy.compatibility import callbacks_of, validates_by_t
 from lightning_adpsgd.strategy.job import END_OF_TRAINING, Job
 from lightning_adpsgd.strategy.overrides import Overrides
 
+_Asks = Callable[[_DataFetcher], bool]
+
 
 class _StopClock:
     """A `Timer` that ends the training.
@@ -139,16 +141,15 @@ class BatchEnd:
         self._agreement = Agreement(job.store, rank, num_learners, job.coordinator)
         self._is_learner_0, self._answered_to = rank == 0, -1
         self._stop_here: _StopHere | None = None
-        self._asked = type(trainer.fit_loop.epoch_loop)._should_check_val_fx
 
-    def __call__(self, data_fetcher: _DataFetcher) -> bool:
-        """Whether to validate here."""
+    def __call__(self, asks: _Asks, data_fetcher: _DataFetcher) -> bool:
+        """Whether to validate here, which Lightning asks with a method of its own."""
         self._stop_here = None
         with self._job.failures.named():
             self._propose(self.clocks)
             if self._is_time_to_answer():
                 self._answer_all()
-        validates = self._validates(data_fetcher)
+        validates = self._validates(partial(asks, data_fetcher))
         self._note_what_a_stop_would_lead_to(validates)
         return validates
 
@@ -196,17 +197,17 @@ class BatchEnd:
             if self._agreement.agree(plan):
                 clock.act()
 
-    def _validates(self, data_fetcher: _DataFetcher) -> bool:
-        trainer, loop = self._trainer, self._trainer.fit_loop.epoch_loop
+    def _validates(self, asks: Callable[[], bool]) -> bool:
         if self._validation is None:
-            return self._asked(loop, data_fetcher)
-        last = vars(trainer)["_last_val_time"]
+            return asks()
+        trainer = vars(self._trainer)
+        last = trainer["_last_val_time"]
         wanted, self._validation.wanted = self._validation.wanted, False
-        vars(trainer)["_last_val_time"] = -math.inf if wanted else math.inf
+        trainer["_last_val_time"] = -math.inf if wanted else math.inf
         try:
-            return self._asked(loop, data_fetcher)
+            return asks()
         finally:
-            vars(trainer)["_last_val_time"] = last
+            trainer["_last_val_time"] = last
 
     def _note_what_a_stop_would_lead_to(self, validates: bool) -> None:
         """Notes what a stop would lead to, for a stop while this learner waits."""
@@ -263,8 +264,7 @@ def _follow_asynchronously(
     batch_end = BatchEnd(trainer, job)
     if not batch_end.clocks:
         return None
-    loop = trainer.fit_loop.epoch_loop
-    overrides.replace(loop, "_should_check_val_fx", batch_end)
+    overrides.wrap(trainer.fit_loop.epoch_loop, "_should_check_val_fx", batch_end)
     for timer in _timers(trainer):
         # The hook of a base class, which does nothing.
         hook = partial(Callback.on_train_batch_end, timer)
@@ -292,10 +292,8 @@ def _has_a_clock(callback: Any) -> bool:
     return isinstance(callback, Timer)
 
 
-def _ask_learner_0(
-    trainer: pl.Trainer, validates: Callable[..., bool], data_fetcher: _DataFetcher
-) -> bool:
-    return trainer.strategy.broadcast(validates(data_fetcher))
+def _ask_learner_0(trainer: pl.Trainer, asks: _Asks, fetcher: _DataFetcher) -> bool:
+    return trainer.strategy.broadcast(asks(fetcher))
 
 
 def _timers(trainer: pl.Trainer) -> list[Timer]:

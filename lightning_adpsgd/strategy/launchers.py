@@ -54,9 +54,8 @@ def _launch(
 ) -> Any:
     overrides = Overrides()
     if trainer is not None:
-        connector = trainer._checkpoint_connector
         choose = partial(whole_checkpoint_path, trainer)
-        overrides.replace(connector, "_parse_ckpt_path", choose)
+        overrides.wrap(trainer._checkpoint_connector, "_parse_ckpt_path", choose)
     try:
         return launch(*args, trainer=trainer, **kwargs)
     finally:
