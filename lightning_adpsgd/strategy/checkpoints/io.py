@@ -37,8 +37,6 @@ PATIENCE_S = 120.0
 _MAY_PASS = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT}
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
-_FLAW = "CVE-2026-24747"
-
 
 def flawed_loader(version: str = torch.__version__) -> str | None:
     """The known flaw of `weights_only` in a release of torch; None if there is none."""
@@ -47,8 +45,8 @@ def flawed_loader(version: str = torch.__version__) -> str | None:
         return None
     return (
         f"torch {version} can run code of a crafted checkpoint even with "
-        f"`weights_only=True` ({_FLAW}): load only files whose origin you know, or "
-        "install torch 2.10 or later"
+        "`weights_only=True` (CVE-2026-24747): load only files whose origin you know, "
+        "or install torch 2.10 or later"
     )
 
 
