@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lightning_adpsgd.files import write_json
 from lightning_adpsgd.gossip.codecs import Codec, make_codec
+from lightning_adpsgd.gossip.engine import GossipOptions
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.prediction.model import Costs
@@ -34,7 +35,7 @@ from lightning_adpsgd.weights.replica import Replica
 
 _PATIENCE = timedelta(minutes=2)
 _REPETITIONS, _QUESTIONS = 5, 200
-_CHUNK_ELEMENTS = 1 << 20  # as in an exchange of the engine
+_CHUNK_ELEMENTS = GossipOptions.chunk_elements
 # The total processor time of an exchange in float32, over its arithmetic: it includes
 # network threads, the kernel, merges, and caches lost to training. Measured over Gloo
 # with 34 MB of weights at 1 Gbit/s and 200 Mbit/s, on one machine.
