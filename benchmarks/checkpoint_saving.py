@@ -53,7 +53,7 @@ def ways(folder: Path, beside: BackgroundCheckpointIO) -> dict[str, Callable[[],
         COPY: lambda: copy(value, room),
         LIGHTNING: lambda: TorchCheckpointIO().save_checkpoint(value, path),
         WHOLE: lambda: whole.save_checkpoint(value, path),
-        SNAPSHOT: lambda: beside.save_checkpoint(value, path),
+        SNAPSHOT: lambda: beside.save_in_background(value, path),
         BEHIND: beside.wait,
     }
 

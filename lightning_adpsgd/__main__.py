@@ -27,7 +27,7 @@ from typing import TypeAlias, get_args
 import torch.distributed as dist
 
 from lightning_adpsgd import __version__
-from lightning_adpsgd.dials import WireDtypeName
+from lightning_adpsgd.dials import DEFAULT_CPU_SHARE, WireDtypeName
 from lightning_adpsgd.islands import rendezvous
 from lightning_adpsgd.prediction import calibration
 from lightning_adpsgd.prediction.calibration import Calibration
@@ -188,7 +188,8 @@ def _add_predict(commands: _Commands) -> None:
     wires = ("auto", *get_args(WireDtypeName))
     add.add_argument("--wire-dtype", choices=wires, default="auto", help="of async")
     add.add_argument("--learners-per-machine", type=int, default=1)
-    add.add_argument("--cpu-share", type=float, default=0.05, help="exchanges' share")
+    share = DEFAULT_CPU_SHARE
+    add.add_argument("--cpu-share", type=float, default=share, help="exchanges' share")
     add.add_argument("--samples", type=float, help="total samples: adds hours")
     add.set_defaults(command=_predict)
 

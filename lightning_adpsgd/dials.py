@@ -18,6 +18,9 @@ from lightning_adpsgd.topology.schedule import check_any_size
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 """The default of `timeout`: how long a peer may be silent."""
 
+DEFAULT_CPU_SHARE = 0.05
+"""The default of `cpu_share`: the most that exchanges take of the training time."""
+
 CommunicationName = Literal["sync", "delay_by_one", "async", "ready_pairs"]
 InsideName = Literal["ddp", "model_parallel"]
 WireDtypeName = Literal["float32", "bfloat16", "float16", "int8", "int4"]
@@ -32,11 +35,6 @@ _CALLED: dict[Any, tuple[str, Any]] = {
     str: ("a string", "tcp://10.0.0.1:29400"),
     timedelta: ("a timedelta", 300),
     NoneType: ("None", None),
-}
-# Options that are None where they do not apply, and the modes that have them.
-_MODES_OF = {
-    "wire_dtype": ("async", "ready_pairs"),
-    "max_staleness": ("async",),
 }
 _UNITS = {"timeout": " of seconds", "max_wait": " of seconds"}
 # Modes that allow a single order, and the reason.
@@ -96,7 +94,7 @@ class Dials:
     gossip_every: int = 1
     wire_dtype: WireChoice = None
     exchange_frozen: bool = True
-    cpu_share: float = 0.05
+    cpu_share: float = DEFAULT_CPU_SHARE
     work_sharing: bool | None = None
     after_evaluation: Literal["restore", "adopt"] = "restore"
     save_learners: bool = False
@@ -109,6 +107,7 @@ class Dials:
 
     def __post_init__(self) -> None:
         _check_one_of("wire_dtype", self.wire_dtype, _WIRE_DTYPES)
+        _check_one_of("order", self.order, (None, *get_args(Order)))
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name), field.type)
         _check_sizes(self.super_learner_size)
@@ -203,19 +202,22 @@ class Dials:
                 )
 
     def _check_combinations(self) -> None:
-        for name, modes in _MODES_OF.items():
-            # "auto" fits every mode.
-            is_given = getattr(self, name) not in (None, "auto")
-            if is_given and self.communication not in modes:
-                names = " and ".join(f'`communication="{mode}"`' for mode in modes)
-                raise ValueError(
-                    f"`{name}` applies to {names} alone, got "
-                    f"{getattr(self, name)} with {self.communication!r}"
-                )
+        mode = self.communication
+        if self.in_lockstep and self.wire_dtype not in (None, "auto"):
+            raise ValueError(
+                '`wire_dtype` applies to `communication="async"` and '
+                '`communication="ready_pairs"` alone, got '
+                f"{self.wire_dtype} with {mode!r}"
+            )
+        if mode != "async" and self.max_staleness is not None:
+            raise ValueError(
+                '`max_staleness` applies to `communication="async"` alone, got '
+                f"{self.max_staleness} with {mode!r}"
+            )
         if self.work_sharing and self.in_lockstep:
             raise ValueError(
                 '`work_sharing` applies to `communication="async"` and "ready_pairs", '
-                f"got {self.communication!r}, where all learners step together "
+                f"got {mode!r}, where all learners step together "
                 "and so get equal shares"
             )
         if self.work_sharing and self.has_sizes:
@@ -224,11 +226,11 @@ class Dials:
                 f"sizes, got `super_learner_size={self.super_learner_size}`: units of "
                 "work have one batch for each learner of any super-learner"
             )
-        order, why = _ORDER_OF.get(self.communication, (self.order, ""))
+        order, why = _ORDER_OF.get(mode, (self.order, ""))
         if self.order not in (None, order):
             raise ValueError(
-                f'`order` must be "{order}" with `communication="{self.communication}"`'
-                f", whose average {why}, got {self.order!r}"
+                f'`order` must be "{order}" with `communication="{mode}"`, whose '
+                f"average {why}, got {self.order!r}"
             )
 
     def _check_max_wait(self) -> None:
@@ -283,27 +285,22 @@ def as_dtype(wire_dtype: WireDtype | Literal["auto"] | None) -> WireChoice:
 
 
 def _check_type(name: str, value: Any, annotation: Any) -> None:
-    is_literal = get_origin(annotation) is Literal
-    kinds = (annotation,) if is_literal else get_args(annotation) or (annotation,)
-    texts = [kind for kind in kinds if get_origin(kind) is Literal]
-    plain = [kind for kind in kinds if kind in _CALLED]
-    if len(plain) + len(texts) < len(kinds):
-        return  # another check knows its values
-    if {*plain} <= {NoneType}:
-        allowed = [text for kind in texts for text in get_args(kind)]
-        _check_one_of(name, value, (*(None for _ in plain), *allowed))
+    if get_origin(annotation) is Literal:
+        _check_one_of(name, value, get_args(annotation))
         return
-    types = (*plain, *((str,) if texts else ()), *((int,) if float in plain else ()))
+    kinds = get_args(annotation) or (annotation,)
+    if not {*kinds} <= {*_CALLED}:
+        return  # another check knows its values
+    types = (*kinds, int) if float in kinds else kinds
     # A bool is an int in Python, and True would pass for 1.
-    as_number = isinstance(value, bool) and bool not in plain
+    as_number = isinstance(value, bool) and bool not in kinds
     if isinstance(value, types) and not as_number:
         return
     unit = _UNITS.get(name, "")
-    called = [_CALLED[k][0] + (unit if k is float else "") for k in plain]
-    called += [f'"{get_args(kind)[0]}"' for kind in texts]
+    called = [_CALLED[k][0] + (unit if k is float else "") for k in kinds]
     raise TypeError(
         f"`{name}` must be {' or '.join(called)}, got {value!r} of type "
-        f"{type(value).__name__}; for example `{name}={_CALLED[plain[0]][1]!r}`"
+        f"{type(value).__name__}; for example `{name}={_CALLED[kinds[0]][1]!r}`"
     )
 
 
@@ -314,19 +311,19 @@ def _check_one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
 
 def _check_sizes(sizes: Any) -> None:
     name = "super_learner_size"
-    if isinstance(sizes, str):
-        if sizes != "node":
-            raise ValueError(
-                f'`{name}` must be a whole number, "node" or a sequence of sizes, got '
-                f"{sizes!r} of type str; for example `{name}=2`"
-            )
-    elif not isinstance(sizes, tuple):
-        _check_type(name, sizes, int | Literal["node"])
+    if isinstance(sizes, int) and not isinstance(sizes, bool):
         _check_positive(name, sizes)
-    elif not sizes or any(type(size) is not int or size < 1 for size in sizes):
-        raise ValueError(
-            f"`{name}` must hold a whole number of at least 1 for each super-learner, "
-            f"got {sizes}"
+    elif isinstance(sizes, tuple):
+        if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+            raise ValueError(
+                f"`{name}` must hold a whole number of at least 1 for each "
+                f"super-learner, got {sizes}"
+            )
+    elif sizes != "node":
+        kind = ValueError if isinstance(sizes, str) else TypeError
+        raise kind(
+            f'`{name}` must be a whole number, "node" or a sequence of sizes, got '
+            f"{sizes!r} of type {type(sizes).__name__}; for example `{name}=2`"
         )
 
 

@@ -1,29 +1,22 @@
 """Files that are never seen half written."""
 
-import errno
 import hashlib
 import io
 import json
 import os
 import socket
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, TypeVar
+from typing import Any, BinaryIO, TextIO
 from uuid import uuid4
 
 _UNFINISHED = ".unfinished"
 _BOOT, _NUMBERS = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
 _ABANDONED_S = 24 * 3600.0
 """The time without a write after which a file of an unknown process is abandoned."""
-
-_MAY_PASS = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT}
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-
-_Result = TypeVar("_Result")
 
 
 @contextmanager
@@ -79,38 +72,6 @@ def remove_leftovers(folder: Path) -> list[Path]:
     """
     left = list(folder.glob(f".*{_UNFINISHED}"))
     return [path for path in left if _removed_if_left(path)]
-
-
-def persist(action: Callable[[], _Result], patience_s: float) -> _Result:
-    """Retries an action on a file while its error may be temporary.
-
-    Temporary errors are a full disk, an input or output error and an unreachable
-    server. The pause between two attempts doubles, up to half a minute. Each failed
-    attempt logs a warning.
-
-    Args:
-        action: function to call; it must be safe to call it twice.
-        patience_s: seconds for which it is retried.
-
-    Raises:
-        OSError: The last error, after that time; a permanent error, at once.
-    """
-    end, pause = time.monotonic() + patience_s, _FIRST_PAUSE_S
-    while True:
-        try:
-            return action()
-        except OSError as error:
-            left = end - time.monotonic()
-            if error.errno not in _MAY_PASS or left <= 0:
-                raise
-            pause = min(pause, left)
-            warnings.warn(
-                f"{error}. The next attempt is in {pause:.0f} s; for {left:.0f} s more "
-                "this does not end the training",
-                stacklevel=2,
-            )
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -54,9 +54,8 @@ def learners_per_reader(trainer: Trainer) -> int:
 
 
 def _gossiping(strategy: Any) -> Algorithm:
-    dials, size = strategy.dials, strategy.super_learner_size
-    if getattr(dials, "has_sizes", False):
-        size = 0
+    dials = strategy.dials
+    size = 0 if dials.has_sizes else strategy.super_learner_size
     topology, communication = dials.topology.name, dials.communication
     settings = {
         "topology": topology,

@@ -4,11 +4,11 @@ import math
 import time
 from collections import deque
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 from typing_extensions import override
 
 from lightning_adpsgd.callbacks.clock import Monitor, Outputs
@@ -106,10 +106,6 @@ class Look(NamedTuple):
         return figures
 
 
-class _Counters(Protocol):
-    def add(self, key: str, amount: int, /) -> int: ...
-
-
 class GlobalCount:
     """A sum over all learners, to which each adds without waiting for the others.
 
@@ -119,7 +115,7 @@ class GlobalCount:
             is a process group.
     """
 
-    def __init__(self, begin: int = 0, store: _Counters | None = None) -> None:
+    def __init__(self, begin: int = 0, store: Store | None = None) -> None:
         self._told, self._store = begin, store or _store_of_the_job()
         self._total = 0
 
@@ -137,7 +133,7 @@ class GlobalCount:
         return self._total
 
 
-def _store_of_the_job() -> _Counters | None:
+def _store_of_the_job() -> Store | None:
     if not dist.is_initialized():
         return None
     return PrefixStore(_KEY, dist.distributed_c10d._get_default_store())

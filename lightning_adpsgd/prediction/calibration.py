@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lightning_adpsgd.files import write_json
 from lightning_adpsgd.gossip.codecs import Codec, make_codec
+from lightning_adpsgd.gossip.engine import GossipOptions
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.prediction.model import Costs
@@ -29,12 +30,12 @@ from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import SYNCHRONOUS_LANE, one_behind
 from lightning_adpsgd.transport.process_group import DistributedTransport
-from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Link
+from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Link, check_positive
 from lightning_adpsgd.weights.replica import Replica
 
 _PATIENCE = timedelta(minutes=2)
 _REPETITIONS, _QUESTIONS = 5, 200
-_CHUNK_ELEMENTS = 1 << 20  # as in an exchange of the engine
+_CHUNK_ELEMENTS = GossipOptions.chunk_elements
 # The total processor time of an exchange in float32, over its arithmetic: it includes
 # network threads, the kernel, merges, and caches lost to training. Measured over Gloo
 # with 34 MB of weights at 1 Gbit/s and 200 Mbit/s, on one machine.
@@ -131,12 +132,10 @@ def read(path: str | Path) -> Calibration:
 
 
 def _check(name: str, value: object) -> None:
-    least = "positive" if name in _POSITIVE else "at least 0"
     if isinstance(value, bool) or not isinstance(value, int | float):
+        least = "positive" if name in _POSITIVE else "at least 0"
         raise ValueError(f"`{name}` must be a number, {least}, got {value!r}")
-    fits = value > 0 if name in _POSITIVE else value >= 0
-    if not fits or not math.isfinite(value):
-        raise ValueError(f"`{name}` must be {least} and finite, got {value!r}")
+    check_positive(name, value, or_zero=name not in _POSITIVE)
 
 
 _POSITIVE = {"bandwidth", "cores", "step_seconds"}

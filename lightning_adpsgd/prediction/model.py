@@ -2,41 +2,30 @@
 
 `predict` runs no model, only the event clock of the virtual cluster (`timeline`). In
 modes that wait, it follows all super-learners. In "async" each is as fast as on its
-own, and the simulation of a neighbourhood gives the rate and staleness of exchanges.
-The equations are in docs/prediction.md.
+own, and the simulation of a neighbourhood (`exchanges`) gives the rate and staleness of
+exchanges. The equations are in docs/prediction.md.
 """
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
-from typing import Literal, NamedTuple, get_args
+from statistics import median
+from typing import Literal, get_args
 
 import torch
 
-from lightning_adpsgd.dials import WireDtype, as_dtype
+from lightning_adpsgd.dials import DEFAULT_CPU_SHARE, WireDtype, as_dtype
 from lightning_adpsgd.gossip.codecs import Lattice, make_codec, wire_dtypes
-from lightning_adpsgd.gossip.forms import LONG, WORTH_BYTES
-from lightning_adpsgd.topology.named import TOPOLOGIES, TopologyLike, find_topology
+from lightning_adpsgd.gossip.forms import WORTH_BYTES
+from lightning_adpsgd.prediction.exchanges import Form, observe
+from lightning_adpsgd.topology.named import TopologyLike, find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link, StepTimes, check_positive
-from lightning_adpsgd.virtual.timeline import (
-    Asynchronous,
-    Begun,
-    Ended,
-    Event,
-    Scenario,
-    SimulatedExchange,
-    Stepped,
-    lockstep,
-)
+from lightning_adpsgd.virtual.timeline import Scenario, lockstep
 
 Mode = Literal["sync", "delay_by_one", "async", "allreduce"]
 """The strategies' communication modes, and their control: DDP over all learners."""
 
-_LOCAL = 32  # super-learners of a neighbourhood, which stands for any number
-_CROSSINGS = 12  # after which a neighbourhood has settled
 _DRAWS = 2000  # steps of a super-learner alone, for their mean
 _SETTLED, _MEASURED = 20, 40  # rounds of all in lockstep; of few learners more
 _LEARNER_ROUNDS = 8000
@@ -145,7 +134,7 @@ def predict(
     topology: TopologyLike = "ring",
     communication: Mode = "async",
     gossip_every: int = 1,
-    cpu_share: float = 0.05,
+    cpu_share: float = DEFAULT_CPU_SHARE,
     costs: Costs | None = None,
     seed: int = 0,
 ) -> Prediction:
@@ -272,36 +261,22 @@ def _mean_factor(scenario: Scenario) -> float:
 # --- where no learner waits
 
 
-class _Width(NamedTuple):
-    """An exchange with one wire dtype; in all learners of a super-learner together."""
-
-    dtype: torch.dtype
-    message_bytes: float
-    arithmetic: float  # seconds, for which a fast link waits
-    work: float  # processor seconds at one end
-
-
-class _Seen(NamedTuple):
-    exchanges: float  # per step of a super-learner
-    merging: float  # share of the steps that had something to merge
-    staleness: dict[int, float]  # share of the exchanges by their age
-    seconds: float  # of an exchange
-
-
 def _without_waiting(
     workload: Workload, scenario: Scenario, costs: Costs, cpu_share: float
 ) -> Prediction:
-    gradients = _alone(scenario, workload.weight_bytes)
+    num_bytes = workload.weight_bytes
+    gradients = _alone(scenario, num_bytes)
     mean = sum(gradients) / len(gradients)
+    forms = [*_forms(workload, scenario.super_learner_size, costs)]
     # A lane narrows by the steps of its own end, and most are as the median.
-    width, seen = _observe(workload, scenario, costs, mean, median(gradients))
-    cores = _Cores(width, scenario, costs, mean)
-    merge = seen.merging * costs.merge * workload.weight_bytes
+    form, seen = observe(forms, scenario, num_bytes, mean, median(gradients))
+    cores = _Cores(form, scenario, costs, mean)
+    merge = seen.merging * costs.merge * num_bytes
     kept = cores.kept(seen.exchanges, merge, cpu_share)
     added = kept * merge + cores.taken_from_training(kept * seen.exchanges)
     # The same without links: the rest of a gradient is exposed.
     free = replace(scenario, inner_link=Link(), gradient_seconds=0.0)
-    computed = _alone(free, workload.weight_bytes)
+    computed = _alone(free, num_bytes)
     rate = sum(1 / (g + added) for g in gradients) / len(gradients)
     exposed = [(g - c) / (g + added) for g, c in zip(gradients, computed, strict=True)]
     learners = scenario.num_super_learners * scenario.super_learner_size
@@ -311,7 +286,7 @@ def _without_waiting(
         exposed=sum(exposed) / len(exposed),
         exchanges_per_step=kept * seen.exchanges,
         staleness=seen.staleness,
-        wire_dtype=width.dtype,
+        wire_dtype=form.dtype,
     )
 
 
@@ -343,13 +318,13 @@ class _Cores:
     """
 
     def __init__(
-        self, width: _Width, scenario: Scenario, costs: Costs, step: float
+        self, form: Form, scenario: Scenario, costs: Costs, step: float
     ) -> None:
         # Each learner carries its part of the weights.
-        self._work = width.work / scenario.super_learner_size
+        self._work = form.work / scenario.super_learner_size
         self._step, self._busy = step, costs.busy * step
         self._all = costs.cores * step
-        self._machine = max(costs.cores, costs.machine_cores)
+        self._machine = max(costs.cores, costs.machine_cores, 1.0)
 
     def kept(self, exchanges: float, merge: float, cpu_share: float) -> float:
         """The share of these exchanges and merges per step that `cpu_share` allows."""
@@ -364,14 +339,10 @@ class _Cores:
 
     def taken_from_training(self, exchanges: float) -> float:
         work = exchanges * self._work
-        busy = (self._busy + work) / self._all
         missing = self._busy + work - self._all
-        return max(missing, work * crowded(busy, self._machine))
-
-
-def crowded(busy: float, num_cores: float) -> float:
-    """The probability that all cores are busy, given the busy share of each."""
-    return min(max(busy, 0.0), 1.0) ** max(num_cores, 1.0)
+        busy = min((self._busy + work) / self._all, 1.0)
+        all_are_busy = busy**self._machine  # the probability, given each core's share
+        return max(missing, work * all_are_busy)
 
 
 def _last(too_many: Callable[[float], bool]) -> float:
@@ -385,23 +356,7 @@ def _last(too_many: Callable[[float], bool]) -> float:
     return low
 
 
-def _observe(
-    workload: Workload, scenario: Scenario, costs: Costs, step: float, usual: float
-) -> tuple[_Width, _Seen]:
-    """The exchange that the engine keeps to, and what is exchanged with it."""
-    widths = [*_widths(workload, scenario.super_learner_size, costs)]
-    if scenario.num_super_learners == 1:
-        return widths[0], _Seen(0.0, 0.0, {}, 0.0)
-    for width in widths[:-1]:
-        if _crossing_seconds(width, scenario) >= LONG * usual:
-            continue
-        seen = _observe_with(width, workload, scenario, step)
-        if seen.seconds < LONG * usual:
-            return width, seen
-    return widths[-1], _observe_with(widths[-1], workload, scenario, step)
-
-
-def _widths(workload: Workload, size: int, costs: Costs) -> Iterator[_Width]:
+def _forms(workload: Workload, size: int, costs: Costs) -> Iterator[Form]:
     """What the engine chooses from, the widest first."""
     weight_bytes = workload.weight_bytes
     dtypes = wire_dtypes(as_dtype(workload.wire_dtype))
@@ -413,78 +368,4 @@ def _widths(workload: Workload, size: int, costs: Costs) -> Iterator[_Width]:
         is_lattice = isinstance(codec, Lattice)
         arithmetic = (costs.lattice if is_lattice else costs.exchange) * weight_bytes
         network = max(0.0, costs.work - costs.exchange) * min(sent, weight_bytes)
-        yield _Width(dtype or torch.float32, sent, arithmetic, arithmetic + network)
-
-
-def _crossing_seconds(width: _Width, scenario: Scenario) -> float:
-    """The least time of an exchange: its links are idle."""
-    size = scenario.super_learner_size
-    return _link(width, scenario).seconds(width.message_bytes / size)
-
-
-def _link(width: _Width, scenario: Scenario) -> Link:
-    """The link of an exchange, as fast as its arithmetic allows."""
-    arithmetic = width.arithmetic
-    fastest = width.message_bytes / arithmetic if arithmetic else math.inf
-    return replace(scenario.link, bandwidth=min(scenario.link.bandwidth, fastest))
-
-
-def _observe_with(
-    width: _Width, workload: Workload, scenario: Scenario, step: float
-) -> _Seen:
-    """The exchanges of a neighbourhood in the steady state."""
-    local = _neighbourhood(scenario, width)
-    num, size = local.num_super_learners, local.super_learner_size
-    crossing = _crossing_seconds(width, scenario)
-    num_peers = len(local.topology.part(0, num, 0).takes) - 1
-    # At first many ask at once; then they take turns.
-    begin = 10 * scenario.gossip_every * step
-    begin += max(2 * num_peers, _CROSSINGS) * crossing
-    timeline = Asynchronous(local, workload.weight_bytes, width.message_bytes)
-    seen = itertools.takewhile(lambda event: event.seconds < 3 * begin, timeline)
-    late = int(size > 1)  # what a super-learner has gathered is merged a step later
-    return _count(seen, begin, late)
-
-
-def _neighbourhood(scenario: Scenario, width: _Width) -> Scenario:
-    """A few super-learners instead of thousands, which exchanges cannot tell apart."""
-    num, topology = scenario.num_super_learners, scenario.topology
-    if num > _LOCAL and TOPOLOGIES.get(topology.name) is topology:
-        if topology is TOPOLOGIES["complete"]:
-            raise ValueError(
-                '`topology="complete"` with `communication="async"` asks S - 1 peers '
-                f"in each round: at most {_LOCAL} super-learners, got {num}"
-            )
-        num = _LOCAL
-    return replace(scenario, num_super_learners=num, link=_link(width, scenario))
-
-
-def _count(events: Iterable[Event], begin: float, late: int) -> _Seen:
-    """Counts events from a time on, with ages as the engine counts them."""
-    steps, ages = Counter[int](), Counter[int]()
-    read: dict[SimulatedExchange, dict[int, int]] = {}
-    began, took = dict[SimulatedExchange, float](), list[float]()
-    waiting: dict[int, list[int]] = {}
-    num_steps = num_ends = num_merging = 0
-    for event in events:
-        counts = event.seconds >= begin
-        if isinstance(event, Begun):
-            read[event.exchange] = {i: steps[i] for i in event.exchange.ends}
-            began[event.exchange] = event.seconds
-        elif isinstance(event, Ended):
-            seconds = event.seconds - began.pop(event.exchange)
-            took += [seconds] * counts
-            for i, step in read.pop(event.exchange).items():
-                waiting.setdefault(i, []).append(step)
-                num_ends += counts
-        elif isinstance(event, Stepped):
-            i = event.super_learner
-            steps[i] += 1
-            merged = waiting.pop(i, [])
-            if counts:
-                num_steps += 1
-                num_merging += bool(merged)
-                ages.update(steps[i] - step + late for step in merged)
-    shares = {age: count / ages.total() for age, count in sorted(ages.items())}
-    mean = fmean(took) if took else math.inf
-    return _Seen(num_ends / num_steps, num_merging / num_steps, shares, mean)
+        yield Form(dtype or torch.float32, sent, arithmetic, arithmetic + network)

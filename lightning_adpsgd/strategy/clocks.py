@@ -10,7 +10,7 @@ comes last in a batch, after everything that Lightning does at certain steps.
 
 import math
 import time
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,31 +26,16 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning_utilities.core.rank_zero import rank_zero_info
-from typing_extensions import override
 
 from lightning_adpsgd.strategy.agreement import Agreement
-from lightning_adpsgd.strategy.compatibility import callbacks_of, save_period
+from lightning_adpsgd.strategy.compatibility import callbacks_of, validates_by_time
 from lightning_adpsgd.strategy.job import END_OF_TRAINING, Job
 from lightning_adpsgd.strategy.overrides import Overrides
 
-
-class Clock(ABC):
-    """An action that is due at a time."""
-
-    @abstractmethod
-    def due(self) -> bool:
-        """Whether the action is due; asked in learner 0."""
-
-    @abstractmethod
-    def plan(self) -> str | None:
-        """What the action would lead to here; None: it cannot happen here."""
-
-    @abstractmethod
-    def act(self) -> None:
-        """Performs the action, in all learners."""
+_Asks = Callable[[_DataFetcher], bool]
 
 
-class StopClock(Clock):
+class _StopClock:
     """A `Timer` that ends the training.
 
     After a stop, the learners validate, end the epoch and end the training. The plan
@@ -60,12 +45,10 @@ class StopClock(Clock):
     def __init__(self, trainer: pl.Trainer, timer: Timer) -> None:
         self._trainer, self._timer = trainer, timer
 
-    @override
     def due(self) -> bool:
         left = self._timer.time_remaining()
         return left is not None and left <= 0 and not self._trainer.should_stop
 
-    @override
     def plan(self) -> str | None:
         loop = self._trainer.fit_loop
         if not loop._can_stop_early:
@@ -73,7 +56,6 @@ class StopClock(Clock):
         validates = loop.epoch_loop._should_check_val_epoch()
         return f"validate {validates} {_end_of_epoch(self._trainer)}"
 
-    @override
     def act(self) -> None:
         self._trainer.should_stop = True
         if self._timer._verbose:
@@ -83,7 +65,7 @@ class StopClock(Clock):
             )
 
 
-class SaveClock(Clock):
+class _SaveClock:
     """A `ModelCheckpoint` with `train_time_interval`."""
 
     def __init__(self, trainer: pl.Trainer, checkpoint: ModelCheckpoint) -> None:
@@ -95,47 +77,49 @@ class SaveClock(Clock):
         """Replaces the callback's hook at the end of a batch."""
         self._arguments = arguments
 
-    @override
     def due(self) -> bool:
-        interval = save_period(self._checkpoint, "train_time_interval")
+        interval = self._checkpoint._train_time_interval
         last = self._checkpoint._last_time_checked
         if interval is None or last is None:
             return False
         return time.monotonic() - max(self._last, last) >= interval.total_seconds()
 
-    @override
     def plan(self) -> str | None:
         saved = self._checkpoint._should_skip_saving_checkpoint(self._trainer)
         return None if saved or _at_last_batch(self._trainer) else "save"
 
-    @override
     def act(self) -> None:
         self._last = time.monotonic()
         hook = type(self._checkpoint).on_train_batch_end
         hook(self._checkpoint, *self._arguments)
 
 
-class ValidationClock(Clock):
+class _ValidationClock:
     """A `val_check_interval` that is a time."""
 
     def __init__(self, trainer: pl.Trainer) -> None:
         self._trainer, self.wanted = trainer, False
 
-    @override
     def due(self) -> bool:
         trainer = vars(self._trainer)
         since = time.monotonic() - trainer["_last_val_time"]
         return since >= trainer["_val_check_time_interval"]
 
-    @override
     def plan(self) -> str | None:
         loop = self._trainer.fit_loop.epoch_loop
         here = loop._should_check_val_epoch() and not _at_last_batch(self._trainer)
         return "validate" if here else None
 
-    @override
     def act(self) -> None:
         self.wanted = True
+
+
+_Clock = _StopClock | _SaveClock | _ValidationClock
+"""An action that is due at a time.
+
+Learner 0 asks whether it is `due`. `plan` is what it would lead to here, or None
+if it cannot happen here. `act` performs it, in all learners.
+"""
 
 
 class BatchEnd:
@@ -147,26 +131,25 @@ class BatchEnd:
 
     def __init__(self, trainer: pl.Trainer, job: Job) -> None:
         self._trainer, self._job = trainer, job
-        self.saves = [SaveClock(trainer, c) for c in _timed_checkpoints(trainer)]
-        self._stops = [StopClock(trainer, timer) for timer in _timers(trainer)]
-        timed = _validates_by_time(trainer)
-        self._validation = ValidationClock(trainer) if timed else None
+        self.saves = [_SaveClock(trainer, c) for c in _timed_checkpoints(trainer)]
+        self._stops = [_StopClock(trainer, timer) for timer in _timers(trainer)]
+        timed = validates_by_time(trainer)
+        self._validation = _ValidationClock(trainer) if timed else None
         found = (*self.saves, *self._stops, self._validation)
-        self.clocks: list[Clock] = [clock for clock in found if clock is not None]
+        self.clocks: list[_Clock] = [clock for clock in found if clock is not None]
         rank, num_learners = dist.get_rank(), dist.get_world_size()
         self._agreement = Agreement(job.store, rank, num_learners, job.coordinator)
         self._is_learner_0, self._answered_to = rank == 0, -1
         self._stop_here: _StopHere | None = None
-        self._asked = type(trainer.fit_loop.epoch_loop)._should_check_val_fx
 
-    def __call__(self, data_fetcher: _DataFetcher) -> bool:
-        """Whether to validate here."""
+    def __call__(self, asks: _Asks, data_fetcher: _DataFetcher) -> bool:
+        """Whether to validate here, which Lightning asks with a method of its own."""
         self._stop_here = None
         with self._job.failures.named():
             self._propose(self.clocks)
             if self._is_time_to_answer():
                 self._answer_all()
-        validates = self._validates(data_fetcher)
+        validates = self._validates(partial(asks, data_fetcher))
         self._note_what_a_stop_would_lead_to(validates)
         return validates
 
@@ -177,7 +160,7 @@ class BatchEnd:
             self._propose(self._stops)
         if (proposal := self._agreement.pending()) is not None:
             self._answered_to = int(proposal)
-            stops = isinstance(self.clocks[self._answered_to], StopClock)
+            stops = isinstance(self.clocks[self._answered_to], _StopClock)
             self._agreement.answer(plan if stops else None)
         self._act_if_agreed()
 
@@ -190,7 +173,7 @@ class BatchEnd:
         if self._agreement.decided():
             self.clocks[self._answered_to].act()
 
-    def _propose(self, clocks: "list[Clock] | list[StopClock]") -> None:
+    def _propose(self, clocks: Sequence[_Clock]) -> None:
         for clock in clocks if self._is_learner_0 else ():
             if clock.due() and clock.plan() is not None:
                 self._agreement.propose(str(self.clocks.index(clock)))
@@ -214,17 +197,17 @@ class BatchEnd:
             if self._agreement.agree(plan):
                 clock.act()
 
-    def _validates(self, data_fetcher: _DataFetcher) -> bool:
-        trainer, loop = self._trainer, self._trainer.fit_loop.epoch_loop
+    def _validates(self, asks: Callable[[], bool]) -> bool:
         if self._validation is None:
-            return self._asked(loop, data_fetcher)
-        last = vars(trainer)["_last_val_time"]
+            return asks()
+        trainer = vars(self._trainer)
+        last = trainer["_last_val_time"]
         wanted, self._validation.wanted = self._validation.wanted, False
-        vars(trainer)["_last_val_time"] = -math.inf if wanted else math.inf
+        trainer["_last_val_time"] = -math.inf if wanted else math.inf
         try:
-            return self._asked(loop, data_fetcher)
+            return asks()
         finally:
-            vars(trainer)["_last_val_time"] = last
+            trainer["_last_val_time"] = last
 
     def _note_what_a_stop_would_lead_to(self, validates: bool) -> None:
         """Notes what a stop would lead to, for a stop while this learner waits."""
@@ -268,11 +251,10 @@ def follow_clocks(
     """
     if job.asynchronous:
         return _follow_asynchronously(trainer, job, overrides)
-    if _validates_by_time(trainer):
+    if validates_by_time(trainer):
         # Learners that step together need it for validation alone.
-        ask = partial(_validates_when_learner_0_does, trainer)
-        loop = trainer.fit_loop.epoch_loop
-        overrides.replace("clocks", loop, "_should_check_val_fx", ask)
+        ask = partial(_ask_learner_0, trainer)
+        overrides.wrap(trainer.fit_loop.epoch_loop, "_should_check_val_fx", ask)
     return None
 
 
@@ -282,15 +264,14 @@ def _follow_asynchronously(
     batch_end = BatchEnd(trainer, job)
     if not batch_end.clocks:
         return None
-    loop = trainer.fit_loop.epoch_loop
-    overrides.replace("clocks", loop, "_should_check_val_fx", batch_end)
+    overrides.wrap(trainer.fit_loop.epoch_loop, "_should_check_val_fx", batch_end)
     for timer in _timers(trainer):
         # The hook of a base class, which does nothing.
         hook = partial(Callback.on_train_batch_end, timer)
-        overrides.replace("clocks", timer, "on_train_batch_end", hook)
+        overrides.replace(timer, "on_train_batch_end", hook)
     checkpoints = _timed_checkpoints(trainer)
     for checkpoint, clock in zip(checkpoints, batch_end.saves, strict=True):
-        overrides.replace("clocks", checkpoint, "on_train_batch_end", clock.hold)
+        overrides.replace(checkpoint, "on_train_batch_end", clock.hold)
     return batch_end
 
 
@@ -301,26 +282,18 @@ def describe_clocks(trainer: pl.Trainer) -> str:
     """
     timed = filter(_has_a_clock, callbacks_of(trainer, Callback))
     found = [type(one).__name__ for one in timed]
-    found += ["val_check_interval"] if _validates_by_time(trainer) else []
+    found += ["val_check_interval"] if validates_by_time(trainer) else []
     return ", ".join(found) or "none"
 
 
 def _has_a_clock(callback: Any) -> bool:
     if isinstance(callback, ModelCheckpoint):
-        return save_period(callback, "train_time_interval") is not None
+        return bool(callback._train_time_interval)
     return isinstance(callback, Timer)
 
 
-def _validates_by_time(trainer: pl.Trainer) -> bool:
-    return getattr(trainer, "_val_check_time_interval", None) is not None
-
-
-def _validates_when_learner_0_does(
-    trainer: pl.Trainer, data_fetcher: _DataFetcher
-) -> bool:
-    loop = trainer.fit_loop.epoch_loop
-    validates = type(loop)._should_check_val_fx(loop, data_fetcher)
-    return trainer.strategy.broadcast(validates)
+def _ask_learner_0(trainer: pl.Trainer, asks: _Asks, fetcher: _DataFetcher) -> bool:
+    return trainer.strategy.broadcast(asks(fetcher))
 
 
 def _timers(trainer: pl.Trainer) -> list[Timer]:
@@ -333,7 +306,7 @@ def _timers(trainer: pl.Trainer) -> list[Timer]:
 
 def _timed_checkpoints(trainer: pl.Trainer) -> list[ModelCheckpoint]:
     savers = callbacks_of(trainer, ModelCheckpoint)
-    return [one for one in savers if save_period(one, "train_time_interval")]
+    return [one for one in savers if one._train_time_interval]
 
 
 def _at_last_batch(trainer: pl.Trainer) -> bool:
@@ -343,7 +316,7 @@ def _at_last_batch(trainer: pl.Trainer) -> bool:
 def _end_of_epoch(trainer: pl.Trainer) -> list[Any]:
     """The actions at the end of this epoch that not every epoch has."""
     epoch, savers = trainer.current_epoch, callbacks_of(trainer, ModelCheckpoint)
-    periods = [save_period(one, "every_n_epochs") for one in savers]
+    periods = [one._every_n_epochs for one in savers]
     saves: list[Any] = [(epoch + 1) % every == 0 for every in periods if every]
     averages = callbacks_of(trainer, StochasticWeightAveraging)
     return [*saves, epoch] if averages else saves

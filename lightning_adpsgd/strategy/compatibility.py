@@ -36,13 +36,9 @@ def callbacks_of(trainer: pl.Trainer, kind: type[_Kind]) -> list[_Kind]:
     return [one for one in callbacks if isinstance(one, kind)]
 
 
-def save_period(callback: ModelCheckpoint, argument: str) -> Any:
-    """The period that a callback was given for its saves; None: it was given none.
-
-    A subclass of `ModelCheckpoint` may lack the attributes of Lightning's. The argument
-    is "every_n_train_steps", "every_n_epochs" or "train_time_interval".
-    """
-    return getattr(callback, f"_{argument}", None) or None
+def validates_by_time(trainer: pl.Trainer) -> bool:
+    """Whether `val_check_interval` is a time, which Lightning knows since 2.6."""
+    return getattr(trainer, "_val_check_time_interval", None) is not None
 
 
 def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
@@ -250,7 +246,7 @@ def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
                 f"`{name}` must be {allowed!r} with `work_sharing=True`, got "
                 f"{value!r}: {reason}"
             )
-    if getattr(trainer, "_val_check_time_interval", None) is not None:
+    if validates_by_time(trainer):
         yield _clock("val_check_interval")
     yield from _callbacks_that_count(trainer)
     step = trainer.lightning_module.training_step
@@ -264,15 +260,14 @@ def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
 def _callbacks_that_count(trainer: pl.Trainer) -> Iterator[str]:
     for callback in callbacks_of(trainer, Callback):
         if isinstance(callback, ModelCheckpoint):
-            every = save_period(callback, "every_n_train_steps")
-            if every is not None:
+            if every := callback._every_n_train_steps:
                 yield (
                     "`every_n_train_steps` must not be set with `work_sharing=True`, "
                     f"got {every}: learners reach a number of steps at different "
                     "times, or never; use "
                     "`lightning_adpsgd.callbacks.SaveWithinEpoch`"
                 )
-            if save_period(callback, "train_time_interval") is not None:
+            if callback._train_time_interval:
                 yield _clock("train_time_interval")
         if isinstance(callback, Timer):
             yield _clock("max_time")

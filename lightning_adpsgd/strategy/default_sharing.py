@@ -63,7 +63,7 @@ class DefaultSharing:
         self._num_loaders, self._too_early = 1, True
         source = trainer.fit_loop._data_source
         self._load = source.dataloader
-        overrides.replace("default_sharing", source, "dataloader", self._count)
+        overrides.replace(source, "dataloader", self._count)
 
     def look_at_schedules(self) -> None:
         """Called once optimizers and schedules exist."""

@@ -50,7 +50,8 @@ class Finding(NamedTuple):
 
 def examine() -> Iterator[Finding]:
     """Checks the installation, then the machine."""
-    yield _package()
+    place = Path(lightning_adpsgd.__file__).parent
+    yield Finding("package", f"{lightning_adpsgd.__version__} at {place}")
     yield _names(list(entry_points(group="torch.backends", name="lightning_adpsgd")))
     yield Finding("Python", f"{sys.version.split()[0]} at {sys.executable}")
     yield Finding("torch", torch.__version__, flawed_loader() or "")
@@ -61,11 +62,6 @@ def examine() -> Iterator[Finding]:
     yield _nccl()
     found = ", ".join(str(interface) for interface in interfaces())
     yield Finding("interfaces", found or "none with an IPv4 address")
-
-
-def _package() -> Finding:
-    place = Path(lightning_adpsgd.__file__).parent
-    return Finding("package", f"{lightning_adpsgd.__version__} at {place}")
 
 
 def _names(installed: list[EntryPoint]) -> Finding:

@@ -33,10 +33,11 @@ from lightning_adpsgd.strategy.checkpoints.rng_state import (
 )
 from lightning_adpsgd.strategy.compatibility import check_device
 from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
-from lightning_adpsgd.strategy.job import NAMESPACE, Job, set_up_job
+from lightning_adpsgd.strategy.job import NAMESPACE, Job
 from lightning_adpsgd.strategy.module_jobs import ModuleJobs
 from lightning_adpsgd.strategy.options import HADPSGDOptions
 from lightning_adpsgd.strategy.overrides import Overrides
+from lightning_adpsgd.strategy.set_up import set_up_job
 
 _Broadcast = TypeVar("_Broadcast")
 
@@ -121,9 +122,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
         # Not undone: a launcher belongs to its strategy.
-        launcher: Any = self._launcher
-        launch = partial(_launch, self, partial(type(launcher).launch, launcher))
-        Overrides().replace("fabric", launcher, "launch", launch)
+        Overrides().wrap(self._launcher, "launch", partial(_launch, self.jobs))
 
     @override
     def setup_module(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -305,17 +304,13 @@ class _SuperLearnerSyncControl(_BackwardSyncControl):
 
 
 def _launch(
-    strategy: HADPSGDFabricStrategy,
+    jobs: ModuleJobs,
     launch: Callable[..., Any],
     function: Callable[..., Any],
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    return launch(partial(_run, strategy, function), *args, **kwargs)
-
-
-def _run(strategy: HADPSGDFabricStrategy, function: Any, *args: Any, **kw: Any) -> Any:
-    return strategy.jobs.run(function, *args, **kw)
+    return launch(partial(jobs.run, function), *args, **kwargs)
 
 
 def _check_trains(job: Job) -> None:

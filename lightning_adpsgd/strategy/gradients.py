@@ -26,10 +26,9 @@ _Groups = list[list[Tensor]]
 
 def clip_on_all_meshes(precision: Precision, overrides: Overrides) -> None:
     """Replaces the gradient clipping of the precision plugin, until it is undone."""
-    for name, clip in (("norm", _by_norm), ("value", _by_value)):
-        attribute = f"clip_grad_by_{name}"
-        replaced = partial(_clip, precision, clip, getattr(precision, attribute))
-        overrides.replace("gradients", precision, attribute, replaced)
+    norm, value = (partial(_clip, precision, clip) for clip in (_by_norm, _by_value))
+    overrides.wrap(precision, "clip_grad_by_norm", norm)
+    overrides.wrap(precision, "clip_grad_by_value", value)
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """One training job in one of its learners, whichever framework drives it.
 
-A job starts when all learners have the same module. It ends in the consensus model, or
-with one message that names what failed. In between, `Job.update` surrounds each
-optimizer step with averages. Nothing here knows a Trainer, a loop or an optimizer:
+A job starts when all learners have the same module (`set_up`). It ends in the consensus
+model, or with one message that names what failed. In between, `Job.update` surrounds
+each optimizer step with averages. Nothing here knows a Trainer, a loop or an optimizer:
 `trainer` and `fabric` drive a job for Lightning, and `engines` chooses the code behind
 its averages.
 """
@@ -12,21 +12,15 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from datetime import timedelta
 from functools import partial
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from lightning_utilities.core.rank_zero import rank_zero_info
-from torch import nn
-from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed.utils import _sync_module_states
+from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.coordination.failures import FailureReport
-from lightning_adpsgd.coordination.gather import number_from_learner_0
-from lightning_adpsgd.coordination.groups import Groups, make_groups
-from lightning_adpsgd.coordination.startup.checks import check_same_layout
+from lightning_adpsgd.coordination.groups import Groups
 from lightning_adpsgd.coordination.store import Coordinator, Meanwhile
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position
@@ -34,19 +28,12 @@ from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.mixing.communication import AveragingClosure
 from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.mixing.statistics import Statistics
-from lightning_adpsgd.mixing.super_learner import gather_shards
 from lightning_adpsgd.strategy.engines import (
     Engine,
     average_of,
     make_engine,
-    mixes_on_device,
-    sections_between,
-    super_learner_of,
-    weights_of,
 )
-from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import Weights
-from lightning_adpsgd.weights.shards import LocalShards, local_part
 
 NAMESPACE = "lightning_adpsgd"
 """Prefix of the job's keys in the store, and its key in a checkpoint."""
@@ -54,68 +41,7 @@ NAMESPACE = "lightning_adpsgd"
 END_OF_TRAINING = "end of training"
 """Name of the meeting to which all learners come last."""
 
-_BROADCAST_BYTES = 250 * 1024 * 1024
 _LAST_TENSORS_S = 0.05
-
-
-def has_peers(partition: Partition) -> bool:
-    """Whether there are several super-learners; if not, prints why nothing gossips."""
-    num_learners, is_one = partition.num_learners, len(partition.sizes) == 1
-    if num_learners == 1:
-        rank_zero_info("There is only one learner, so nothing gossips: set `devices`")
-    elif is_one:
-        rank_zero_info(
-            f"All {num_learners} learners form one super-learner, which is plain "
-            "synchronous allreduce (ddp). To gossip, set `super_learner_size` to a "
-            f"proper divisor of {num_learners}, or use several machines."
-        )
-    return not is_one
-
-
-def set_up_job(
-    module: nn.Module,
-    dials: Dials,
-    partition: Partition,
-    on_reload: Callable[[], None] = lambda: None,
-) -> "Job":
-    """Makes the job of a module; a collective over the default process group.
-
-    Afterwards every learner has the weights of learner 0, as under DDP. They are views
-    of one vector per dtype, unless they are shards. The module must already be on its
-    final device and in its final dtype.
-
-    Raises:
-        ValueError: The topology does not exist for this number of super-learners, or
-            the model cannot be flattened.
-        StartUpError: The models of the learners differ.
-    """
-    dials.topology.check_size(partition.num_super_learners)
-    flat = weights_of(module, dials, partition)
-    rank, num_learners = dist.get_rank(), dist.get_world_size()
-    store = _own_store(flat.device)
-    layout = flat.layout()
-    check_same_layout(store, rank, num_learners, layout, dials.start_patience)
-    on_device = mixes_on_device(dials, partition, flat.device)
-    sections = sections_between(flat, partition)
-    in_background = dials.communication == "async"
-    groups = make_groups(
-        partition, dials.timeout, flat.device, on_device, sections, in_background
-    )
-    _take_first_weights(module, flat, groups, dials.timeout)
-    _tell_of_frozen(module, dials)
-    job = Job(dials, flat, groups, store, on_reload)
-    job.coordinator.start()
-    return job
-
-
-def _tell_of_frozen(module: nn.Module, dials: Dials) -> None:
-    frozen = sum(w.numel() for w in module.parameters() if not w.requires_grad)
-    trained = sum(w.numel() for w in module.parameters() if w.requires_grad)
-    if frozen > trained and dials.exchange_frozen:
-        rank_zero_info(
-            f"{frozen} weights are frozen and {trained} are trained; all are averaged. "
-            "`exchange_frozen=False` leaves the frozen ones out, if they stay frozen"
-        )
 
 
 def _in_process(process: int, action: Callable[[], None]) -> None:
@@ -177,7 +103,6 @@ class Job:
         )
         own = [*self.partition.ranks(self.partition.super_learner(self._rank))]
         self.super_learner_size = len(own)
-        self.weight = self.partition.weight(self._rank)
         self.failures = FailureReport(self.coordinator, self._rank, own)
         self._meet: Callable[[str], object] = self.coordinator.meet
         self._engine: Engine | None = None
@@ -278,9 +203,9 @@ class Job:
 
     def finish(self) -> Consensus | None:
         """Ends training and keeps the consensus model; all learners must call it."""
-        consensus = self.enter_consensus(END_OF_TRAINING)
         if self._engine is None:
             return None
+        consensus = self.enter_consensus(END_OF_TRAINING)
         with self.failures.named():
             self._engine.whole.stop()
         self._forget_communication()
@@ -291,21 +216,30 @@ class Job:
         """Ends after an exception in this learner, and tells the others."""
         self.failures.announce(exception)
         if self._rank == 0:
-            self.coordinator.silent_learners(timedelta(seconds=1))
-        self.abort()
-
-    def abort(self) -> None:
-        """Ends communication within seconds, without a peer's help; may be repeated."""
-        if self._engine is not None:
-            self._engine.whole.abort()
-        self._forget_communication()
+            # The others read the reason in a store that ends with this process.
+            self.coordinator.silent_learners()
+        self._abort()
 
     def close(self) -> None:
         """Releases all resources, however the training ended; waits for no learner."""
         atexit.unregister(self._at_exit)
-        self.abort()
+        self._abort()
         self._closed = True
         self.coordinator.stop()
+
+    def _abort(self) -> None:
+        """Ends communication within seconds, without a peer's help."""
+        if self._engine is not None:
+            self._engine.whole.abort()
+        self._forget_communication()
+
+    def _let_go_of_peers(self) -> None:
+        if (engine := self._engine) is not None and engine.exchanges is not None:
+            engine.exchanges.release()
+
+    def _forget_communication(self) -> None:
+        self.statistics()
+        self._engine = self._consensus = None
 
     # --- the step
 
@@ -405,17 +339,18 @@ class Job:
         """The state of a super-learner; empty except in its first learner."""
         if self.partition.place(self._rank):
             return {}
-        assert self._engine is not None
-        kept = self._consensus.local_weights if self._consensus else None
+        engine, consensus = self._engine, self._consensus
+        kept = consensus.local_weights if consensus is not None else None
         return {
             "weights": kept or self.flat.vectors,
             "states": optimizer_states,
-            "position": self._engine.communication.step_and_round,
+            # None after the end, where all hold the consensus model.
+            "position": engine and engine.communication.step_and_round,
         }
 
     @torch.no_grad()
     def restore_learner(self, learner: Mapping[str, Any]) -> None:
-        """Restores the weights and the round of a checkpoint."""
+        """Restores the weights of a checkpoint, and its round, now or in `start`."""
         for vector, weights in zip(self.flat.vectors, learner["weights"], strict=True):
             vector.copy_(weights)
         position = learner.get("position")
@@ -423,38 +358,3 @@ class Job:
             self._restored_position = position
         elif position is not None:
             self._engine.communication.go_on_from(*position)
-
-    def _let_go_of_peers(self) -> None:
-        if (engine := self._engine) is not None and engine.exchanges is not None:
-            engine.exchanges.release()
-
-    def _forget_communication(self) -> None:
-        self.statistics()
-        self._engine = self._consensus = None
-
-
-@torch.no_grad()
-def _take_first_weights(
-    module: nn.Module, weights: Weights, groups: Groups, timeout: timedelta
-) -> None:
-    if not isinstance(weights, LocalShards):
-        world = dist.distributed_c10d._get_default_group()
-        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        _sync_module_states(module, world, _BROADCAST_BYTES, 0, ignored)
-        return
-    group = super_learner_of(weights, groups)
-    sections = group.own(weights.vectors)
-    for shards, owners in zip(sections, groups.counterparts, strict=True):
-        for shard in shards:
-            dist.broadcast(shard, group=owners, group_src=0)
-    gather_shards(weights.vectors, group, timeout)
-    for buffer in module.buffers():
-        dist.broadcast(local_part(buffer), 0)
-
-
-def _own_store(device: torch.device) -> Store:
-    root = dist.distributed_c10d._get_default_store()
-    # Each job of a process group has keys of its own.
-    count = PrefixStore(NAMESPACE, root)
-    run = count.add("runs", 1) if dist.get_rank() == 0 else 0
-    return PrefixStore(f"{NAMESPACE}/{number_from_learner_0(run, device)}", root)

@@ -26,8 +26,7 @@ from lightning_adpsgd.strategy.overrides import Overrides
 def resume_from_whole(launcher: Any) -> None:
     """Makes the Trainers that a launcher runs resume only from intact checkpoints."""
     # Not undone: a launcher belongs to its strategy.
-    launch = partial(_launch, partial(type(launcher).launch, launcher))
-    Overrides().replace("launchers", launcher, "launch", launch)
+    Overrides().wrap(launcher, "launch", _launch)
 
 
 def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:
@@ -55,9 +54,8 @@ def _launch(
 ) -> Any:
     overrides = Overrides()
     if trainer is not None:
-        connector = trainer._checkpoint_connector
         choose = partial(whole_checkpoint_path, trainer)
-        overrides.replace("launchers", connector, "_parse_ckpt_path", choose)
+        overrides.wrap(trainer._checkpoint_connector, "_parse_ckpt_path", choose)
     try:
         return launch(*args, trainer=trainer, **kwargs)
     finally:

@@ -25,24 +25,25 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from lightning_adpsgd.coordination.groups import make_mesh, make_super_learner_group
+from lightning_adpsgd.strategy.checkpoints.loading_shards import (
+    Source,
+    load_optimizers,
+    load_weights,
+)
 from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.sharded import (
     check_sums,
-    cut_like,
     has_optimizer,
     is_folder,
     read_rest,
-    read_shards,
     write_shards,
 )
 from lightning_adpsgd.strategy.gradients import reduce_gradients
@@ -62,7 +63,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
     _mesh: DeviceMesh | None = None
     _savers: dist.ProcessGroup | None = None
-    _source: Path | Mapping[str, Any] | None = None
+    _source: Source | None = None
     _is_strict, _is_prepared, _has_compared = True, False, False
 
     @property
@@ -139,8 +140,8 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         if self.is_sharded:
             shared_by = self.partition.tensor_parallel_size
             check_sharding(model, self.super_learner_size, shared_by)
-            self._load_weights()
             self._is_prepared = True
+            self._load_weights()
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -174,19 +175,20 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         inner = _without_wrapper(optimizer)
         return get_optimizer_state_dict(self.model, inner, options=_ON_HOST)
 
-    @override
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    def save_shards(
+        self,
+        checkpoint: dict[str, Any],
+        filepath: Any,
+        storage_options: Any,
+        all_come: bool,
     ) -> None:
-        if not self.is_sharded:
-            super().save_checkpoint(checkpoint, filepath, storage_options)
-            return
+        """Writes a folder of shards, unless not all learners come to write it."""
         if storage_options is not None:
             raise TypeError(
                 "`storage_options` is not taken for checkpoints in shards, got "
                 f"{storage_options!r}"
             )
-        if not self._all_come():
+        if not all_come:
             rank_zero_warn(
                 f"{filepath} was not saved: after a failure not all learners that hold "
                 "shards can be asked. Resume from the last checkpoint before it"
@@ -205,11 +207,6 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             tensors["state_dict"] = checkpoint.pop("state_dict")
             assert self._savers is not None
             write_shards(tensors, checkpoint, path, self._savers)
-
-    def _all_come(self) -> bool:
-        """Whether all learners that hold shards take part in writing a checkpoint."""
-        trainer = self.lightning_module.trainer if self.lightning_module else None
-        return trainer is None or not trainer.interrupted
 
     @override
     def load_checkpoint(
@@ -237,17 +234,22 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             super().load_model_state_dict(checkpoint, strict)
             return
         self._is_strict = strict
-        if self._is_prepared:  # a callback goes back to what it saved
-            self._load_weights()
+        self._load_weights()  # now, if a callback goes back to what it saved
+
+    def _load_weights(self) -> None:
+        if self._is_prepared and self._source is not None:
+            assert self.model is not None
+            load_weights(self.model, self._source, self._is_strict)
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         if not self.is_sharded:
             super().load_optimizer_state_dict(checkpoint)
             return
-        for number, optimizer in enumerate(map(_without_wrapper, self.optimizers)):
-            self._load_optimizer(number, optimizer)
-        self._source = None
+        source, self._source = self._source, None
+        if source is not None:
+            assert self.model is not None
+            load_optimizers(self.model, source, map(_without_wrapper, self.optimizers))
 
     @override
     def teardown(self) -> None:
@@ -260,38 +262,6 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             assert part is not None
             part.teardown()
         self.precision_plugin.teardown()
-
-    def _load_weights(self) -> None:
-        assert self.model is not None
-        source, is_strict = self._source, self._is_strict
-        if source is None:
-            return
-        state = get_model_state_dict(self.model)
-        if isinstance(source, Path):
-            read_shards({"state_dict": state}, source, is_strict)
-        else:
-            state = cut_like(source["state_dict"], state)
-        options = StateDictOptions(strict=is_strict)
-        set_model_state_dict(self.model, state, options=options)
-
-    def _load_optimizer(self, number: int, optimizer: Optimizer) -> None:
-        assert self.model is not None
-        if isinstance(self._source, Path):
-            key = f"optimizer_{number}"
-            if not has_optimizer(self._source, number):
-                raise KeyError(f"{self._source} has no state of optimizer {number}")
-            state = {key: get_optimizer_state_dict(self.model, optimizer)}
-            # Not strict: a scheduler may have given it options since.
-            read_shards(state, self._source, strict=False)
-            set_optimizer_state_dict(self.model, optimizer, state[key])
-        elif self._source is not None:
-            whole = self._source["optimizer_states"][number]
-            by_name = FullyShardedDataParallel.rekey_optim_state_dict(
-                whole, OptimStateKeyType.PARAM_NAME, self.model
-            )
-            own = get_optimizer_state_dict(self.model, optimizer)
-            state = cut_like(by_name, own)
-            set_optimizer_state_dict(self.model, optimizer, state)
 
 
 def check_torch(device: torch.device) -> None:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch.distributed.constants import default_pg_timeout
 
 from lightning_adpsgd.dials import (
+    DEFAULT_CPU_SHARE,
     DEFAULT_TIMEOUT,
     CommunicationName,
     Dials,
@@ -36,7 +38,6 @@ from lightning_adpsgd.strategy.compatibility import (
     check_ddp_arguments,
     check_island,
 )
-from lightning_adpsgd.strategy.job import has_peers
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
 from lightning_adpsgd.topology.partition import Partition
 
@@ -80,7 +81,7 @@ class HADPSGDOptions(_DDPStrategy):
         gossip_every: int = 1,
         wire_dtype: WireDtype | Literal["auto"] | None = "auto",
         exchange_frozen: bool = True,
-        cpu_share: float = 0.05,
+        cpu_share: float = DEFAULT_CPU_SHARE,
         work_sharing: bool | None = None,
         after_evaluation: Literal["restore", "adopt"] = "restore",
         save_learners: bool = False,
@@ -214,8 +215,8 @@ class HADPSGDOptions(_DDPStrategy):
     def checkpoint_io(self) -> CheckpointIO:
         """The `CheckpointIO` in use; by default it writes files whole or not at all.
 
-        With a Trainer, the default writes in the background. A `CheckpointIO` from the
-        user is used unchanged.
+        With a Trainer, the default can also write in the background. A `CheckpointIO`
+        from the user is used unchanged.
         """
         # Not in the constructor: afterwards Lightning checks whether the user gave one.
         if self._checkpoint_io is None:
@@ -296,6 +297,22 @@ class HADPSGDOptions(_DDPStrategy):
         sizes = self._dials.super_learner_size
         check_island(self.super_learner_size, self.world_size, sizes)
         return True
+
+
+def has_peers(partition: Partition) -> bool:
+    """Whether there are several super-learners; if not, prints why nothing gossips."""
+    if partition.num_super_learners > 1:
+        return True
+    num_learners = partition.num_learners
+    if num_learners == 1:
+        rank_zero_info("There is only one learner, so nothing gossips: set `devices`")
+    else:
+        rank_zero_info(
+            f"All {num_learners} learners form one super-learner, which is plain "
+            "synchronous allreduce (ddp). To gossip, set `super_learner_size` to a "
+            f"proper divisor of {num_learners}, or use several machines."
+        )
+    return False
 
 
 def _as_sizes(given: Any) -> Any:

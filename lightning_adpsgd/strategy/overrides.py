@@ -7,6 +7,8 @@ the private names that are read, or set to another state of the same kind. Only
 owner of the same one.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, final
 
 
@@ -14,7 +16,7 @@ class Names(NamedTuple):
     """Lightning's names that are needed for one reason.
 
     Attributes:
-        by: modules that need the names; only one at a time replaces a name.
+        by: modules that need the names; two that replace one are never in one process.
         why: purpose, or the fault of Lightning's own version.
         since: first supported version of Lightning that has the names.
         gone: first version that lacks the names; empty: none does.
@@ -79,9 +81,9 @@ READ = (
     _of(_EPOCH, "_should_check_val_epoch _is_training_done", "clocks", _STATE),
     _of(_EPOCH, "_batches_that_stepped", "fast_forward", _STATE),
     _of("Timer", "_duration _interval _verbose", "clocks", "what the timer does"),
-    _of(_SAVER, "_every_n_train_steps", "compatibility", "by `save_period`"),
-    _of(_SAVER, "_every_n_epochs", "compatibility", "by `save_period`"),
-    _of(_SAVER, "_train_time_interval", "compatibility", "by `save_period`"),
+    _of(_SAVER, "_every_n_train_steps", "compatibility", "counts steps"),
+    _of(_SAVER, "_every_n_epochs", "clocks", "what an end of an epoch does"),
+    _of(_SAVER, "_train_time_interval", "compatibility clocks", "saves by time"),
     _of(_SAVER, "_last_time_checked", "clocks", "when it saved last"),
     _of(_SAVER, "_should_skip_saving_checkpoint", "clocks", "whether it has saved"),
     _of(_SAVER, "_find_last_checkpoints", "last_good", "files that `last` may mean"),
@@ -103,53 +105,45 @@ READ = (
 )
 
 
-class _Undo(NamedTuple):
-    owner: str
-    target: Any
-    attribute: str
-
-
 @final
 class Overrides:
     """The owner of all replaced attributes of Lightning's objects, until `undo`."""
 
     def __init__(self) -> None:
-        self._done: list[_Undo] = []
+        self._done: list[tuple[Any, str]] = []
 
-    def replace(self, owner: str, target: Any, attribute: str, value: Any) -> None:
+    def replace(self, target: Any, attribute: str, value: Any) -> None:
         """Replaces an attribute of one object.
 
         Args:
-            owner: module that replaces the attribute, as named in the table.
             value: replacement; a module-level function or a method, not a lambda,
                 because a Trainer may be pickled.
 
         Raises:
             LookupError: The table does not list the attribute.
-            RuntimeError: The attribute has an owner already; the message names both.
+            RuntimeError: The attribute is replaced already.
         """
-        kind = type(target).__name__
-        if not any(_fits(row, owner, target, attribute) for row in REPLACED):
-            raise LookupError(
-                f"`{kind}.{attribute}` must be in the table of overrides.py to be "
-                f"replaced by {owner!r}"
-            )
-        for other in self._done:
-            if other.target is target and other.attribute == attribute:
-                raise RuntimeError(
-                    f"`{kind}.{attribute}` must have one owner, got {owner!r} after "
-                    f"{other.owner!r}: let one of the two call the other"
-                )
+        name = f"`{type(target).__name__}.{attribute}`"
+        if not any(_fits(row, target, attribute) for row in REPLACED):
+            raise LookupError(f"{name} must be in the table of overrides.py")
+        if any(one is target and other == attribute for one, other in self._done):
+            raise RuntimeError(f"{name} must have one owner: let one call the other")
         vars(target)[attribute] = value
-        self._done.append(_Undo(owner, target, attribute))
+        self._done.append((target, attribute))
+
+    def wrap(self, target: Any, attribute: str, function: Callable[..., Any]) -> None:
+        """Replaces a method by a function of Lightning's own one and the arguments."""
+        # Not the bound method: in a copy of a Trainer it would be the replacement.
+        own = partial(getattr(type(target), attribute), target)
+        self.replace(target, attribute, partial(function, own))
 
     def undo(self) -> None:
-        """Restores Lightning's attributes in reverse order; can be called twice."""
+        """Restores Lightning's attributes; can be called twice."""
         while self._done:
-            done = self._done.pop()
-            vars(done.target).pop(done.attribute, None)
+            target, attribute = self._done.pop()
+            vars(target).pop(attribute, None)
 
 
-def _fits(row: Names, owner: str, target: Any, attribute: str) -> bool:
+def _fits(row: Names, target: Any, attribute: str) -> bool:
     kinds = {kind.__name__ for kind in type(target).__mro__}
-    return attribute in row.names and owner in row.by and row.of in kinds
+    return attribute in row.names and row.of in kinds

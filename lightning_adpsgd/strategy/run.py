@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
@@ -30,9 +29,10 @@ from lightning_adpsgd.strategy.default_sharing import (
 )
 from lightning_adpsgd.strategy.fast_forward import batch_size, catch_up
 from lightning_adpsgd.strategy.garbage import FrozenObjects
-from lightning_adpsgd.strategy.job import Job, set_up_job
+from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.strategy.scope import CollectiveScope
+from lightning_adpsgd.strategy.set_up import set_up_job
 from lightning_adpsgd.strategy.signals import handle_signals
 from lightning_adpsgd.strategy.weight_callbacks import (
     average_copies,
@@ -94,9 +94,7 @@ class TrainingRun:
         self.scope.follow(overrides)
         transfer_in_consensus(trainer, self.enter, job.leave_consensus, overrides)
         prune_together(trainer, job, overrides)
-        loop = trainer.fit_loop
-        end = partial(type(loop).on_run_end, loop)
-        overrides.replace("run", loop, "on_run_end", partial(self._end, end))
+        overrides.wrap(trainer.fit_loop, "on_run_end", self._end)
 
     def begin(self, resumed: Resumed) -> None:
         """Starts training: the learners communicate from here on."""
@@ -130,8 +128,11 @@ class TrainingRun:
     def enter(self, occasion: str) -> None:
         """Puts the consensus model into the module; all learners must call it."""
         if self.job.running:
-            self.last_consensus = self.job.enter_consensus(occasion)
-            average_copies(self._trainer, self.job.weight)
+            self._note(self.job.enter_consensus(occasion))
+
+    def _note(self, consensus: Consensus | None) -> None:
+        self.last_consensus = consensus
+        average_copies(self._trainer, self.job.partition)
 
     # --- the end
 
@@ -157,8 +158,7 @@ class TrainingRun:
         if self.job.running:
             if self.work_sharing is not None:
                 self.work_sharing.leave()
-            self.last_consensus = self.job.finish()
-            average_copies(self._trainer, self.job.weight)
+            self._note(self.job.finish())
         on_run_end()
 
     def _leave_in_order(self) -> None:

@@ -7,7 +7,8 @@ learners. The first collective of each kind with fewer learners than under `ddp`
 logged, because its value alone does not show it.
 """
 
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -33,23 +34,30 @@ class CollectiveScope:
 
     def __init__(self, trainer: pl.Trainer, job: Job) -> None:
         self._trainer, self._job = trainer, job
-        self._in_epoch = False
+        self._in_epoch = self._of_all = False
         self._told: set[str] = set()
 
     def follow(self, overrides: Overrides) -> None:
         """Tracks the epochs of the Trainer's loop until it is undone."""
-        loop = self._trainer.fit_loop.epoch_loop
-        run = partial(type(loop).run, loop)
-        overrides.replace("scope", loop, "run", partial(self._run_epoch, run))
+        overrides.wrap(self._trainer.fit_loop.epoch_loop, "run", self._run_epoch)
 
     def __call__(self, group: Any, operation: str) -> Any:
         """The group that takes part: as asked, `ALONE`, or None for all learners."""
-        if group is not None and group is not dist.group.WORLD:
+        if self._of_all or group not in (None, dist.group.WORLD):
             return group
         if self._apart():
             self._tell(operation)
             return self._job.groups.gradients or ALONE
         return None
+
+    @contextmanager
+    def of_all(self) -> Iterator[None]:
+        """A context of collectives to which all learners come, also within an epoch."""
+        self._of_all = True
+        try:
+            yield
+        finally:
+            self._of_all = False
 
     def _run_epoch(self, run: Any, data_fetcher: Any) -> Any:
         self._in_epoch = True

@@ -27,11 +27,10 @@ def handle_signals(
     if together is not None:
         notify = partial(_ask_to_leave, trainer, together)
         # The last call of a batch before Lightning looks whether a signal came.
-        save = loop._save_loggers_on_train_batch_end
-        end = partial(_agree_at_end, trainer, together, save)
-        overrides.replace("signals", loop, "_save_loggers_on_train_batch_end", end)
-    overrides.replace("signals", loop, "_broadcast_sigterm_tensor", check)
-    overrides.replace("signals", connector, "_sigterm_notifier_fn", notify)
+        end = partial(_agree_at_end, trainer, together)
+        overrides.wrap(loop, "_save_loggers_on_train_batch_end", end)
+    overrides.replace(loop, "_broadcast_sigterm_tensor", check)
+    overrides.replace(connector, "_sigterm_notifier_fn", notify)
 
 
 def _stop_if_signalled(trainer: pl.Trainer) -> None:

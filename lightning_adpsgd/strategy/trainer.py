@@ -7,12 +7,13 @@ stands for a setting of these three. Inside a super-learner, Lightning's DDP run
 process group of its learners; between super-learners, the engines of `mixing` and
 `gossip` average weights.
 
-This module has Lightning's hooks. `options` has the constructor, `run` the work of the
-hooks while learners gossip, and `overrides` the attributes of Lightning that are
-replaced. An optimizer step goes from `optimizer_step` to `Job.update` in `job`.
+This module has Lightning's hooks. `options` has the constructor, and `run` the work of
+the hooks while learners gossip. An optimizer step goes from `optimizer_step` to
+`Job.update` in `job`.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,7 +37,11 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
     resumed_from,
 )
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
-from lightning_adpsgd.strategy.checkpoints.saving import finish_saves, must_wait
+from lightning_adpsgd.strategy.checkpoints.saving import (
+    BackgroundCheckpointIO,
+    finish_saves,
+    save_for,
+)
 from lightning_adpsgd.strategy.compatibility import (
     one_gpu_per_learner,
     refuse_unsupported,
@@ -71,7 +76,6 @@ class HADPSGDStrategy(ModelParallelInside):
     _resumed = Resumed()
     _initial_states: tuple[InitialState, ...] = ()
     _overrides: Overrides | None = None
-    _decides = False
     _statistics: Statistics | None = None
     _last_consensus: Consensus | None = None
 
@@ -274,18 +278,16 @@ class HADPSGDStrategy(ModelParallelInside):
         may_ask = not interrupted or self._dials.islands is not None
         if self.work_sharing is not None and may_ask:
             checkpoint[EPOCH] = self.work_sharing.state()
-        waits = must_wait(self._trainer_or_none(), filepath)
-        if waits:
-            finish_saves(self.checkpoint_io, interrupted)
-        super().save_checkpoint(checkpoint, filepath, storage_options)
-        if waits:
-            finish_saves(self.checkpoint_io, interrupted)
-
-    @override
-    def _all_come(self) -> bool:
-        # The learners of an island leave the others at one step.
-        has_departed = self._run is not None and self._run.job.has_departed
-        return has_departed or super()._all_come()
+        trainer, files = self._trainer_or_none(), self.checkpoint_io
+        if self.is_sharded:
+            # The learners of an island leave the others at one step.
+            departed = self._run is not None and self._run.job.has_departed
+            all_come = departed or not interrupted
+            self.save_shards(checkpoint, filepath, storage_options, all_come)
+        elif not isinstance(files, BackgroundCheckpointIO):
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+        elif self.is_global_zero:
+            save_for(trainer, files, checkpoint, filepath, storage_options)
 
     @override
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
@@ -331,11 +333,8 @@ class HADPSGDStrategy(ModelParallelInside):
     @override
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         # Callbacks decide for all learners, in hooks of a step to which all come.
-        self._decides = True
-        try:
+        with self._run.scope.of_all() if self._run is not None else nullcontext():
             return super().reduce_boolean_decision(decision, all)
-        finally:
-            self._decides = False
 
     @override
     def broadcast(self, obj: _Broadcast, src: int = 0) -> _Broadcast:
@@ -347,9 +346,7 @@ class HADPSGDStrategy(ModelParallelInside):
             self._run.job.meet_if_asynchronous(name)
 
     def _scope(self, group: Any, operation: str) -> Any:
-        if self._run is None or self._decides:
-            return group
-        return self._run.scope(group, operation)
+        return group if self._run is None else self._run.scope(group, operation)
 
     def _interrupted(self) -> bool:
         trainer = self._trainer_or_none()

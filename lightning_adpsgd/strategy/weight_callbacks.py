@@ -26,16 +26,14 @@ from torch import Tensor, nn
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
+from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import pruning_masks
 
 
 @torch.no_grad()
-def average_copies(trainer: pl.Trainer, weight: float) -> None:
-    """Replaces all kept averages by their mean over super-learners; a collective.
-
-    Args:
-        weight: `Partition.weight` of this learner.
-    """
+def average_copies(trainer: pl.Trainer, partition: Partition) -> None:
+    """Replaces all kept averages by their mean over super-learners; a collective."""
+    weight = partition.weight(trainer.global_rank)
     # SWA keeps its average on the CPU, where NCCL cannot reach it.
     device = trainer.strategy.root_device
     for model in _kept_models(trainer):
@@ -54,18 +52,14 @@ def transfer_in_consensus(
     """Makes SWA write its average while no exchange is under way."""
     for swa in callbacks_of(trainer, StochasticWeightAveraging):
         transfer = partial(_transfer, enter, leave, swa.transfer_weights)
-        reset = partial(_reset_in_place, swa.reset_batch_norm_and_save_state)
-        overrides.replace("weight_callbacks", swa, "transfer_weights", transfer)
-        overrides.replace(
-            "weight_callbacks", swa, "reset_batch_norm_and_save_state", reset
-        )
+        overrides.replace(swa, "transfer_weights", transfer)
+        overrides.wrap(swa, "reset_batch_norm_and_save_state", _reset_in_place)
 
 
 def prune_together(trainer: pl.Trainer, job: Job, overrides: Overrides) -> None:
     """Makes `ModelPruning` prune while the module holds the consensus model."""
     for callback in callbacks_of(trainer, ModelPruning):
-        prune = partial(_prune, trainer, job, callback._run_pruning)
-        overrides.replace("weight_callbacks", callback, "_run_pruning", prune)
+        overrides.wrap(callback, "_run_pruning", partial(_prune, trainer, job))
 
 
 def _transfer(

@@ -12,7 +12,6 @@ The learners of one job claim batches from a counter in its store. Among islands
 first learner of each claims from a common pool, once the island has joined the others.
 """
 
-import copy
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -29,7 +28,7 @@ from lightning_adpsgd.epochs.claims import ClaimCounter, LeaderBroadcast, Learne
 from lightning_adpsgd.epochs.pool import IslandPool
 from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
-from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
+from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch, copy_with
 from lightning_adpsgd.strategy.default_sharing import DefaultSharing
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -83,7 +82,7 @@ class WorkSharing:
         self._batches.epoch = progress.processed
         if self._loaded is not None:
             self._batches.load(self._loaded)
-        return self._copy(dataloader, self._batches)
+        return copy_with(dataloader, batch_sampler=self._batches, sampler=self)
 
     def begin(self) -> None:
         """Lets an island claim batches; it has joined the others at their position."""
@@ -179,13 +178,6 @@ class WorkSharing:
         progress = self._trainer.fit_loop.epoch_loop.batch_progress.current
         return progress.ready != progress.completed
 
-    def _copy(self, loader: DataLoader[Any], batches: SharedBatches) -> Any:
-        # Not a new loader: a subclass may take no batch sampler. Not assigned: torch
-        # forbids it, because running iterators would keep the old one.
-        copied = copy.copy(loader)
-        vars(copied).update(batch_sampler=batches, sampler=self, _iterator=None)
-        return copied
-
     def _lightning_iterates(self) -> bool:
         """Whether Lightning makes a new iterator for the epoch that begins.
 
@@ -213,15 +205,14 @@ def prepare_training_loaders(
     if work_sharing is None and place is None:
         return
     connector = trainer._data_connector
-    own = partial(type(connector)._prepare_dataloader, connector)
-    prepare = partial(_prepare, own, work_sharing, place)
-    overrides.replace("work_sharing", connector, "_prepare_dataloader", prepare)
+    prepare = partial(_prepare, work_sharing, place)
+    overrides.wrap(connector, "_prepare_dataloader", prepare)
 
 
 def _prepare(
-    lightnings: Callable[..., Any],
     work_sharing: WorkSharing | None,
     place: PlaceInEpoch | None,
+    lightnings: Callable[..., Any],
     dataloader: Any,
     shuffle: bool,
     mode: RunningStage,

@@ -139,9 +139,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         self.learners = make_learners(self.model, self.dials, self._scenario)
         self._states = [defaultdict(dict) for _ in range(self.num_super_learners)]
         # Before the first hook that sees the end of training.
-        loop = trainer.fit_loop
-        end = partial(self._end_run, partial(type(loop).on_run_end, loop))
-        self._overrides.replace("virtual", loop, "on_run_end", end)
+        self._overrides.wrap(trainer.fit_loop, "on_run_end", self._end_run)
 
     def _end_run(self, on_run_end: Callable[[], None]) -> None:
         self._enter_consensus()

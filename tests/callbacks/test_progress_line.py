@@ -118,7 +118,8 @@ class Lost:
 
 
 def test_a_store_that_is_gone_ends_no_training() -> None:
-    counted = GlobalCount(0, Lost())
+    lost: Any = Lost()
+    counted = GlobalCount(0, lost)
     assert [counted.up_to(own) for own in (2, 4, 6)] == [2, 2, 6]
 
 

@@ -300,7 +300,7 @@ def test_a_neighbourhood_exchanges_as_all_do(
         "compute": Compute(0.5, 0.2),
     }
     local = speed(120, **arguments)
-    monkeypatch.setattr("lightning_adpsgd.prediction.model._LOCAL", 120)
+    monkeypatch.setattr("lightning_adpsgd.prediction.exchanges._LOCAL", 120)
     whole = speed(120, **arguments)
     # Where links are full, the draw decides for long who takes turns with whom.
     rel = 0.05 if bandwidth > 100 else 0.25

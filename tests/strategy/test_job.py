@@ -13,8 +13,8 @@ from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.strategy import job as job_module
 from lightning_adpsgd.strategy.engines import Engine
-from lightning_adpsgd.strategy.job import set_up_job
 from lightning_adpsgd.strategy.optimizer_reset import InitialState
+from lightning_adpsgd.strategy.set_up import set_up_job
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.partition import Partition
 from tests.helpers import forked

@@ -24,8 +24,8 @@ from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.dials import Dials, ModelParallel, ReadyPairs
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy.compatibility import one_gpu_per_learner
-from lightning_adpsgd.strategy.job import has_peers
 from lightning_adpsgd.strategy.model_parallel import check_torch
+from lightning_adpsgd.strategy.options import has_peers
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
 from tests.learners import (
@@ -140,8 +140,8 @@ def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(
         ({"communication": True}, "`communication` must be one of .* got True"),
         (
             {"super_learner_size": 1.0},
-            r"`super_learner_size` must be a whole number or \"node\", got 1\.0 of "
-            "type float; for example `super_learner_size=1`",
+            r"`super_learner_size` must be a whole number, \"node\" or a sequence of "
+            r"sizes, got 1\.0 of type float; for example `super_learner_size=2`",
         ),
         ({"super_learner_size": True}, "`super_learner_size` .* got True of type bool"),
         ({"super_learner_size": None}, "`super_learner_size` .* got None"),

@@ -35,7 +35,7 @@ from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy, Topology
 from lightning_adpsgd.registration import NAMES
-from lightning_adpsgd.strategy.job import set_up_job
+from lightning_adpsgd.strategy.set_up import set_up_job
 from lightning_adpsgd.topology.partition import Partition
 from tests import warm
 from tests.expectations import (

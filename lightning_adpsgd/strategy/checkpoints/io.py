@@ -4,8 +4,11 @@ This is the strategies' default; `plugins=[...]` of a Trainer replaces it. `form
 describes the files, which torch and Lightning can read without this package.
 """
 
+import errno
 import os
 import tempfile
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +22,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from typing_extensions import override
 
-from lightning_adpsgd.files import bytes_written_whole, persist
+from lightning_adpsgd.files import bytes_written_whole
 from lightning_adpsgd.strategy.checkpoints.format import (
     check_checkpoint,
     global_step_of,
@@ -31,7 +34,8 @@ from lightning_adpsgd.strategy.checkpoints.sharded import META, is_folder, read_
 PATIENCE_S = 120.0
 """The time for which a save is retried while its error may be temporary."""
 
-_FLAW = "CVE-2026-24747"
+_MAY_PASS = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT}
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
 def flawed_loader(version: str = torch.__version__) -> str | None:
@@ -41,8 +45,8 @@ def flawed_loader(version: str = torch.__version__) -> str | None:
         return None
     return (
         f"torch {version} can run code of a crafted checkpoint even with "
-        f"`weights_only=True` ({_FLAW}): load only files whose origin you know, or "
-        "install torch 2.10 or later"
+        "`weights_only=True` (CVE-2026-24747): load only files whose origin you know, "
+        "or install torch 2.10 or later"
     )
 
 
@@ -113,13 +117,24 @@ class WholeCheckpointIO(TorchCheckpointIO):
             return read_checkpoint(file, str(path), map_location or "cpu", allowed)
 
     def _persist(self, action: Callable[[], None], path: Any, done: str) -> None:
-        def named() -> None:
+        """Acts, again while its error may be temporary; pauses double up to a bound."""
+        end, pause = time.monotonic() + self._patience_s, _FIRST_PAUSE_S
+        while True:
             try:
                 action()
-            except OSError as error:
-                raise _named(error, path, done) from error
-
-        persist(named, self._patience_s)
+                return
+            except OSError as cause:
+                error, left = _named(cause, path, done), end - time.monotonic()
+                if error.errno not in _MAY_PASS or left <= 0:
+                    raise error from cause
+            pause = min(pause, left)
+            warnings.warn(
+                f"{error}. The next attempt is in {pause:.0f} s; for {left:.0f} s more "
+                "this does not end the training",
+                stacklevel=2,
+            )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def check_file(path: str) -> None:

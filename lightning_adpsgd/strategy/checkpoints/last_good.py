@@ -11,7 +11,7 @@ Training never starts over if there are checkpoints and none is intact.
 import math
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,17 @@ PREEMPTED = "preempted-"
 
 
 def whole_checkpoint_path(
-    trainer: pl.Trainer, state_fn: Any, ckpt_path: Any, **arguments: Any
+    trainer: pl.Trainer,
+    lightnings: Callable[..., Any],
+    state_fn: Any,
+    ckpt_path: Any,
+    **arguments: Any,
 ) -> Any:
     """The path that a Trainer resumes from, instead of Lightning's choice.
 
     Raises:
         DamagedCheckpoint: There are checkpoints, and none is intact.
     """
-    connector = trainer._checkpoint_connector
-    parse = type(connector)._parse_ckpt_path
     resumes = trainer.state.fn == "fit" and bool(_at_exceptions(trainer))
     is_asked = ckpt_path == "last" or (ckpt_path is None and resumes)
     candidates = _last_checkpoints(trainer) if is_asked else []
@@ -44,7 +46,8 @@ def whole_checkpoint_path(
         if ckpt_path == "last" and candidates:
             # Lightning does not know the files that islands save when told to end.
             warnings.filterwarnings("ignore", ".*no last checkpoint available")
-        chosen = parse(connector, state_fn, ckpt_path, **arguments)
+        chosen = lightnings(state_fn, ckpt_path, **arguments)
+    connector = trainer._checkpoint_connector
     if ckpt_path == "hpc" or (chosen and chosen == connector._hpc_resume_path):
         numbered = sorted(_numbered(trainer.default_root_dir))
         return newest_whole(path for _, path in numbered[::-1])

@@ -135,10 +135,7 @@ class PlaceInEpoch:
             batches.resume(self._saved["begin"], self._saved["num_batches"])
             if not self._saved["num_batches"]:
                 self.begin()  # the epoch that begins draws from these
-        # Not made anew: a subclass need not take a batch sampler.
-        copied = copy.copy(loader)
-        vars(copied).update(batch_sampler=batches, _iterator=None)
-        return copied
+        return copy_with(loader, batch_sampler=batches)
 
     def _placed(self) -> PlacedBatches | None:
         combined = self._trainer.fit_loop._combined_loader
@@ -146,6 +143,15 @@ class PlaceInEpoch:
         found = [getattr(loader, "batch_sampler", None) for loader in loaders]
         one = found[0] if len(found) == 1 else None
         return one if isinstance(one, PlacedBatches) else None
+
+
+def copy_with(loader: DataLoader[Any], **samplers: Any) -> DataLoader[Any]:
+    """A copy of a loader with other samplers."""
+    # Not a new loader: a subclass may take no batch sampler. Not assigned: torch
+    # forbids it, because running iterators would keep the old one.
+    copied = copy.copy(loader)
+    vars(copied).update(_iterator=None, **samplers)
+    return copied
 
 
 def _has_batches(loader: Any) -> bool:

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-States = Mapping[str, Any]
-
 
 def generator_states(device: torch.device) -> dict[str, Any]:
     """The states of Python, torch and, where in use, NumPy and the learner's GPU."""
@@ -28,7 +26,7 @@ def generator_states(device: torch.device) -> dict[str, Any]:
     return states
 
 
-def set_generator_states(states: States, device: torch.device) -> None:
+def set_generator_states(states: Mapping[str, Any], device: torch.device) -> None:
     """Restores all generators; leaves those without a saved state unchanged."""
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))

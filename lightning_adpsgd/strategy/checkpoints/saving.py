@@ -7,8 +7,8 @@ replaced.
 """
 
 import os
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from threading import Thread
 from typing import Any, final
@@ -25,11 +25,12 @@ from typing_extensions import override
 
 @final
 class BackgroundCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints one after another, each in a thread that ends with it.
+    """Writes checkpoints one after another, in the background if it is asked to.
 
-    The training thread waits only for a copy in host memory, not for the disk. At most
-    one checkpoint is being written; the next save waits for it. An old checkpoint is
-    removed once the new one is on the disk, or not at all.
+    `save_checkpoint` returns once the file is on the disk. After `save_in_background`
+    the training thread waits only for a copy in host memory. At most one checkpoint is
+    being written; the next save waits for it. An old checkpoint is removed once the new
+    one is on the disk, or not at all.
 
     Only the training thread calls the methods. A writing thread touches nothing but its
     snapshot, and the interpreter does not exit before its work is done. If it fails,
@@ -38,18 +39,23 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 
     def __init__(self, checkpoint_io: CheckpointIO) -> None:
         self._io = checkpoint_io
-        self._thread: Thread | None = None
-        self._pending: Future[None] | None = None
+        self._work: _Work | None = None
 
     @override
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        """Takes a snapshot and queues it for writing; waits for the previous save."""
+        """Writes a checkpoint, once pending writes are on the disk."""
+        self.wait()
+        self._io.save_checkpoint(checkpoint, path, storage_options)
+
+    def save_in_background(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        """Takes a snapshot, which a thread writes; waits for the previous save."""
         self.wait()
         snapshot = snapshot_of(checkpoint)
-        save = partial(self._io.save_checkpoint, snapshot, path, storage_options)
-        self._submit(save)
+        self._begin(partial(self._io.save_checkpoint, snapshot, path, storage_options))
 
     @override
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
@@ -61,55 +67,85 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     def remove_checkpoint(self, path: Any) -> None:
         """Removes a checkpoint once pending writes are done; keeps it if one failed."""
         remove = partial(self._io.remove_checkpoint, path)
-        if self._pending is None:
+        if self._work is None:
             remove()
         else:
-            self._submit(partial(_after, self._pending, remove))
+            self._begin(remove)
 
     @override
     def teardown(self) -> None:
-        """Waits for pending writes and the end of the thread; can be called twice."""
-        thread, self._thread = self._thread, None
+        """Waits for pending writes; can be called twice."""
         try:
             self.wait()
         finally:
-            if thread is not None:
-                thread.join()
             self._io.teardown()
 
     def wait(self) -> None:
         """Waits until all files are on the disk; raises the error of a failed write."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        if (work := self._work) is None:
+            return
+        work.join()
+        self._work = None
+        if work.error is not None:
+            raise work.error
 
-    def _submit(self, action: Callable[[], None]) -> None:
-        self._pending, before = Future(), self._thread
-        work = partial(_fulfil, self._pending, action, before)
-        self._thread = Thread(target=work, name="adpsgd-save")
-        self._thread.start()
+    def _begin(self, action: Callable[[], None]) -> None:
+        self._work = _Work(action, after=self._work)
+        self._work.start()
 
 
-def _fulfil(done: Future[None], act: Callable[[], None], before: Thread | None) -> None:
-    """Acts once the thread before this one has ended."""
-    if before is not None:
-        before.join()
-    try:
-        done.set_result(act())
-    except BaseException as error:
-        done.set_exception(error)
+@final
+class _Work(Thread):
+    """A thread for one action, which begins once the work before it has succeeded."""
+
+    def __init__(self, action: Callable[[], None], after: "_Work | None") -> None:
+        super().__init__(name="adpsgd-save")
+        self._action, self._after = action, after
+        self.error: BaseException | None = None
+
+    @override
+    def run(self) -> None:
+        try:
+            if self._after is not None:
+                self._after.join()
+                if self._after.error is not None:
+                    raise self._after.error
+            self._action()
+        except BaseException as error:
+            self.error = error
+        finally:
+            del self._action  # its snapshot is as large as a checkpoint
+
+
+def save_for(
+    trainer: pl.Trainer | None,
+    checkpoint_io: BackgroundCheckpointIO,
+    checkpoint: dict[str, Any],
+    path: Any,
+    storage_options: Any = None,
+) -> None:
+    """Saves in the background, unless the file must be on the disk afterwards."""
+    if not must_wait(trainer, path):
+        checkpoint_io.save_in_background(checkpoint, path, storage_options)
+        return
+    interrupted = trainer is not None and trainer.interrupted
+    finish_saves(checkpoint_io, interrupted)
+    with _only_warns(interrupted):
+        checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
 
 
 def finish_saves(checkpoint_io: CheckpointIO, interrupted: bool) -> None:
-    """Waits until all files are on the disk, and ends the thread that writes.
+    """Waits until all files that are written in the background are on the disk."""
+    if isinstance(checkpoint_io, BackgroundCheckpointIO):
+        with _only_warns(interrupted):
+            checkpoint_io.wait()
 
-    If an exception has interrupted the training, a failed save is only a warning, so
-    that it does not hide the exception.
-    """
-    if not isinstance(checkpoint_io, BackgroundCheckpointIO):
-        return
+
+@contextmanager
+def _only_warns(interrupted: bool) -> Iterator[None]:
+    """Keeps the error of a save from hiding the one that interrupted the training."""
     try:
-        checkpoint_io.teardown()
+        yield
     except Exception as error:
         if not interrupted:
             raise
@@ -127,14 +163,9 @@ def must_wait(trainer: pl.Trainer | None, path: Any) -> bool:
     running = TrainerFn.FITTING, TrainerStatus.RUNNING
     if (trainer.state.fn, trainer.state.status) != running:
         return True
-    at_signal = os.path.basename(path).startswith("hpc_ckpt_")
-    return at_signal or any(uploads_checkpoints(logger) for logger in trainer.loggers)
-
-
-def uploads_checkpoints(logger: Any) -> bool:
-    """Whether a Lightning logger reads each checkpoint as soon as it is saved."""
-    names = ("_log_model", "_log_model_checkpoints")
-    return any(getattr(logger, name, False) for name in names)
+    uploads = "_log_model", "_log_model_checkpoints"
+    has = (getattr(one, name, False) for one in trainer.loggers for name in uploads)
+    return os.path.basename(path).startswith("hpc_ckpt_") or any(has)
 
 
 def snapshot_of(checkpoint: Any) -> Any:
@@ -154,8 +185,3 @@ def snapshot_of(checkpoint: Any) -> Any:
         return copies[key]
 
     return apply_to_collection(checkpoint, Tensor, copy)
-
-
-def _after(pending: "Future[None]", action: Callable[[], None]) -> None:
-    pending.result()
-    action()

@@ -32,8 +32,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from typing_extensions import override
 
 from lightning_adpsgd.coordination.gather import gather_weights_only
@@ -159,28 +157,6 @@ def read_shards(state: dict[str, Any], path: Path, strict: bool = True) -> None:
         raise RuntimeError(f"checkpoint {path} does not fit the model: {first}") from (
             error
         )
-
-
-def cut_like(whole: Any, own: Any) -> Any:
-    """A learner's shards of whole tensors, in nested dicts.
-
-    Args:
-        whole: nested dicts of whole tensors, as one file holds them.
-        own: this learner's values in the same places; where they are not shards, the
-            tensor stays whole.
-    """
-    if isinstance(whole, Mapping) and isinstance(own, Mapping):
-        return {name: cut_like(value, own.get(name)) for name, value in whole.items()}
-    if not (isinstance(whole, torch.Tensor) and isinstance(own, DTensor)):
-        return whole
-    mesh, placements = own.device_mesh, own.placements
-    lengths, begins = compute_local_shape_and_global_offset(own.shape, mesh, placements)
-    for dimension, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
-        whole = whole.narrow(dimension, begin, length)
-    part = whole.to(own.device, copy=True).contiguous()
-    return DTensor.from_local(
-        part, mesh, placements, run_check=False, shape=own.shape, stride=own.stride()
-    )
 
 
 def check_sums(path: Path, place: int, number: int) -> None:

@@ -182,6 +182,33 @@ def test_a_resume_with_another_number_starts_from_the_consensus(
         torch.testing.assert_close(start, consensus)
 
 
+def test_a_save_at_the_end_of_training_keeps_all_learners(tmp_path: Path) -> None:
+    """As of `ModelCheckpoint(save_last=True)` after an epoch that it did not save."""
+    path = tmp_path / "a.ckpt"
+
+    class SavesAtTheEnd(pl.Callback):
+        @override
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(path)
+
+    def program(rank: int) -> Tensor:
+        module = Random()
+        strategy = gossip(communication="sync", save_learners=True)
+        trainer = trainer_of(strategy, 2, callbacks=[SavesAtTheEnd()])
+        trainer.fit(module, DataLoader(Noisy(), 3))
+        strategy = gossip(communication="sync", save_learners=True)
+        more = trainer_of(strategy, 2, max_epochs=2)
+        more.fit(Random(), DataLoader(Noisy(), 3), ckpt_path=str(path))
+        assert more.global_step == 2 * NUM_BATCHES
+        return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+    consensus, same = values(learners(2, program))
+    assert consensus.equal(same)
+    kept = torch.load(path, weights_only=True)["lightning_adpsgd"]
+    assert [group["position"] for group in kept] == [None, None]
+    assert kept[0]["weights"][0].equal(kept[1]["weights"][0])
+
+
 @pytest.mark.usefixtures("of_two")
 def test_what_is_kept_is_plain_data(folder: Path) -> None:
     checkpoint = torch.load(folder / "within an epoch.ckpt", weights_only=True)

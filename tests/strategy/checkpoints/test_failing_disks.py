@@ -9,7 +9,6 @@ import pytest
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from lightning_adpsgd import files
 from lightning_adpsgd.strategy.checkpoints import io as checkpoint_io
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 
@@ -32,8 +31,8 @@ class Disk:
         self.pauses: list[float] = []
         self._write = checkpoint_io.write_checkpoint
         monkeypatch.setattr(checkpoint_io, "write_checkpoint", self.write)
-        monkeypatch.setattr(files.time, "sleep", self.sleep)
-        monkeypatch.setattr(files.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(checkpoint_io.time, "sleep", self.sleep)
+        monkeypatch.setattr(checkpoint_io.time, "monotonic", lambda: self.now)
 
     def write(self, value: Any, file: Any) -> None:
         if self.left:

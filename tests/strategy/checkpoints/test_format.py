@@ -46,7 +46,6 @@ from lightning_adpsgd.strategy.checkpoints.io import (
     check_file,
     flawed_loader,
 )
-from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
 from tests.helpers import PATIENCE_S
 from tests.learners import Linear, loader, trainer_of
 
@@ -224,7 +223,6 @@ def test_a_training_resumes_with_an_object_by_the_remedy_of_the_message(
     first = trainer_of("adpsgd", 1)
     first.fit(Keeps(), loader(2))
     first.save_checkpoint(path)
-    finish_saves(first.strategy.checkpoint_io, interrupted=False)
     with pytest.raises(UnsafeCheckpoint, match=r"TorchCheckpointIO\(\)"):
         trainer_of("adpsgd", 1).fit(Keeps(), loader(2), ckpt_path=path)
     module, plugins = Keeps(), [TorchCheckpointIO()]

@@ -19,8 +19,8 @@ from lightning_adpsgd.strategy.checkpoints.saving import (
     BackgroundCheckpointIO,
     finish_saves,
     must_wait,
+    save_for,
     snapshot_of,
-    uploads_checkpoints,
 )
 from tests.helpers import PATIENCE_S, until
 from tests.learners import Linear, gossip, loader, trainer_of
@@ -99,7 +99,7 @@ def test_training_goes_on_while_a_checkpoint_is_written() -> None:
     gate = Gate()
     beside = BackgroundCheckpointIO(gate)
     weights = torch.zeros(1)
-    beside.save_checkpoint({"w": weights}, "a.ckpt")
+    beside.save_in_background({"w": weights}, "a.ckpt")
     assert gate.begun.wait(PATIENCE_S)
     weights.add_(1)  # the next step
     assert gate.written == []
@@ -112,9 +112,9 @@ def test_training_goes_on_while_a_checkpoint_is_written() -> None:
 def test_one_checkpoint_at_most_is_on_its_way(meet: str) -> None:
     gate = Gate()
     beside = BackgroundCheckpointIO(gate)
-    beside.save_checkpoint({"n": 1}, "a.ckpt")
+    beside.save_in_background({"n": 1}, "a.ckpt")
     again: dict[str, Callable[[], Any]] = {
-        "save": lambda: beside.save_checkpoint({"n": 2}, "b.ckpt"),
+        "save": lambda: beside.save_in_background({"n": 2}, "b.ckpt"),
         "load": lambda: beside.load_checkpoint("a.ckpt"),
     }
     second = threading.Thread(target=again[meet])
@@ -130,9 +130,9 @@ def test_one_checkpoint_at_most_is_on_its_way(meet: str) -> None:
 @pytest.mark.parametrize("meet", ["save", "wait", "teardown"])
 def test_an_error_reaches_the_training_once_with_file_and_cause(meet: str) -> None:
     beside = BackgroundCheckpointIO(FullDisk())
-    beside.save_checkpoint({}, "folder/a.ckpt")
+    beside.save_in_background({}, "folder/a.ckpt")
     again: dict[str, Callable[[], None]] = {
-        "save": lambda: beside.save_checkpoint({}, "b.ckpt"),
+        "save": lambda: beside.save_in_background({}, "b.ckpt"),
         "wait": beside.wait,
         "teardown": beside.teardown,
     }
@@ -142,9 +142,50 @@ def test_an_error_reaches_the_training_once_with_file_and_cause(meet: str) -> No
     assert not saving_threads()
 
 
+def test_a_save_that_nobody_has_put_in_the_background_is_there_at_once(
+    tmp_path: Path,
+) -> None:
+    """As of Lightning's launcher, whose process ends right after its save."""
+    beside = BackgroundCheckpointIO(WholeCheckpointIO())
+    beside.save_checkpoint({"n": 1}, tmp_path / "a.ckpt")
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True) == {"n": 1}
+    assert not saving_threads()
+
+
+def test_an_error_in_the_foreground_is_raised_by_the_save_itself() -> None:
+    beside = BackgroundCheckpointIO(FullDisk())
+    with pytest.raises(OSError, match=r"No space left.*a\.ckpt"):
+        beside.save_checkpoint({}, "a.ckpt")
+    beside.teardown()
+
+
+def test_an_error_of_a_save_does_not_keep_an_interrupted_training_from_the_next() -> (
+    None
+):
+    written: list[str] = []
+
+    class FullOnce(FullDisk):
+        @override
+        def save_checkpoint(
+            self, checkpoint: Any, path: Any, storage_options: Any = None
+        ) -> None:
+            if path == "a.ckpt":
+                super().save_checkpoint(checkpoint, path)
+            written.append(path)
+
+    trainer: Any = SimpleNamespace(interrupted=True)
+    beside = BackgroundCheckpointIO(FullOnce())
+    beside.save_in_background({}, "a.ckpt")
+    with pytest.warns(UserWarning, match="No space left"):
+        save_for(trainer, beside, {}, "b.ckpt")
+    with pytest.warns(UserWarning, match="No space left"):
+        save_for(trainer, beside, {}, "a.ckpt")
+    assert written == ["b.ckpt"]
+
+
 def test_a_thread_ends_with_its_save_though_nobody_waits(tmp_path: Path) -> None:
     beside = BackgroundCheckpointIO(TorchCheckpointIO())
-    beside.save_checkpoint({"n": 1}, tmp_path / "a.ckpt")
+    beside.save_in_background({"n": 1}, tmp_path / "a.ckpt")
     until(lambda: not saving_threads(), "the end of the thread")
     assert beside.load_checkpoint(tmp_path / "a.ckpt") == {"n": 1}
 
@@ -157,7 +198,7 @@ def test_the_old_checkpoint_is_removed_after_the_new_one_is_there() -> None:
     gate = Gate()
     beside = BackgroundCheckpointIO(gate)
     beside.remove_checkpoint("nothing was on its way")
-    beside.save_checkpoint({}, "b.ckpt")
+    beside.save_in_background({}, "b.ckpt")
     beside.remove_checkpoint("a.ckpt")
     assert len(gate.removed) == 1
     gate.may_end.set()
@@ -168,24 +209,16 @@ def test_the_old_checkpoint_is_removed_after_the_new_one_is_there() -> None:
 
 def test_the_old_checkpoint_stays_if_the_new_one_could_not_be_written() -> None:
     beside = BackgroundCheckpointIO(FullDisk())
-    beside.save_checkpoint({}, "b.ckpt")
+    beside.save_in_background({}, "b.ckpt")
     beside.remove_checkpoint("a.ckpt")
     with pytest.raises(OSError, match="No space left"):
         beside.teardown()
 
 
-def test_loggers_that_read_the_file_are_known() -> None:
-    class Uploads:
-        _log_model = "all"
-
-    assert uploads_checkpoints(Uploads())
-    assert not uploads_checkpoints(object())
-
-
 class Uploads:
     """As a logger that uploads."""
 
-    _log_model = True
+    _log_model = "all"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +253,7 @@ def test_an_error_of_the_last_save_ends_the_training_or_is_a_warning(
 ) -> None:
     finish_saves(FullDisk(), interrupted)  # nothing is on its way there
     beside = BackgroundCheckpointIO(FullDisk())
-    beside.save_checkpoint({}, "a.ckpt")
+    beside.save_in_background({}, "a.ckpt")
     if interrupted:
         with pytest.warns(UserWarning, match="No space left"):
             finish_saves(beside, interrupted)

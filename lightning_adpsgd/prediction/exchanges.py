@@ -1,0 +1,146 @@
+"""The exchanges of super-learners that do not wait, once they have settled.
+
+A neighbourhood of a few super-learners is simulated on the event clock of the virtual
+cluster. It stands for any number, because exchanges reach only neighbours.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+
+from lightning_adpsgd.gossip.forms import LONG
+from lightning_adpsgd.topology.named import TOPOLOGIES
+from lightning_adpsgd.virtual.clock import Link
+from lightning_adpsgd.virtual.timeline import (
+    Asynchronous,
+    Begun,
+    Ended,
+    Event,
+    Scenario,
+    SimulatedExchange,
+    Stepped,
+)
+
+_LOCAL = 32  # super-learners of a neighbourhood
+_CROSSINGS = 12  # after which a neighbourhood has settled
+
+
+class Form(NamedTuple):
+    """An exchange with one wire dtype; in all learners of a super-learner together."""
+
+    dtype: torch.dtype
+    message_bytes: float
+    arithmetic: float  # seconds, for which a fast link waits
+    work: float  # processor seconds at one end
+
+
+class Seen(NamedTuple):
+    """What was exchanged in the steady state."""
+
+    exchanges: float  # per step of a super-learner
+    merging: float  # share of the steps that had something to merge
+    staleness: dict[int, float]  # share of the exchanges by their age
+    seconds: float  # of an exchange
+
+
+def observe(
+    forms: Sequence[Form],
+    scenario: Scenario,
+    weight_bytes: float,
+    step: float,
+    usual: float,
+) -> tuple[Form, Seen]:
+    """The form that the engine keeps to, and what is exchanged in it.
+
+    Args:
+        forms: what the engine chooses from, the widest first.
+        step: mean seconds of a step.
+        usual: median seconds of a step.
+    """
+    if scenario.num_super_learners == 1:
+        return forms[0], Seen(0.0, 0.0, {}, 0.0)
+    for form in forms[:-1]:
+        if _crossing_seconds(form, scenario) >= LONG * usual:
+            continue
+        seen = _watch(form, scenario, weight_bytes, step)
+        if seen.seconds < LONG * usual:
+            return form, seen
+    return forms[-1], _watch(forms[-1], scenario, weight_bytes, step)
+
+
+def _crossing_seconds(form: Form, scenario: Scenario) -> float:
+    """The least time of an exchange: its links are idle."""
+    size = scenario.super_learner_size
+    return _link(form, scenario).seconds(form.message_bytes / size)
+
+
+def _link(form: Form, scenario: Scenario) -> Link:
+    """The link of an exchange, as fast as its arithmetic allows."""
+    arithmetic = form.arithmetic
+    fastest = form.message_bytes / arithmetic if arithmetic else math.inf
+    return replace(scenario.link, bandwidth=min(scenario.link.bandwidth, fastest))
+
+
+def _watch(form: Form, scenario: Scenario, weight_bytes: float, step: float) -> Seen:
+    """The exchanges of a neighbourhood in the steady state."""
+    local = _neighbourhood(scenario, form)
+    num, size = local.num_super_learners, local.super_learner_size
+    crossing = _crossing_seconds(form, scenario)
+    num_peers = len(local.topology.part(0, num, 0).takes) - 1
+    # At first many ask at once; then they take turns.
+    begin = 10 * scenario.gossip_every * step
+    begin += max(2 * num_peers, _CROSSINGS) * crossing
+    timeline = Asynchronous(local, weight_bytes, form.message_bytes)
+    seen = itertools.takewhile(lambda event: event.seconds < 3 * begin, timeline)
+    late = int(size > 1)  # what a super-learner has gathered is merged a step later
+    return _count(seen, begin, late)
+
+
+def _neighbourhood(scenario: Scenario, form: Form) -> Scenario:
+    """A few super-learners instead of thousands, which exchanges cannot tell apart."""
+    num, topology = scenario.num_super_learners, scenario.topology
+    if num > _LOCAL and TOPOLOGIES.get(topology.name) is topology:
+        if topology is TOPOLOGIES["complete"]:
+            raise ValueError(
+                '`topology="complete"` with `communication="async"` asks S - 1 peers '
+                f"in each round: at most {_LOCAL} super-learners, got {num}"
+            )
+        num = _LOCAL
+    return replace(scenario, num_super_learners=num, link=_link(form, scenario))
+
+
+def _count(events: Iterable[Event], begin: float, late: int) -> Seen:
+    """Counts events from a time on, with ages as the engine counts them."""
+    steps, ages = Counter[int](), Counter[int]()
+    read: dict[SimulatedExchange, dict[int, int]] = {}
+    began, took = dict[SimulatedExchange, float](), list[float]()
+    waiting: dict[int, list[int]] = {}
+    num_steps = num_ends = num_merging = 0
+    for event in events:
+        counts = event.seconds >= begin
+        if isinstance(event, Begun):
+            read[event.exchange] = {i: steps[i] for i in event.exchange.ends}
+            began[event.exchange] = event.seconds
+        elif isinstance(event, Ended):
+            seconds = event.seconds - began.pop(event.exchange)
+            took += [seconds] * counts
+            for i, step in read.pop(event.exchange).items():
+                waiting.setdefault(i, []).append(step)
+                num_ends += counts
+        elif isinstance(event, Stepped):
+            i = event.super_learner
+            steps[i] += 1
+            merged = waiting.pop(i, [])
+            if counts:
+                num_steps += 1
+                num_merging += bool(merged)
+                ages.update(steps[i] - step + late for step in merged)
+    shares = {age: count / ages.total() for age, count in sorted(ages.items())}
+    mean = fmean(took) if took else math.inf
+    return Seen(num_ends / num_steps, num_merging / num_steps, shares, mean)

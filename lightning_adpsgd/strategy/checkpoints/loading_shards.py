@@ -1,0 +1,87 @@
+"""Loads the shards of a model and its optimizers, from a folder or from one file."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.optim import Optimizer
+
+from lightning_adpsgd.strategy.checkpoints.sharded import has_optimizer, read_shards
+
+Source = Path | Mapping[str, Any]
+"""A checkpoint to load from: its folder, or the contents of one file."""
+
+
+def load_weights(model: nn.Module, source: Source, strict: bool) -> None:
+    """Loads a learner's shards of the weights.
+
+    Args:
+        strict: whether the checkpoint must have all weights of the model and no others.
+    """
+    state = get_model_state_dict(model)
+    if isinstance(source, Path):
+        read_shards({"state_dict": state}, source, strict)
+    else:
+        state = _cut_like(source["state_dict"], state)
+    set_model_state_dict(model, state, options=StateDictOptions(strict=strict))
+
+
+def load_optimizers(
+    model: nn.Module, source: Source, optimizers: Iterable[Optimizer]
+) -> None:
+    """Loads a learner's shards of the optimizer states.
+
+    Raises:
+        KeyError: The checkpoint has no state of one of them.
+    """
+    for number, optimizer in enumerate(optimizers):
+        own = get_optimizer_state_dict(model, optimizer)
+        if isinstance(source, Path):
+            if not has_optimizer(source, number):
+                raise KeyError(f"{source} has no state of optimizer {number}")
+            state = {f"optimizer_{number}": own}
+            # Not strict: a scheduler may have given it options since.
+            read_shards(state, source, strict=False)
+            (own,) = state.values()
+        else:
+            by_name = FullyShardedDataParallel.rekey_optim_state_dict(
+                source["optimizer_states"][number],
+                OptimStateKeyType.PARAM_NAME,
+                model,
+            )
+            own = _cut_like(by_name, own)
+        set_optimizer_state_dict(model, optimizer, own)
+
+
+def _cut_like(whole: Any, own: Any) -> Any:
+    """A learner's shards of whole tensors, in nested dicts.
+
+    Args:
+        whole: nested dicts of whole tensors, as one file holds them.
+        own: this learner's values in the same places; where they are not shards, the
+            tensor stays whole.
+    """
+    if isinstance(whole, Mapping) and isinstance(own, Mapping):
+        return {name: _cut_like(value, own.get(name)) for name, value in whole.items()}
+    if not (isinstance(whole, torch.Tensor) and isinstance(own, DTensor)):
+        return whole
+    mesh, placements = own.device_mesh, own.placements
+    lengths, begins = compute_local_shape_and_global_offset(own.shape, mesh, placements)
+    for dimension, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
+        whole = whole.narrow(dimension, begin, length)
+    part = whole.to(own.device, copy=True).contiguous()
+    return DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=own.shape, stride=own.stride()
+    )

@@ -1,0 +1,102 @@
+"""Makes the job of a module, in all learners together."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from lightning_utilities.core.rank_zero import rank_zero_info
+from torch import nn
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.utils import _sync_module_states
+
+from lightning_adpsgd.coordination.gather import number_from_learner_0
+from lightning_adpsgd.coordination.groups import Groups, make_groups
+from lightning_adpsgd.coordination.startup.checks import check_same_layout
+from lightning_adpsgd.dials import Dials
+from lightning_adpsgd.mixing.super_learner import gather_shards
+from lightning_adpsgd.strategy.engines import (
+    mixes_on_device,
+    sections_between,
+    super_learner_of,
+    weights_of,
+)
+from lightning_adpsgd.strategy.job import NAMESPACE, Job
+from lightning_adpsgd.topology.partition import Partition
+from lightning_adpsgd.weights.flat import Weights
+from lightning_adpsgd.weights.shards import LocalShards, local_part
+
+_BROADCAST_BYTES = 250 * 1024 * 1024
+
+
+def set_up_job(
+    module: nn.Module,
+    dials: Dials,
+    partition: Partition,
+    on_reload: Callable[[], None] = lambda: None,
+) -> Job:
+    """Makes the job of a module; a collective over the default process group.
+
+    Afterwards every learner has the weights of learner 0, as under DDP. They are views
+    of one vector per dtype, unless they are shards. The module must already be on its
+    final device and in its final dtype.
+
+    Raises:
+        ValueError: The topology does not exist for this number of super-learners, or
+            the model cannot be flattened.
+        StartUpError: The models of the learners differ.
+    """
+    dials.topology.check_size(partition.num_super_learners)
+    flat = weights_of(module, dials, partition)
+    rank, num_learners = dist.get_rank(), dist.get_world_size()
+    store = _own_store(flat.device)
+    layout = flat.layout()
+    check_same_layout(store, rank, num_learners, layout, dials.start_patience)
+    on_device = mixes_on_device(dials, partition, flat.device)
+    sections = sections_between(flat, partition)
+    in_background = dials.communication == "async"
+    groups = make_groups(
+        partition, dials.timeout, flat.device, on_device, sections, in_background
+    )
+    _take_first_weights(module, flat, groups, dials.timeout)
+    _tell_of_frozen(module, dials)
+    job = Job(dials, flat, groups, store, on_reload)
+    job.coordinator.start()
+    return job
+
+
+def _tell_of_frozen(module: nn.Module, dials: Dials) -> None:
+    frozen = sum(w.numel() for w in module.parameters() if not w.requires_grad)
+    trained = sum(w.numel() for w in module.parameters() if w.requires_grad)
+    if frozen > trained and dials.exchange_frozen:
+        rank_zero_info(
+            f"{frozen} weights are frozen and {trained} are trained; all are averaged. "
+            "`exchange_frozen=False` leaves the frozen ones out, if they stay frozen"
+        )
+
+
+@torch.no_grad()
+def _take_first_weights(
+    module: nn.Module, weights: Weights, groups: Groups, timeout: timedelta
+) -> None:
+    if not isinstance(weights, LocalShards):
+        world = dist.distributed_c10d._get_default_group()
+        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        _sync_module_states(module, world, _BROADCAST_BYTES, 0, ignored)
+        return
+    group = super_learner_of(weights, groups)
+    sections = group.own(weights.vectors)
+    for shards, owners in zip(sections, groups.counterparts, strict=True):
+        for shard in shards:
+            dist.broadcast(shard, group=owners, group_src=0)
+    gather_shards(weights.vectors, group, timeout)
+    for buffer in module.buffers():
+        dist.broadcast(local_part(buffer), 0)
+
+
+def _own_store(device: torch.device) -> Store:
+    root = dist.distributed_c10d._get_default_store()
+    # Each job of a process group has keys of its own.
+    count = PrefixStore(NAMESPACE, root)
+    run = count.add("runs", 1) if dist.get_rank() == 0 else 0
+    return PrefixStore(f"{NAMESPACE}/{number_from_learner_0(run, device)}", root)
