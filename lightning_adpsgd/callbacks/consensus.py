@@ -103,11 +103,11 @@ class ConsensusMonitor(Monitor):
     its own batches.
 
     `gradients` adds `effective_lr`, `effective_lr_share` (of the learning rate) and
-    `noise_strength` of arXiv 2112.01433. Their batches come from the start of training:
-    one for the noise, a different one at each validation, and the others in two halves
-    for g_a and g. (The latest batches are unsuitable, because a step has just reduced
-    their losses.) `gradient_agreement` shows whether there were enough batches to
-    measure g: 1 at best, 0 at worst.
+    `noise_strength` of arXiv 2112.01433. They use the first `gradients` + 1 training
+    batches, which are kept. At each validation another of them measures the noise; the
+    others, in two halves, give g_a and g. (The latest batches are unsuitable, because a
+    step has just reduced their losses.) `gradient_agreement` shows whether there were
+    enough batches to measure g: 1 at best, 0 at worst.
 
     These figures describe plain SGD. Momentum and clipping are ignored, and the rate is
     that of the first parameter group.

@@ -42,8 +42,8 @@ class GossipMonitor(Monitor):
     learners).
 
     Ages are taken from the asynchronous engine at the start of the validation.
-    Staleness is counted from the start of training. Figures that a strategy lacks are
-    left out.
+    Staleness covers the training so far, not only the time since the last validation.
+    Figures that a strategy lacks are left out.
 
     Attributes:
         records: One record per learner, from the last validation.

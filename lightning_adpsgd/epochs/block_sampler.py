@@ -1,7 +1,8 @@
 """Orders of very many samples, each part of which is computed when it is needed.
 
-torch's samplers list an epoch: 34 million chunks of speech are a gigabyte of Python's
-integers in every learner. Here an epoch is a function from place to sample:
+torch's samplers list the whole epoch. For 34 million chunks of speech that is a
+gigabyte of Python's integers in every learner. Here an epoch is a function from place
+to sample:
 
     place  ->  a permutation within its window  ->  a permutation of blocks  ->  sample
 

@@ -180,7 +180,9 @@ class Lease:
     def apply(self, plan: Plan) -> int:
         """Records that a plan was carried out; counts new units trained on twice."""
         if plan.ledger.terms != self.ledger.terms and not self.is_fresh:
-            raise OtherTerms("the answer came after the epoch had begun without it")
+            raise OtherTerms(
+                "the rendezvous answered too late: the epoch has begun without it"
+            )
         self.ledger, self.is_fresh, self._share = plan.ledger, False, None
         self._revisions[plan.ledger.life] = plan.ledger.revision
         lost = set(numbers(plan.lost))

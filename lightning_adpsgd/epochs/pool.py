@@ -4,9 +4,9 @@ A separate thread maintains this island's part of the ledger (`ledger`) and clai
 ahead of need; the training thread takes them.
 
 An epoch ends when no unit is left and every island has asked for more and got none.
-Until then, units of a dead island may be returned. So the training thread waits once in
-an epoch, with one batch in hand, for islands that are not as far. It does not wait for
-a dead island (by the member list), for the rendezvous, or forever.
+Until then, units of a dead island may be returned. So at its last batch the training
+thread waits once for the islands that are not as far. It does not wait for a dead
+island (by the member list), for the rendezvous, or forever.
 
 While the rendezvous cannot be reached, an island continues on its own. The epoch is cut
 into stretches, which belong to the members in turn. From the units that it knows to be
@@ -50,8 +50,9 @@ class PoolTimeouts:
         wait_s: seconds between two reads while the training thread waits.
         answer_s: seconds without an answer from the rendezvous, after which training
             continues without it.
-        end_s: the same near the end of an epoch, where others may soon take the same
-            units; also applies to an island never seen among the members.
+        end_s: as `answer_s`, but near the end of an epoch, where others may soon take
+            the same units. Also the time for which an island that was never seen among
+            the members is waited for.
         start_s: seconds to wait in the first epoch for the ledger of other islands.
         slowest_s: seconds to wait for live islands that do not reach the end of an
             epoch.

@@ -3,7 +3,7 @@
 The member list says which islands are present, a topology says who asks whom, and this
 module connects them accordingly. It dials the peers to ask, disconnects others, and
 leaves a member that cannot be reached out of the topology, whatever the list says. Such
-a member is redialed, after twice the time each time. Two islands that know different
+a member is dialed again after pauses that double. Two islands that know different
 members for a while at worst miss exchanges, because any island that connects is
 answered.
 

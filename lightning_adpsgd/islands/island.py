@@ -350,10 +350,10 @@ class Island:
             return
         if self._group.size > 1:
             raise RuntimeError(
-                f"an island of {self._group.size} learners was stopped for so long "
-                "that the others went on without it, or they train from other weights: "
-                "start it again (with `torchrun --max-restarts`, say), so that it "
-                "begins with theirs"
+                f"the others went on without this island of {self._group.size} "
+                "learners: it was stopped for too long, or trains from other weights. "
+                "Start it again (with `torchrun --max-restarts`, say): it then begins "
+                "with theirs"
             )
         origin = self.membership.member.origin
         # Without an origin, it is not refused the weights of another training.

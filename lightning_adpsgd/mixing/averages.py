@@ -1,4 +1,4 @@
-"""The arithmetic of averages, the same for all modes, so that rounding agrees."""
+"""The arithmetic of averages in rounds, the same for all, so that rounding agrees."""
 
 import cmath
 from collections.abc import Iterable, Mapping, Sequence

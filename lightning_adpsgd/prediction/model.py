@@ -40,7 +40,7 @@ class Workload:
         local_batch_size: number of samples in a step of one learner.
         wire_dtype: what a weight is sent as in "async", a dtype or its name; None:
             float32. "auto" is the widest of float32, int8 and int4 that the engine
-            keeps to (`gossip.forms.FormChoice`).
+            settles on (`gossip.forms.FormChoice`).
         backward: share of a step's time in which gradients become ready, in [0, 1].
     """
 
@@ -59,19 +59,22 @@ class Workload:
 
 @dataclass(frozen=True)
 class Costs:
-    """The processor time of communication, in seconds per byte of the weights.
+    """The processor time of communication.
+
+    Where nothing else is said, it is in seconds per byte of the weights.
 
     Args:
         round: work of a synchronous round that its links do not hide.
         gradient: work of a DDP step that links and the backward pass do not hide.
-        exchange: arithmetic of an exchange, for which a fast link waits.
+        exchange: arithmetic of an exchange in float32, which limits its speed on a fast
+            link.
         lattice: the same, where a weight is sent in 8 or 4 bits.
         merge: work of a step boundary with a merge.
-        step: seconds (not per byte) that a step takes longer if learners that share
-            cores make it at the same moment.
-        work: processor work of an exchange of float32 at one end, `exchange` included,
-            in addition to training. What is not arithmetic shrinks with the bytes.
-        cores: number of cores of a learner; a fraction if it shares them.
+        step: seconds (not per byte) that each step takes longer if learners that share
+            cores compute at the same time.
+        work: processor work of an exchange in float32 at one end, `exchange` included,
+            in addition to training. The rest of it is in proportion to the bytes sent.
+        cores: number of cores (not seconds) of a learner; a fraction if it shares them.
         busy: average number of these cores that a step keeps busy.
         machine_cores: number of cores of the machine, including other learners'.
     """
@@ -145,7 +148,8 @@ def predict(
     Args:
         num_super_learners: S.
         super_learner_size: N.
-        communication: as for the strategies; "allreduce" is DDP over all learners.
+        communication: "sync", "delay_by_one" or "async" as for the strategies, or
+            "allreduce", which is DDP over all learners.
         cpu_share: largest share of the training time that exchanges may take in
             "async".
 

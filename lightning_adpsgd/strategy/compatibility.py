@@ -82,9 +82,8 @@ def check_island(super_learner_size: int, world_size: int, sizes: Any = ()) -> N
     """Refuses an island that is not one super-learner, or has an unlisted size."""
     if isinstance(sizes, tuple) and sizes and world_size not in sizes:
         raise ValueError(
-            "`super_learner_size` must hold the number of learners of this island, "
-            f"{world_size}: with `islands` it has all sizes that they may have; got "
-            f"{sizes}"
+            "`super_learner_size` must list every size that an island may have; this "
+            f"one has {world_size} learners, got {sizes}"
         )
     if super_learner_size != world_size:
         raise ValueError(

@@ -137,7 +137,7 @@ def sections_between(weights: Weights, partition: Partition) -> list[Section] | 
         if {section.owners[s] for section in sections} != {*range(size)}:
             raise ValueError(
                 f"`super_learner_size` must leave each learner some weights, got {size}"
-                " for a model with fewer rows in all of its weights"
+                ": the weights have too few rows for all of them; make it smaller"
             )
     return sections
 

@@ -127,9 +127,9 @@ class HADPSGDOptions(_DDPStrategy):
             wire_dtype: dtype in which "async" and "ready_pairs" send weights, or its
                 name: a floating-point type such as "bfloat16", or `torch.int8` or
                 "int4" for that many bits per weight on a lattice. None: the dtype
-                of the weights. "auto": the same, but 8 or 4 bits per weight with a peer
-                with which an exchange would otherwise take longer than half an
-                optimizer step. Averages are always computed in float32 or better.
+                of the weights. "auto": as None, but 8 or 4 bits per weight for a peer
+                to which an exchange in full width takes more than half an optimizer
+                step. Averages are always computed in float32 or better.
             exchange_frozen: whether weights that are frozen when training begins are
                 averaged too. False: they do not travel, and must stay frozen, as in
                 fine-tuning with adapters.
@@ -139,9 +139,10 @@ class HADPSGDOptions(_DDPStrategy):
                 batches as fast as it can; for "async" and "ready_pairs" with a Trainer.
                 True: each sample is used once per epoch, with `islands` once among all
                 islands. False: all learners get equal shares, and each island samples
-                independently. None: the epoch is a pool if Lightning would otherwise
-                deal equal shares, unless something counts the batches of one learner
-                (docs/work-sharing.md); islands sample independently.
+                independently. None: learners share the epoch where Lightning would
+                otherwise insert a DistributedSampler. They do not with `islands`, or
+                where something counts the batches of one learner, such as `max_steps`
+                (docs/work-sharing.md).
             after_evaluation: "restore" puts the local weights back after an evaluation
                 of the mean, "adopt" continues from the mean.
             save_learners: whether a checkpoint also holds the state of every learner:

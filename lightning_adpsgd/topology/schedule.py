@@ -107,9 +107,9 @@ def check_any_size(topology: Topology) -> None:
             topology.check_size(size)
         except ValueError as error:
             raise ValueError(
-                "`topology` must exist for any number of super-learners with "
-                f"`islands`, where they come and go, got {topology.name!r}, which does "
-                f"not for {size}: {error}"
+                "`topology` must exist for any number of super-learners, because "
+                f"`islands` come and go; got {topology.name!r}, which fails for {size}"
+                f": {error}"
             ) from None
 
 

@@ -101,11 +101,11 @@ class Topology:
         """The peers that `index` asks for an exchange in its own round number `round`.
 
         Unsynchronised learners do not share a round number, so an end answers in any
-        round. The ends take turns by the parity of the round's binary digits. At equal
-        speeds, that makes one exchange per edge and round. If one end is slow, it still
-        makes one in two rounds of the faster end. (With the parity of the round itself,
-        an edge of every second round would always be asked by the same end.) On a
-        one-way edge, the end that takes asks.
+        round. The ends take turns by the parity of the number of ones in the round's
+        binary form. At equal speeds, that makes one exchange per edge and round. If one
+        end is slow, the pair still exchanges in every second round of the faster end.
+        (With the parity of the round itself, an edge of every second round would always
+        be asked by the same end.) On a one-way edge, the end that takes asks.
         """
         key = (index, num_super_learners, round, seed)
         takes, gives = self.part(*key)

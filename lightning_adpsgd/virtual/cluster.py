@@ -64,7 +64,7 @@ class ClusterOptions(TypedDict, total=False):
 class VirtualCluster:
     """S super-learners of N learners each, in one process and on one device.
 
-    One super-learner of all learners is the control: synchronous SGD with allreduce.
+    `num_super_learners=1` is the control: synchronous SGD with allreduce.
 
     Args:
         module: LightningModule (its `training_step` and `configure_optimizers` are
@@ -74,7 +74,8 @@ class VirtualCluster:
         num_super_learners: S.
         super_learner_size: N.
         topology: as for `HADPSGDStrategy`.
-        communication: as for `HADPSGDStrategy`, with simulated seconds.
+        communication: as for `HADPSGDStrategy`; `ReadyPairs.max_wait` is in simulated
+            seconds.
         loss: ``loss(module, batch)``, a mean over the batch; by default the module's
             training step.
         optimizer: ``optimizer(parameters)``; by default what the module configures.

@@ -13,10 +13,10 @@ had, and both ends of an exchange use what they read, so that the sum stays the 
 
 The units, from large to small: a vector holds all weights of one dtype. A shard is the
 1/N of it that one of N learners exchanges, in one tensor or several. A chunk is the
-content of one message. A part lies in one tensor and fits into a core's cache (on a GPU
-it may be as long as a chunk). A part that was not exchanged costs a step boundary
-nothing. If w is in half precision, the rounding error of ``w + d`` stays in d, so that
-merges never lose it. Nothing here communicates.
+most that one message carries. A part lies in one tensor and fits into a core's cache
+(on a GPU it may be as long as a chunk). A part that was not exchanged costs a step
+boundary nothing. If w is in half precision, the rounding error of ``w + d`` stays in d,
+so that merges never lose it. Nothing here communicates.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The input of the Gaussian mixtures, from log-mel frames; the network takes those.
+"""The input of the Gaussian mixtures, not of the network, from log-mel frames.
 
 It is either cepstra with their slopes, or the cepstra of several adjacent frames,
 projected onto the directions that separate the states (`lda`).

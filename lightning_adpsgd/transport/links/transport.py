@@ -154,8 +154,8 @@ class LinkTransport(Transport):
     @override
     def post_mean(self, vector: Tensor) -> Pending:
         raise RuntimeError(
-            "links have no mean over all super-learners: `communication` must be "
-            "'async' with `islands`"
+            "`communication` must be 'async' with `islands`, which have no mean over "
+            "all super-learners"
         )
 
     def _dial(
@@ -242,7 +242,7 @@ class _Lanes:
         if connection is None:
             raise PeerLost(peer, f"using lane {lane}", "it is not connected")
         if used is not connection:
-            raise PeerLost(peer, f"using lane {lane}", "it was connected anew")
+            raise PeerLost(peer, f"using lane {lane}", "the peer has connected again")
         self._used.connections[key] = connection
         return connection
 
@@ -257,7 +257,7 @@ class _Lanes:
             self._connections[key] = Connection(sock, peer, was_told)
             self._whose[key] = whose
         if old is not None:
-            old.break_off("it was connected anew")
+            old.break_off("the peer has connected again")
 
     def holder(self, peer: int, lane: int) -> str:
         """The incarnation of the peer whose lane is connected; empty if none is."""
