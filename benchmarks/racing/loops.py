@@ -31,7 +31,8 @@ from benchmarks.racing.course import Course, Finish, Heat, weights_of
 from benchmarks.racing.problems import MOMENTUM, Paced
 from benchmarks.workload import Batch, loss
 
-PATIENCE, UNTIL_NOTICED = timedelta(seconds=30), timedelta(seconds=3)
+# Longer than the others wait for one that is slow, at periods that are worth a try.
+PATIENCE, UNTIL_NOTICED = timedelta(seconds=60), timedelta(seconds=3)
 OUTER_RATE = 0.7  # of DiLoCo, with Nesterov's momentum, as its authors recommend
 POWER_RANK, PLAIN_STEPS = 2, 10  # of PowerSGD: its rank, and steps before it begins
 ONE_BUCKET_MB = 1000.0
