@@ -297,7 +297,9 @@ class IslandPool(ServiceThread):
         for _ in range(_TRIES):
             found = _parsed(signatures.read(text, key), lease)
             if found is None:
-                text = self._begin_anew(store, key, text, lease)
+                with self._state:
+                    known = lease.ledger.begun_anew(self.own, uuid.uuid4().hex)
+                text = _put(store, key, text, signatures.sign(known.to_json(), key))
                 continue
             with self._state:
                 plan = lease.plan(found, self._gone(found))
@@ -326,16 +328,12 @@ class IslandPool(ServiceThread):
         if lease.number in self._written:
             # This one has a time limit of its own, also where the link is cut.
             return _text(store, key)
-        text = self._begin_anew(store, key, "", lease)
-        self._written.add(lease.number)
-        return text
-
-    def _begin_anew(self, store: Store, key: str, text: str, lease: Lease) -> str:
-        """Writes this island's ledger in the place of a text; returns what is there."""
         with self._state:
             known = lease.ledger.begun_anew(self.own, uuid.uuid4().hex)
         wanted = self._rendezvous.signatures.sign(known.to_json(), key)
-        return store.compare_set(key, text, wanted).decode("utf-8", "replace")
+        text = _put(store, key, "", wanted)
+        self._written.add(lease.number)
+        return text
 
     def _applied(self, lease: Lease, plan: Plan) -> None:
         with self._state:
@@ -393,6 +391,10 @@ def _parsed(text: str | None, lease: Lease) -> Ledger | None:
     except ValueError as error:
         _log.warning("the pool of batches starts over: %s", error)
         return None
+
+
+def _put(store: Store, key: str, text: str, wanted: str) -> str:
+    return store.compare_set(key, text, wanted).decode("utf-8", "replace")
 
 
 def _text(store: Store, key: str) -> str:

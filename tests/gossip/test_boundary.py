@@ -29,6 +29,7 @@ from tests.helpers import (
     PATIENCE_S,
     engine_threads,
     engines,
+    engines_of_super_learners,
     random_rows,
     running,
     take_first,

@@ -80,7 +80,7 @@ def test_an_island_is_one_super_learner() -> None:
     with pytest.raises(ValueError, match=r"`super_learner_size` must be .* 4.*got 2"):
         check_island(2, 4)
     check_island(4, 4, (2, 4))
-    with pytest.raises(ValueError, match=r"of this island, 3.*got \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"has 3 learners, got \(2, 4\)"):
         check_island(3, 3, (2, 4))
 
 
