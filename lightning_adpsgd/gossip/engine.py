@@ -63,7 +63,12 @@ from lightning_adpsgd.mixing.super_learner import (
 )
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.transport.base import PeerLost, Transport
-from lightning_adpsgd.weights.replica import PART_ELEMENTS, Replica, as_real
+from lightning_adpsgd.weights.replica import (
+    CHUNK_ELEMENTS,
+    PART_ELEMENTS,
+    Replica,
+    as_real,
+)
 from lightning_adpsgd.weights.streams import has_streams
 
 _log = logging.getLogger(__name__)
@@ -91,7 +96,7 @@ class GossipOptions:
     max_staleness: int | None = None
     timeout: timedelta = timedelta(minutes=5)
     cpu_share: float = 1.0
-    chunk_elements: int = 1 << 20
+    chunk_elements: int = CHUNK_ELEMENTS
     part_elements: int = PART_ELEMENTS
     in_pairs: bool = False
     max_wait: float | None = None

@@ -29,6 +29,7 @@ from lightning_adpsgd.transport.base import (
     one_behind,
 )
 from lightning_adpsgd.weights.replica import (
+    CHUNK_ELEMENTS,
     as_real,
     averaging_dtype,
     places_in,
@@ -88,7 +89,7 @@ class RoundMixer:
         group: SuperLearnerGroup,
         schedule: Schedule,
         timeout: timedelta,
-        chunk_elements: int = 1 << 20,
+        chunk_elements: int = CHUNK_ELEMENTS,
         further: Sequence[Transport] = (),
     ) -> None:
         self._vectors = [as_real(vector) for vector in vectors]

@@ -27,6 +27,7 @@ from typing_extensions import override
 from lightning_adpsgd.coordination.failures import SuperLearnerBroken
 from lightning_adpsgd.weights.flat import shard
 from lightning_adpsgd.weights.replica import (
+    CHUNK_ELEMENTS,
     Chunk,
     Replica,
     as_real,
@@ -45,7 +46,6 @@ from lightning_adpsgd.weights.streams import (
 from lightning_adpsgd.weights.worker import BackgroundWorker, InlineWorker
 
 T = TypeVar("T")
-_CHUNK = 1 << 20  # elements of a message of weights
 
 
 class SuperLearnerGroup:
@@ -148,7 +148,7 @@ def gather_shards(
     for owner in range(holders.size):
         sections = holders.exchanged_by(owner, vectors)
         for run in runs_of_one_dtype(chain.from_iterable(sections)):
-            for pieces in in_chunks(run, _CHUNK):
+            for pieces in in_chunks(run, CHUNK_ELEMENTS):
                 _share(pieces, owner, holders, timeout)
 
 

@@ -196,7 +196,7 @@ def _check(workload: Workload, communication: str, cpu_share: float) -> None:
 def _in_step(
     workload: Workload, scenario: Scenario, costs: Costs, mode: Mode
 ) -> Prediction:
-    num_learners = scenario.num_super_learners * scenario.super_learner_size
+    num_learners = scenario.num_learners
     rate = 1 / _step_seconds(workload, scenario, costs, mode)
     computed = scenario.compute.seconds * _mean_factor(scenario)
     work = _boundary_seconds(workload, scenario, costs, mode)
@@ -221,7 +221,7 @@ def _step_seconds(
     hidden = mode == "delay_by_one"
     num_bytes = workload.weight_bytes
     ends = lockstep(scenario, num_bytes, hidden, boundary_seconds=boundary)
-    learners = scenario.num_super_learners * scenario.super_learner_size
+    learners = scenario.num_learners
     most = _MEASURED * max(1, _LEARNER_ROUNDS // (_MEASURED * learners))
     settled, measured = (scenario.gossip_every * n for n in (_SETTLED, most))
     first, last = itertools.islice(ends, settled, settled + measured + 1, measured)
@@ -232,7 +232,7 @@ def _boundary_seconds(
     workload: Workload, scenario: Scenario, costs: Costs, mode: Mode
 ) -> float:
     """The mean processor work of a step boundary, with or without a round."""
-    if scenario.num_super_learners * scenario.super_learner_size == 1:
+    if scenario.num_learners == 1:
         return 0.0
     if mode == "allreduce" or scenario.num_super_learners == 1:
         return costs.step
@@ -257,7 +257,7 @@ def _as_one(workload: Workload, scenario: Scenario) -> Scenario:
 
 
 def _mean_factor(scenario: Scenario) -> float:
-    num = scenario.num_super_learners * scenario.super_learner_size
+    num = scenario.num_learners
     slow = [f for learner, f in scenario.compute.slow.items() if learner < num]
     return (num - len(slow) + sum(slow)) / num
 
@@ -283,7 +283,7 @@ def _without_waiting(
     computed = _alone(free, num_bytes)
     rate = sum(1 / (g + added) for g in gradients) / len(gradients)
     exposed = [(g - c) / (g + added) for g, c in zip(gradients, computed, strict=True)]
-    learners = scenario.num_super_learners * scenario.super_learner_size
+    learners = scenario.num_learners
     return Prediction(
         samples_per_second=rate * learners * workload.local_batch_size,
         steps_per_second=rate,

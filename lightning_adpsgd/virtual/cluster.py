@@ -134,7 +134,7 @@ class VirtualCluster:
     @property
     def num_learners(self) -> int:
         """L = S N, the number of learners."""
-        return self.scenario.num_super_learners * self.scenario.super_learner_size
+        return self.scenario.num_learners
 
     def weights(self) -> list[Tensor]:
         """The weights of all super-learners as rows, [S, P] for each dtype."""

@@ -27,10 +27,9 @@ from lightning_adpsgd.mixing.super_learner import (
 )
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.virtual.timeline import SimulatedExchange
-from lightning_adpsgd.weights.replica import Part, Replica
+from lightning_adpsgd.weights.replica import CHUNK_ELEMENTS, Part, Replica
 from lightning_adpsgd.weights.worker import InlineWorker
 
-_CHUNK_ELEMENTS = 1 << 20
 _NO_WAIT = timedelta()  # nothing is waited for
 
 
@@ -48,7 +47,7 @@ class CommunicationSide:
         self._order = order
         # Each vector is a section, so that none shares a chunk with another.
         counts, state = [1] * len(vectors), threading.Condition()
-        self.replica = Replica(vectors, _CHUNK_ELEMENTS, state, counts)
+        self.replica = Replica(vectors, CHUNK_ELEMENTS, state, counts)
         kind = ShardGather if num_learners > 1 else MergeAlone
         self._merger = kind(
             vectors, self.replica, SuperLearnerGroup(), _NO_WAIT, InlineWorker()

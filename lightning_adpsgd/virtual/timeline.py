@@ -68,6 +68,11 @@ class Scenario:
     def __post_init__(self) -> None:
         self.schedule()
 
+    @property
+    def num_learners(self) -> int:
+        """The number of all learners."""
+        return self.num_super_learners * self.super_learner_size
+
     def schedule(self) -> Schedule:
         """The mixing matrices."""
         size = self.num_super_learners

@@ -33,6 +33,8 @@ from lightning_adpsgd.weights.streams import Guard, has_streams
 PART_ELEMENTS = 1 << 18
 """The most elements of a part. Fewer parts cost less work each time, but for larger
 ones the system provides new memory in each exchange of a thread."""
+CHUNK_ELEMENTS = 1 << 20
+"""The most elements of a chunk, and so of a message."""
 
 # Tries for a snapshot of one moment: an optimizer may end between two of them.
 _TRIES, _PAUSE_S = 50, 0.002
