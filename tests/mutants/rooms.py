@@ -34,7 +34,7 @@ class Room(NamedTuple):
 
 
 _ISLANDS = (
-    "islands/test_[cmt]*.py",
+    "islands/test_[cmpt]*.py",
     "islands/test_waiting.py",
     "islands/test_[rs]*.py",
     "islands/test_islands.py",
@@ -67,7 +67,10 @@ ROOMS = {
         ),
         ("transport/links/test_*.py",),
     ),
-    "list": Room(("islands/member*.py", "islands/signatures.py"), _ISLANDS),
+    "list": Room(
+        ("islands/member*.py", "islands/peer_status.py", "islands/signatures.py"),
+        _ISLANDS,
+    ),
     "islands": Room(
         (
             "islands/island.py",
