@@ -28,7 +28,11 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_adpsgd.strategy.agreement import Agreement
-from lightning_adpsgd.strategy.compatibility import callbacks_of, validates_by_time
+from lightning_adpsgd.strategy.compatibility import (
+    callbacks_of,
+    save_period,
+    validates_by_time,
+)
 from lightning_adpsgd.strategy.job import END_OF_TRAINING, Job
 from lightning_adpsgd.strategy.overrides import Overrides
 
@@ -78,7 +82,7 @@ class _SaveClock:
         self._arguments = arguments
 
     def due(self) -> bool:
-        interval = self._checkpoint._train_time_interval
+        interval = save_period(self._checkpoint, "train_time_interval")
         last = self._checkpoint._last_time_checked
         if interval is None or last is None:
             return False
@@ -288,7 +292,7 @@ def describe_clocks(trainer: pl.Trainer) -> str:
 
 def _has_a_clock(callback: Any) -> bool:
     if isinstance(callback, ModelCheckpoint):
-        return bool(callback._train_time_interval)
+        return save_period(callback, "train_time_interval") is not None
     return isinstance(callback, Timer)
 
 
@@ -306,7 +310,7 @@ def _timers(trainer: pl.Trainer) -> list[Timer]:
 
 def _timed_checkpoints(trainer: pl.Trainer) -> list[ModelCheckpoint]:
     savers = callbacks_of(trainer, ModelCheckpoint)
-    return [one for one in savers if one._train_time_interval]
+    return [one for one in savers if save_period(one, "train_time_interval")]
 
 
 def _at_last_batch(trainer: pl.Trainer) -> bool:
@@ -316,7 +320,7 @@ def _at_last_batch(trainer: pl.Trainer) -> bool:
 def _end_of_epoch(trainer: pl.Trainer) -> list[Any]:
     """The actions at the end of this epoch that not every epoch has."""
     epoch, savers = trainer.current_epoch, callbacks_of(trainer, ModelCheckpoint)
-    periods = [one._every_n_epochs for one in savers]
+    periods = [save_period(one, "every_n_epochs") for one in savers]
     saves: list[Any] = [(epoch + 1) % every == 0 for every in periods if every]
     averages = callbacks_of(trainer, StochasticWeightAveraging)
     return [*saves, epoch] if averages else saves

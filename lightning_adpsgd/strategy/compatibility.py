@@ -36,6 +36,15 @@ def callbacks_of(trainer: pl.Trainer, kind: type[_Kind]) -> list[_Kind]:
     return [one for one in callbacks if isinstance(one, kind)]
 
 
+def save_period(callback: ModelCheckpoint, argument: str) -> Any:
+    """The period that a callback was given for its saves; None: it was given none.
+
+    A subclass of `ModelCheckpoint` may lack the attributes of Lightning's. The argument
+    is "every_n_train_steps", "every_n_epochs" or "train_time_interval".
+    """
+    return getattr(callback, f"_{argument}", None) or None
+
+
 def validates_by_time(trainer: pl.Trainer) -> bool:
     """Whether `val_check_interval` is a time, which Lightning knows since 2.6."""
     return getattr(trainer, "_val_check_time_interval", None) is not None
@@ -259,14 +268,14 @@ def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
 def _callbacks_that_count(trainer: pl.Trainer) -> Iterator[str]:
     for callback in callbacks_of(trainer, Callback):
         if isinstance(callback, ModelCheckpoint):
-            if every := callback._every_n_train_steps:
+            if every := save_period(callback, "every_n_train_steps"):
                 yield (
                     "`every_n_train_steps` must not be set with `work_sharing=True`, "
                     f"got {every}: learners reach a number of steps at different "
                     "times, or never; use "
                     "`lightning_adpsgd.callbacks.SaveWithinEpoch`"
                 )
-            if callback._train_time_interval:
+            if save_period(callback, "train_time_interval"):
                 yield _clock("train_time_interval")
         if isinstance(callback, Timer):
             yield _clock("max_time")
