@@ -37,9 +37,9 @@ from lightning_adpsgd.islands.mean import Mean, Total, consensus_over_shards
 from lightning_adpsgd.islands.members import Member
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.membership_reader import (
+    MembershipPublisher,
     MembershipReader,
     MembershipView,
-    publish,
 )
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
 from lightning_adpsgd.mixing.consensus import Consensus
@@ -138,6 +138,7 @@ class Island:
         heartbeat, store = self._timeouts.heartbeat, self._store
         if self._group.index > 0:
             return MembershipReader(store, heartbeat, self._on_change, self._fail)
+        publisher = MembershipPublisher(store)
         membership = Membership(
             Rendezvous(self._address, credentials=self._credentials),
             Member(-1, uuid.uuid4().hex, socket.gethostname(), ()),
@@ -145,7 +146,7 @@ class Island:
             heartbeat,
             self._on_change,
             self._on_left_behind,
-            lambda: publish(membership, store) if self._group.size > 1 else None,
+            lambda: publisher.publish(membership) if self._group.size > 1 else None,
             self._fail,
         )
         return membership
