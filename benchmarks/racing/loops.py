@@ -198,38 +198,43 @@ def with_power_sgd(wrapped: DistributedDataParallel) -> None:
     wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-def every(average: Callable[[Course], Callable[[], None]]) -> Maker:
+Average = Callable[[Course], Callable[[], None]]
+
+
+def every(average: Average) -> Maker:
     """Local steps, and an average of some kind after every `heat.option` of them."""
 
-    def make(course: Course, stack: ExitStack) -> Loop:
-        step, take = local_step(course), average(course)
+    def counted_by_step(course: Course) -> Callable[[], int]:
         numbers, period = itertools.count(1), round(course.heat.option)
+        return lambda: int(next(numbers) % period == 0)
 
-        def with_average(batch: Batch) -> None:
-            step(batch)
-            if next(numbers) % period == 0:
-                take()
-                course.exchanges += 1
-
-        return Loop(with_average, take)
-
-    return make
+    return in_rounds(average, counted_by_step)
 
 
-def timed(average: Callable[[Course], Callable[[], None]]) -> Maker:
+def timed(average: Average) -> Maker:
     """Local steps, and averages at the same times, however many steps each has made.
 
     A round lasts `heat.option` steps of the fastest learner. Where one is slow, the
     others wait for the rest of its step, and not for as many steps as they make.
     """
 
+    def counted_by_time(course: Course) -> Callable[[], int]:
+        return partial(course.rounds_ended, round(course.heat.option))
+
+    return in_rounds(average, counted_by_time)
+
+
+def in_rounds(
+    average: Average, counter: Callable[[Course], Callable[[], int]]
+) -> Maker:
+    """Local steps, and after each as many averages as it has ended rounds."""
+
     def make(course: Course, stack: ExitStack) -> Loop:
-        step, take = local_step(course), average(course)
-        period = round(course.heat.option)
+        step, take, num_ended = local_step(course), average(course), counter(course)
 
         def with_average(batch: Batch) -> None:
             step(batch)
-            for _ in range(course.rounds_ended(period)):
+            for _ in range(num_ended()):
                 take()
                 course.exchanges += 1
 
