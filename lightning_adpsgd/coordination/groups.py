@@ -153,6 +153,10 @@ def _own_group(
 def _own_groups(
     members: list[list[int]], timeout: timedelta | None, backend: str | None
 ) -> tuple[dist.ProcessGroup, ...]:
+    # Lightning binds the default group to the GPU. torch 2.11 then splits the group's
+    # communicator, which fails with Gloo: "no attribute 'perform_nocolor_split'".
+    if dist.get_backend() == "gloo" and dist.group.WORLD is not None:
+        dist.group.WORLD.bound_device_id = None
     # Every learner makes every group, in the same order: torch requires it.
     groups = [
         dist.new_group(ranks, timeout=timeout, backend=backend) for ranks in members

@@ -31,6 +31,7 @@ def fit(
     accelerator: str,
     num_learners: int = 2,
     precision: str = "32-true",
+    scale: float | None = None,
     own_device: bool = False,
     nccl: bool = False,
     **dials: Any,
@@ -41,6 +42,7 @@ def fit(
         accelerator: Of the Trainer.
         num_learners: Each the only one of its host, unless it has a device of its own.
         precision: Of the Trainer.
+        scale: Of the gradients of "16-mixed", at first; None: Lightning's.
         own_device: Whether learner n has device n.
         nccl: Whether learners that share a GPU use NCCL all the same.
         dials: Of the strategy.
@@ -53,6 +55,7 @@ def fit(
         "devices": num_learners if own_device else 1,
         "num_nodes": 1 if own_device else num_learners,
         "precision": precision,
+        "scale": scale,
         "num_rows": PER_LEARNER * num_learners,
         "num_learners": num_learners,
         "strategy": dials,

@@ -10,6 +10,8 @@ import sys
 from typing import Any
 
 import torch
+from lightning.pytorch.plugins import MixedPrecision
+from torch.amp.grad_scaler import GradScaler
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
@@ -28,6 +30,15 @@ class Single(Linear):
         return super().loss(batch.float())
 
 
+def precision_of(told: dict[str, Any]) -> dict[str, Any]:
+    """The Trainer's arguments for a precision, with the scale that a gradient gets."""
+    scale, precision = told["scale"], told["precision"]
+    if scale is None:
+        return {"precision": precision}
+    scaler = GradScaler(told["accelerator"], init_scale=scale)
+    return {"plugins": MixedPrecision(precision, told["accelerator"], scaler)}
+
+
 def main() -> None:
     """Trains as the environment says and prints the final weights."""
     told: dict[str, Any] = json.loads(sys.argv[1])
@@ -40,19 +51,18 @@ def main() -> None:
         told["devices"],
         num_nodes=told["num_nodes"],
         accelerator=told["accelerator"],
-        precision=told["precision"],
+        **precision_of(told),
     )
     rows = loader(told["num_rows"], strategy.global_rank, told["num_learners"])
     module = Single().float()
     trainer.fit(module, rows)
-    statistics = strategy.gossip_statistics()
-    assert statistics is not None
+    statistics = strategy.gossip_statistics()  # of a learner alone there are none
     print(
         json.dumps(
             {
                 "weight": module.weight.tolist(),
                 "device": module.where,
-                "exchanges": statistics.exchanges,
+                "exchanges": statistics.exchanges if statistics else 0,
                 "steps": trainer.global_step,
             }
         )

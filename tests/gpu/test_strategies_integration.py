@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.jobs import NEEDS_GPU, NEEDS_TWO, assert_consensus, fit
+from tests.gpu.jobs import (
+    NEEDS_GPU,
+    NEEDS_TWO,
+    PER_LEARNER,
+    assert_consensus,
+    fit,
+)
 
 COMMUNICATIONS = ["async", "sync", "delay_by_one"]
 
@@ -48,10 +54,22 @@ def test_pairs_that_are_ready_on_a_gpu() -> None:
 
 @NEEDS_GPU
 @pytest.mark.parametrize(
-    ("precision", "tolerance"), [("bf16-mixed", 0.05), ("16-mixed", 0.01)]
+    ("precision", "scale", "tolerance"),
+    [("bf16-mixed", None, 0.05), ("16-mixed", 1.0, 0.01)],
 )
-def test_mixed_precision_on_a_gpu(precision: str, tolerance: float) -> None:
-    assert_consensus(fit("cuda", precision=precision), tolerance)
+def test_mixed_precision_on_a_gpu(
+    precision: str, scale: float | None, tolerance: float
+) -> None:
+    assert_consensus(fit("cuda", precision=precision, scale=scale), tolerance)
+
+
+@NEEDS_GPU
+def test_learners_agree_where_a_scaler_skips_their_steps() -> None:
+    # At the scale that Lightning begins with, the first gradients overflow.
+    first, second = fit("cuda", precision="16-mixed")
+    assert first["weight"] == pytest.approx(second["weight"], abs=1e-5)
+    assert any(abs(weight) > 0.01 for weight in first["weight"])
+    assert first["steps"] == second["steps"] == PER_LEARNER
 
 
 @NEEDS_GPU

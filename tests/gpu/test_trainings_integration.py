@@ -12,6 +12,7 @@ import torch
 
 from tests.gpu.jobs import NEEDS_GPU, Ended, finish, start_all
 from tests.helpers import num_gpus
+from tests.islands.archipelago import rendezvous
 
 ACCELERATOR = "cuda" if num_gpus() else "cpu"
 
@@ -89,3 +90,12 @@ def test_shards_end_in_one_model(communication: str) -> None:
     for other in weights[1:]:
         torch.testing.assert_close(other, weights[0], rtol=1e-5, atol=1e-6)
     assert all(learner["steps"] == 4 for learner in ended)
+
+
+@NEEDS_GPU
+def test_islands_exchange_on_a_gpu() -> None:
+    with rendezvous() as server:
+        url = f"tcp://{server.address.host}:{server.address.port}/job"
+        ended = run("island", strategy={"islands": url})
+    assert all(learner["exchanges"] > 0 for learner in ended)
+    assert all(torch.tensor(learner["last"]).isfinite().all() for learner in ended)

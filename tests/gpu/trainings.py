@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
-from tests.helpers import PATIENCE
+from tests.helpers import PATIENCE, free_port
 from tests.learners import trainer_of
 from tests.sharded import Transformer, sequences
 
@@ -179,8 +179,39 @@ def sharded(told: dict[str, Any]) -> dict[str, Any]:
     return {"weights": flat.tolist(), "steps": fitted.global_step}
 
 
+class StopAfterAnExchange(pl.Callback):
+    """Ends the training once another island has exchanged with this one."""
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        trainer.should_stop = trainer.strategy.gossip_statistics().exchanges > 0
+
+
+def island(told: dict[str, Any]) -> dict[str, Any]:
+    """The exchanges of an island of one learner, a job of its own."""
+    alone = {"RANK": 0, "WORLD_SIZE": 1, "GROUP_RANK": 0, "MASTER_PORT": free_port()}
+    os.environ |= {name: str(value) for name, value in alone.items()}
+    module, strategy = Recurrent(), strategy_of(told)
+    fitted = trainer_of(
+        strategy,
+        1,
+        accelerator=told["accelerator"],
+        callbacks=[StopAfterAnExchange()],
+        max_epochs=-1,
+        max_steps=50_000,
+    )
+    fitted.fit(module, rows(0))
+    found = strategy.gossip_statistics()
+    assert found is not None
+    last = module.trajectory[fitted.global_step]
+    return {"exchanges": found.exchanges, "last": last, "steps": fitted.global_step}
+
+
 PROGRAMS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    program.__name__: program for program in (resumed, validated, by_fabric, sharded)
+    program.__name__: program
+    for program in (resumed, validated, by_fabric, sharded, island)
 }
 
 

@@ -1,0 +1,30 @@
+"""The process groups of a job, over a default group that is bound to a GPU."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from lightning_adpsgd.coordination.groups import make_groups
+from lightning_adpsgd.topology.partition import Partition
+from tests.helpers import PATIENCE, forked
+
+
+def test_gloo_makes_groups_though_lightning_binds_it_to_a_gpu(tmp_path: Path) -> None:
+    def learner(rank: int) -> list[list[int]]:
+        address = f"file://{tmp_path}/store"
+        dist.init_process_group("gloo", address, rank=rank, world_size=4)
+        assert dist.group.WORLD is not None
+        dist.group.WORLD.bound_device_id = torch.device("cuda:0")
+        made = make_groups(Partition.even(4, 2), PATIENCE, torch.device("cpu"))
+        groups = *made.counterparts, made.gradients, made.shards
+        return [dist.get_process_group_ranks(group) for group in groups]
+
+    outcomes = forked(4, learner)
+    assert [outcome.error for outcome in outcomes] == [""] * 4
+    assert [outcome.value for outcome in outcomes] == [
+        [[0, 2], [0, 1], [0, 1]],
+        [[1, 3], [0, 1], [0, 1]],
+        [[0, 2], [2, 3], [2, 3]],
+        [[1, 3], [2, 3], [2, 3]],
+    ]
