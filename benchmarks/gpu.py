@@ -39,18 +39,20 @@ from lightning_adpsgd.asr.model import AcousticModel
 
 APART, IDLE, DDP = "single device", "adpsgd, idle", "ddp, over Gloo"
 DEFAULTS = "adpsgd, defaults"
-UNBOUNDED: dict[str, Any] = {
-    "adpsgd, cpu_share=1, float32": None,
-    "adpsgd, cpu_share=1, bfloat16": torch.bfloat16,
-    "adpsgd, cpu_share=1, int8": torch.int8,
-    "adpsgd, cpu_share=1, auto": "auto",
-}
-SHARED, ALONE = "both compute", "the other waits"
-METHODS = {
-    SHARED: (APART, IDLE, DEFAULTS, DDP),
-    ALONE: (APART, IDLE, DEFAULTS, *UNBOUNDED),
-}
 NEVER = 1 << 40
+UNBOUNDED: dict[str, Any] = {"cpu_share": 1.0}
+OPTIONS: dict[str, dict[str, Any]] = {
+    IDLE: {"gossip_every": NEVER},
+    DEFAULTS: {},
+    "adpsgd, cpu_share=0.25": {"cpu_share": 0.25},
+    "adpsgd, cpu_share=1, float32": UNBOUNDED,
+    "adpsgd, cpu_share=1, bfloat16": {**UNBOUNDED, "wire_dtype": torch.bfloat16},
+    "adpsgd, cpu_share=1, int8": {**UNBOUNDED, "wire_dtype": torch.int8},
+    "adpsgd, cpu_share=1, auto": {**UNBOUNDED, "wire_dtype": "auto"},
+}
+"""Options of the strategy, by method."""
+SHARED, ALONE = "both compute", "the other waits"
+METHODS = {SHARED: (APART, IDLE, DEFAULTS, DDP), ALONE: (APART, *OPTIONS)}
 WARMUP, LIMIT_S, WAIT_S = 20, 120.0, 0.02
 BOUND = 1.02
 
@@ -111,6 +113,7 @@ class Window(NamedTuple):
         exchanges: Exchanges in a step.
         exposed: Share of the window for which the training thread waited for them.
         sent: Bytes that were sent in a second.
+        core_ms: Processor time of a step, of all the learner's threads.
         peak_bytes: Most memory of the GPU that its tensors took; 0 on a CPU.
         weight_bytes: Bytes of the model's weights.
     """
@@ -119,6 +122,7 @@ class Window(NamedTuple):
     exchanges: float
     exposed: float
     sent: float
+    core_ms: float
     peak_bytes: int
     weight_bytes: int
 
@@ -136,6 +140,7 @@ def measure(quick: bool = False) -> Report:
         notes=[
             "copies: peak of GPU memory beyond the control's, in units of w.",
             "chunks/s: of one learner, each chunk 21 frames of speech.",
+            "ms of cores: processor time of a step, of all threads of a learner.",
         ],
     )
     # Not `is_available`, which would make CUDA unusable in forked learners.
@@ -182,11 +187,15 @@ def take_turns(
                 size=size,
                 accelerator=accelerator,
                 precision=precision,
-                # It waits in each step, and needs no exchange to be seen.
-                steps=steps // 4 if name == DDP else steps,
+                steps=_steps_of(name, steps),
             )
             found.append(learners.run(program, 2, LIMIT_S, per_host=1)[0])
     return windows
+
+
+def _steps_of(name: str, steps: int) -> int:
+    """The steps of a window: few where each waits, many where exchanges are rare."""
+    return steps // 4 if name == DDP else 3 * steps if name == DEFAULTS else steps
 
 
 def rows_of(windows: Windows, size: Size, layout: str) -> Iterator[Row]:
@@ -201,6 +210,7 @@ def rows_of(windows: Windows, size: Size, layout: str) -> Iterator[Row]:
             "exchanges a step": median(w.exchanges for w in found),
             "exposed": median(w.exposed for w in found),
             "MB/s sent": 1e-6 * median(w.sent for w in found),
+            "ms of cores": median(w.core_ms for w in found),
             "peak GB": 1e-9 * found[0].peak_bytes,
             "copies": beyond / found[0].weight_bytes,
         }
@@ -268,14 +278,11 @@ def strategy_of(name: str) -> Any:
         return "auto"
     if name == DDP:
         return DDPStrategy(process_group_backend="gloo")
-    options: dict[str, Any] = {"gossip_every": NEVER} if name == IDLE else {}
-    if name in UNBOUNDED:
-        options = {"cpu_share": 1.0, "wire_dtype": UNBOUNDED[name]}
     return HADPSGDStrategy(
         *("ring", "async"),
         super_learner_size=1,
         process_group_backend="gloo",
-        **options,
+        **OPTIONS[name],
     )
 
 
@@ -283,9 +290,10 @@ class Reading(NamedTuple):
     """The time, and the counters, once the GPU is done."""
 
     seconds: float
-    exchanges: int
-    exposed_seconds: float
-    bytes_sent: int
+    core_seconds: float
+    exchanges: int = 0
+    exposed_seconds: float = 0.0
+    bytes_sent: int = 0
 
 
 class Clock(L.Callback):
@@ -305,7 +313,7 @@ class Clock(L.Callback):
     def window(self, weight_bytes: int) -> Window:
         """What was measured; a learner that follows has measured nothing."""
         if self._follows:
-            return Window(0.0, 0.0, 0.0, 0.0, 0, weight_bytes)
+            return Window(0.0, 0.0, 0.0, 0.0, 0.0, 0, weight_bytes)
         begin, end = self._readings
         seconds = end.seconds - begin.seconds
         return Window(
@@ -313,6 +321,7 @@ class Clock(L.Callback):
             (end.exchanges - begin.exchanges) / self._steps,
             (end.exposed_seconds - begin.exposed_seconds) / seconds,
             (end.bytes_sent - begin.bytes_sent) / seconds,
+            1e3 * (end.core_seconds - begin.core_seconds) / self._steps,
             self._peak_bytes,
             weight_bytes,
         )
@@ -348,10 +357,11 @@ class Clock(L.Callback):
     def _read(self, trainer: L.Trainer) -> Reading:
         if trainer.strategy.root_device.type == "cuda":
             torch.cuda.synchronize()
+        now = time.monotonic(), time.process_time()
         strategy = trainer.strategy
         if not isinstance(strategy, HADPSGDStrategy):
-            return Reading(time.monotonic(), 0, 0.0, 0)
+            return Reading(*now)
         if (found := strategy.gossip_statistics()) is None:
-            return Reading(time.monotonic(), 0, 0.0, 0)
+            return Reading(*now)
         counters = found.exchanges, found.exposed_seconds, found.bytes_sent
-        return Reading(time.monotonic(), *counters)
+        return Reading(*now, *counters)
