@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.gossip.protocol import Pulled
-from lightning_adpsgd.islands.members import Member
+from lightning_adpsgd.islands.member_list import Member
 from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.peer_status import (
     Event,

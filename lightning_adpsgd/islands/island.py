@@ -34,7 +34,7 @@ from lightning_adpsgd.gossip.protocol import BEGINNING, Position
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.joining import Joining, Timeouts
 from lightning_adpsgd.islands.mean import Mean, Total, consensus_over_shards
-from lightning_adpsgd.islands.members import Member
+from lightning_adpsgd.islands.member_list import Member
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.membership_reader import (
     MembershipPublisher,

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Store
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.mean import mean_of
-from lightning_adpsgd.islands.members import (
+from lightning_adpsgd.islands.member_list import (
     Heartbeat,
     MemberList,
     ahead_of,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 
 from torch._C._distributed_c10d import Store
 
-from lightning_adpsgd.islands.members import Beat, Member, MemberList
+from lightning_adpsgd.islands.member_list import Beat, Member, MemberList
 from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
 from lightning_adpsgd.islands.signatures import Signatures
 

@@ -25,8 +25,7 @@ from collections.abc import Callable, Collection
 from torch._C._distributed_c10d import Store
 from typing_extensions import override
 
-from lightning_adpsgd.islands.member_store import Edit, MemberStore
-from lightning_adpsgd.islands.members import (
+from lightning_adpsgd.islands.member_list import (
     Beat,
     Heartbeat,
     Member,
@@ -34,6 +33,7 @@ from lightning_adpsgd.islands.members import (
     SilenceWatch,
     ahead_of,
 )
+from lightning_adpsgd.islands.member_store import Edit, MemberStore
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
 from lightning_adpsgd.islands.service import ServiceThread
 

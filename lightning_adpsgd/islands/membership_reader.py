@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch._C._distributed_c10d import Store
 from typing_extensions import override
 
-from lightning_adpsgd.islands.members import Heartbeat, Member, MemberList
+from lightning_adpsgd.islands.member_list import Heartbeat, Member, MemberList
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.service import ServiceThread
 

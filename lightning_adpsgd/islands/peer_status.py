@@ -14,7 +14,7 @@ status: `connections` calls it with an observation, and acts on the result.
 from enum import Enum, auto
 from typing import NamedTuple
 
-from lightning_adpsgd.islands.members import Member
+from lightning_adpsgd.islands.member_list import Member
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 

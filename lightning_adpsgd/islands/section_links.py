@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 from lightning_adpsgd.gossip.peers import Peers
-from lightning_adpsgd.islands.members import Member
+from lightning_adpsgd.islands.member_list import Member
 from lightning_adpsgd.transport.base import PeerLost, lane_of
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.sockets import Address

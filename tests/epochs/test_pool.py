@@ -17,7 +17,7 @@ from lightning_adpsgd.epochs.batches import SharedBatches
 from lightning_adpsgd.epochs.claims import LeaderBroadcast, LearnerIndex
 from lightning_adpsgd.epochs.pool import IslandPool, PoolTimeouts
 from lightning_adpsgd.epochs.work_units import EpochState
-from lightning_adpsgd.islands.members import Member, MemberList
+from lightning_adpsgd.islands.member_list import Member, MemberList
 from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.islands.service import MOST_ERRORS, ServiceThread
 from lightning_adpsgd.transport.links.credentials import Credentials

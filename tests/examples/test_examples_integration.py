@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from lightning_adpsgd.islands import island
-from lightning_adpsgd.islands.members import Heartbeat
+from lightning_adpsgd.islands.member_list import Heartbeat
 from tests.examples.programs import FOLDER, program_of
 from tests.helpers import PROGRAM_S, engine_threads, forked
 from tests.learners import learners, values

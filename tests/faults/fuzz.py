@@ -34,7 +34,7 @@ import torch
 from lightning_adpsgd.epochs.ledger import Ledger
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.gossip.wire import Damaged, checksum, read_seal, write_seal
-from lightning_adpsgd.islands.members import Beat, MemberList
+from lightning_adpsgd.islands.member_list import Beat, MemberList
 from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.transport.links.connection import Connection, make_header

@@ -24,7 +24,7 @@ from typing_extensions import override
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.islands import island as islands
 from lightning_adpsgd.islands.connections import Connections
-from lightning_adpsgd.islands.members import Heartbeat
+from lightning_adpsgd.islands.member_list import Heartbeat
 from tests.helpers import PATIENCE_S
 from tests.learners import Rows
 

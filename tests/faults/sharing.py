@@ -18,7 +18,7 @@ from typing_extensions import override
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.epochs.pool import IslandPool, PoolTimeouts
 from lightning_adpsgd.islands import island as islands
-from lightning_adpsgd.islands.members import Heartbeat
+from lightning_adpsgd.islands.member_list import Heartbeat
 from lightning_adpsgd.strategy import work_sharing
 from tests.faults.world import World, of_torchrun
 from tests.learners import Rows

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store
 from lightning_adpsgd.gossip.engine import GossipOptions
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.island import Island, Sections, Timeouts
-from lightning_adpsgd.islands.members import Heartbeat
+from lightning_adpsgd.islands.member_list import Heartbeat
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress, serve

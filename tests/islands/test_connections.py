@@ -9,7 +9,7 @@ import pytest
 
 from lightning_adpsgd.islands import connections
 from lightning_adpsgd.islands.connections import Connections
-from lightning_adpsgd.islands.members import Member, MemberList
+from lightning_adpsgd.islands.member_list import Member, MemberList
 from lightning_adpsgd.islands.peer_status import Event, Peer, Status
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import LiveSchedule, Schedule

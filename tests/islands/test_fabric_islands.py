@@ -11,7 +11,7 @@ import torch
 
 from lightning_adpsgd import HADPSGDFabricStrategy
 from lightning_adpsgd.islands import island
-from lightning_adpsgd.islands.members import Heartbeat
+from lightning_adpsgd.islands.member_list import Heartbeat
 from tests.faults.world import world
 from tests.helpers import PATIENCE_S, Outcome, forked
 from tests.strategy.fabric_learners import Slope, launched, sgd, strategy_of

@@ -18,7 +18,7 @@ from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.connections import MOST_UNLISTED, Connections
 from lightning_adpsgd.islands.mean import consensus_over_shards
-from lightning_adpsgd.islands.members import Heartbeat, MemberList
+from lightning_adpsgd.islands.member_list import Heartbeat, MemberList
 from lightning_adpsgd.islands.peer_status import Status
 from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.transport.base import PeerLost

@@ -8,7 +8,7 @@ from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.gossip.protocol import Position, Pulled
 from lightning_adpsgd.islands.joining import Joining
-from lightning_adpsgd.islands.members import Member, MemberList
+from lightning_adpsgd.islands.member_list import Member, MemberList
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import LiveSchedule, Schedule

@@ -5,8 +5,8 @@ import logging
 import pytest
 from torch._C._distributed_c10d import HashStore
 
+from lightning_adpsgd.islands.member_list import Beat, Member, MemberList
 from lightning_adpsgd.islands.member_store import MemberStore
-from lightning_adpsgd.islands.members import Beat, Member, MemberList
 from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
 from lightning_adpsgd.islands.signatures import Signatures
 from lightning_adpsgd.transport.links.credentials import Credentials

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_adpsgd.islands.members import (
+from lightning_adpsgd.islands.member_list import (
     Beat,
     Heartbeat,
     Member,

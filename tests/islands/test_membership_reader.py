@@ -11,7 +11,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.islands import membership_reader
-from lightning_adpsgd.islands.members import Heartbeat, Member, MemberList
+from lightning_adpsgd.islands.member_list import Heartbeat, Member, MemberList
 from lightning_adpsgd.islands.membership_reader import (
     MembershipPublisher,
     MembershipReader,

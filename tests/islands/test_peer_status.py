@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_adpsgd.islands.members import Member
+from lightning_adpsgd.islands.member_list import Member
 from lightning_adpsgd.islands.peer_status import (
     Event,
     News,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import Store
 
-from lightning_adpsgd.islands.members import Member, MemberList
+from lightning_adpsgd.islands.member_list import Member, MemberList
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.islands.signatures import Signatures

@@ -8,8 +8,8 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.islands import membership
+from lightning_adpsgd.islands.member_list import Beat, Heartbeat, Member, MemberList
 from lightning_adpsgd.islands.member_store import MemberStore
-from lightning_adpsgd.islands.members import Beat, Heartbeat, Member, MemberList
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.rendezvous import (
     Rendezvous,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lightning_adpsgd.islands.members import (
+from lightning_adpsgd.islands.member_list import (
     Beat,
     Heartbeat,
     Member,
