@@ -90,7 +90,9 @@ $(PEERS_STAMP): $(STAMP) benchmarks/peers/requirements.txt
 	@touch $@
 
 # The stamp is the last thing written, so an interrupted installation is taken up again.
-# Python compiles a file when it is first imported: all 14,000 at once take 40 s.
+# Python compiles a file when it is first imported: all 14,000 at once take 40 s. What all
+# processes of the demo and the tests import is compiled here, once, which also shows that
+# torch, torchaudio and Lightning load together.
 $(STAMP): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or later with venv is needed;" \
 		"install it, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -102,4 +104,6 @@ $(STAMP): requirements.lock pyproject.toml
 		-r requirements.lock
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
 		--no-deps --no-build-isolation -e .
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import hypothesis, lightning.pytorch, \
+		lightning_adpsgd.callbacks, pytest, recipes.demo, torchaudio'
 	@touch $@
