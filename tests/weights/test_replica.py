@@ -150,3 +150,15 @@ def test_what_is_read_put_and_merged_stays_in_its_tensor() -> None:
     assert torch.equal(torch.cat(replica.snapshot()), ramp.cpu() + 1)
     replica.spread([torch.zeros(len(chunk)) for chunk in replica.chunks], tensors)
     assert not torch.cat(tensors).any()
+
+
+def test_a_chunk_is_read_and_changed_through_its_parts() -> None:
+    """As an exchange does whose messages are as long as a chunk."""
+    tensors = [torch.ones(3), torch.ones(1)]
+    replica = Replica(tensors, 4, threading.Condition())
+    (chunk,) = replica.chunks
+    chunk.add(torch.arange(4.0), 0.5)
+    chunk.read(found := torch.empty(4))
+    assert found.tolist() == [1.0, 1.5, 2.0, 2.5]
+    replica.merge_all()
+    assert [tensor.tolist() for tensor in tensors] == [[1.0, 1.5, 2.0], [2.5]]
