@@ -25,6 +25,7 @@ STYLES = {
     "d1psgd": ("#009E73", ":", "v"),
     "hadpsgd": ("#CC79A7", "--", "P"),
     "sdpsgd_random": ("#56B4E9", "-.", "X"),
+    "sdpsgd_complete": ("#999999", "-", "s"),
     "sdpsgd_pairs": ("#56B4E9", "-", "<"),
     "adpsgd_pairs": ("#0072B2", "--", ">"),
     "rdpsgd": ("#785EF0", "-", "*"),
@@ -57,7 +58,8 @@ def loss_against_batch(sweep: Sweep, cells: Mapping[Cell, Best]) -> Figure:
     batches = sorted({cell.batch for cell in cells})
     axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.legend(frameon=False, loc="upper left")
+    # Below the axes, where neither lines nor names of what diverged are.
+    figure.legend(frameon=False, loc="outside lower center", ncols=3)
     return figure
 
 

@@ -19,8 +19,10 @@ ALGORITHMS = (
     "d1psgd",
     "hadpsgd",
 )
-# Beside the papers' own: rings and pairs drawn anew in each round, with waiting or not.
+# Beside the papers' own: rings and pairs drawn anew in each round, with waiting or not,
+# and SSGD whose learners each clip their own gradient, not its mean.
 EXTRA: dict[str, dict[str, Any]] = {
+    "sdpsgd_complete": {"topology": "complete", "communication": "sync"},
     "sdpsgd_random": {"topology": "random_ring", "communication": "sync"},
     "sdpsgd_pairs": {"topology": "random_pairs", "communication": "sync"},
     "adpsgd_pairs": {"topology": "random_pairs", "communication": "async"},

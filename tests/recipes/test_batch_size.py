@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,26 @@ def test_all_algorithms_begin_at_the_same_weights() -> None:
     ]
     assert all(torch.equal(row, rows[0]) for row in rows)
     assert len(rows) == 1 + 8 * 5 + 2
+
+
+def test_averaging_over_all_in_each_step_is_ssgd_up_to_whose_gradient_is_clipped() -> (
+    None
+):
+    # A constant rate: learners of a step read the schedule one after another.
+    settings = replace(QUICK, rise=1, decay=1.0)
+    workload = classifier(num_train=256, num_held_out=64)
+    losses = {
+        algorithm: train(Run(Cell(algorithm, 32), setting, 0), workload, settings).loss
+        for name in ("ssgd", "sdpsgd_complete")
+        for algorithm, setting in (
+            (name, Setting(-2)),
+            (f"{name}+clip", Setting(-2, -3)),
+        )
+    }
+    assert losses["sdpsgd_complete"] == pytest.approx(losses["ssgd"], rel=1e-4)
+    clipped = losses["ssgd+clip"], losses["sdpsgd_complete+clip"]
+    assert clipped[0] != pytest.approx(clipped[1], rel=1e-3)
+    assert clipped[0] != pytest.approx(losses["ssgd"], rel=1e-3)
 
 
 def test_super_learners_are_of_hadpsgd_alone() -> None:
