@@ -104,6 +104,8 @@ $(STAMP): requirements.lock pyproject.toml
 		-r requirements.lock
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
 		--no-deps --no-build-isolation -e .
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import hypothesis, lightning.pytorch, \
-		lightning_adpsgd.callbacks, pytest, recipes.demo, torchaudio'
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import hypothesis.strategies, \
+		lightning.pytorch.cli, lightning_adpsgd.callbacks, networkx, pytest, recipes.demo, \
+		torch._dynamo, torch.distributed.fsdp, torchaudio, wandb, xdist.plugin'
+	@$(BIN)/python -m compileall -q -j 2 lightning_adpsgd recipes benchmarks
 	@touch $@
