@@ -90,9 +90,7 @@ $(PEERS_STAMP): $(STAMP) benchmarks/peers/requirements.txt
 	@touch $@
 
 # The stamp is the last thing written, so an interrupted installation is taken up again.
-# Python compiles a file when it is first imported: all 14,000 at once take 40 s. What all
-# processes of the demo and the tests import is compiled here, once, which also shows that
-# torch, torchaudio and Lightning load together.
+# Python compiles a file when it is first imported: all 14,000 at once take 40 s.
 $(STAMP): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or later with venv is needed;" \
 		"install it, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -104,8 +102,4 @@ $(STAMP): requirements.lock pyproject.toml
 		-r requirements.lock
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
 		--no-deps --no-build-isolation -e .
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import hypothesis.strategies, \
-		lightning.pytorch.cli, lightning_adpsgd.callbacks, networkx, pytest, recipes.demo, \
-		torch._dynamo, torch.distributed.fsdp, torchaudio, wandb, xdist.plugin'
-	@$(BIN)/python -m compileall -q -j 2 lightning_adpsgd recipes benchmarks
 	@touch $@
