@@ -53,6 +53,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Options of the strategy, by method."""
 SHARED, ALONE = "both compute", "the other waits"
 METHODS = {SHARED: (APART, IDLE, DEFAULTS, DDP), ALONE: (APART, *OPTIONS)}
+# Of windows: short where each step waits, long where exchanges are rare.
+LENGTHS = {DDP: 0.25, DEFAULTS: 3.0}
 WARMUP, LIMIT_S, WAIT_S = 20, 120.0, 0.02
 BOUND = 1.02
 
@@ -187,15 +189,10 @@ def take_turns(
                 size=size,
                 accelerator=accelerator,
                 precision=precision,
-                steps=_steps_of(name, steps),
+                steps=round(LENGTHS.get(name, 1.0) * steps),
             )
             found.append(learners.run(program, 2, LIMIT_S, per_host=1)[0])
     return windows
-
-
-def _steps_of(name: str, steps: int) -> int:
-    """The steps of a window: few where each waits, many where exchanges are rare."""
-    return steps // 4 if name == DDP else 3 * steps if name == DEFAULTS else steps
 
 
 def rows_of(windows: Windows, size: Size, layout: str) -> Iterator[Row]:

@@ -206,7 +206,7 @@ def island(told: dict[str, Any]) -> dict[str, Any]:
     found = strategy.gossip_statistics()
     assert found is not None
     last = module.trajectory[fitted.global_step]
-    return {"exchanges": found.exchanges, "last": last, "steps": fitted.global_step}
+    return {"exchanges": found.exchanges, "last": last}
 
 
 PROGRAMS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

@@ -287,9 +287,7 @@ def test_all_algorithms_begin_at_the_same_weights() -> None:
     assert len(rows) == 1 + 8 * 5 + 2
 
 
-def test_averaging_over_all_in_each_step_is_ssgd_up_to_whose_gradient_is_clipped() -> (
-    None
-):
+def test_averaging_over_all_is_ssgd_but_for_whose_gradient_is_clipped() -> None:
     # A constant rate: learners of a step read the schedule one after another.
     settings = replace(QUICK, rise=1, decay=1.0)
     workload = classifier(num_train=256, num_held_out=64)
