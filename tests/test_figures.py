@@ -31,6 +31,17 @@ def test_every_figure_of_a_page_with_results_is_in_a_committed_file(page: str) -
     assert complaints((ROOT / "docs" / f"{page}.md").read_text()) == []
 
 
+def test_what_any_page_marks_is_in_the_file_that_it_names() -> None:
+    """Other pages need no marks, but those that they have must hold."""
+    found = [
+        f"{page.name}, line {stretch.line}: {wrong}"
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        for stretch in marked(page.read_text(encoding="utf-8"))
+        if stretch.source is not None and (wrong := complaint(stretch))
+    ]
+    assert found == []
+
+
 # --- what a mark can say
 
 

@@ -4,6 +4,7 @@ The two quickest run here, all of them by `make notebooks`.
 """
 
 import ast
+import json
 import os
 import re
 import socket
@@ -20,6 +21,7 @@ if not all(map(find_spec, ("nbclient", "ipykernel", "matplotlib"))):
 
 from nbformat import NotebookNode
 
+from benchmarks.results import RESULTS
 from notebooks import run
 from tests import warm
 from tests.helpers import forked
@@ -61,6 +63,18 @@ def kinds(cell: NotebookNode) -> set[str]:
 
 def test_there_are_notebooks() -> None:
     assert NOTEBOOKS
+
+
+def test_what_a_notebook_calls_measured_is_of_the_committed_file() -> None:
+    """A benchmark that is run again leaves the notebooks behind."""
+    files = [json.loads(path.read_text()) for path in RESULTS.glob("*.json")]
+    known = {(file["date"], file["commit"]) for file in files}
+    stored = "".join(
+        t for p in NOTEBOOKS for o in outputs(run.read(p)) for t in texts(o)
+    )
+    told = set(re.findall(r"measured (.+?), commit (\S+?),", stored))
+    assert told
+    assert told <= known
 
 
 QUICKEST = [path for path in NOTEBOOKS if path.name[:2] in ("00", "04")]
