@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_adpsgd.asr.scoring import Errors
 from lightning_adpsgd.asr.scoring.scorer import ScoredSegment, score_lines
 from lightning_adpsgd.callbacks.runs import Run, write_run
 from recipes.batch_size.panels import best_by_batch
@@ -22,8 +21,7 @@ from recipes.hybrid.training.tracking import config_of, make_tracker, offline_ru
 from recipes.hybrid.training.word_tables import (
     Sound,
     aligned,
-    interval_of,
-    intervals,
+    rates,
     rows,
 )
 from tests.offline_runs import read_offline_run
@@ -104,14 +102,13 @@ def test_a_learner_tells_the_command_that_the_user_began(monkeypatch):
     assert provenance()["command"].split()[1:] == " ".join(sys.orig_argv[1:]).split()
 
 
-def test_an_interval_holds_the_rate_and_shrinks_with_more_words():
-    few = [Errors(10, 1, 0, 0), Errors(10, 2, 0, 0)]
-    low, high = interval_of(few)
-    assert low <= 0.15 <= high
-    narrower = interval_of(few * 100)
-    assert narrower.high - narrower.low < high - low
-    with pytest.raises(ValueError, match="got none"):
-        interval_of([Errors()])
+def test_an_interval_is_that_of_the_score_where_it_has_one():
+    two = {"wer": 0.2, "wer_low": 0.1, "wer_high": 0.3, "cer": 0.1}
+    one = {"wer": 0.2, "wer_low": None, "wer_high": None, "cer": None}
+    assert rates({"parts": {"CH": two, "SWB": one}}) == {
+        **{"score/wer_CH": 0.2, "score/wer_CH_low": 0.1, "score/wer_CH_high": 0.3},
+        **{"score/cer_CH": 0.1, "score/wer_SWB": 0.2},
+    }
 
 
 def test_an_alignment_shows_what_was_said_heard_and_wrong():
@@ -127,9 +124,6 @@ def test_the_table_begins_with_the_utterance_of_most_errors():
     table = rows(reversed(scored()), sides)
     assert [row[0] for row in table] == ["SWB", "CH"]
     assert table[0][5:8] == [3, 2, "one two three"]
-    found = intervals(scored(), sides)
-    assert found["score/wer_CH_low"] == found["score/wer_CH_high"] == 0
-    assert 0 <= found["score/wer_total_low"] <= found["score/wer_total_high"] <= 2 / 3
 
 
 def run_of(name: str, batch: int, loss: float, diverged: bool = False) -> Run:

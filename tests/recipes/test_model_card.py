@@ -44,6 +44,7 @@ def test_the_card_tells_speech_errors_and_training(settings: Settings) -> None:
         "with the strategy `hadpsgd`",
         "- train: 39 utterances, 37 conversation sides",
         "- corpus: `calls`",
+        "with 95 % by a bootstrap over speakers:",
         "| SWB | 12.5% | 10.0% to 15.0% | 8 |",
         "Counted by hubscr.pl.",
         "- learners: 4",

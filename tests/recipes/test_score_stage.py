@@ -148,6 +148,32 @@ def test_rates_have_intervals_and_characters(settings, monkeypatch, capsys):
     assert "NOT all of Hub5'00: 2 segments of 4,458 and 8 words of 42,989" in said
 
 
+def write_heard(settings: Settings, split: str, heard: dict[str, list[str]]) -> None:
+    """A test set in which all say yes, each time into a file of its own."""
+    spoken, ctm = [], ""
+    for speaker, words in heard.items():
+        for take, word in enumerate(words):
+            name, sound = f"{speaker}_{take}", Path(f"{speaker}_{take}.wav")
+            span = f"{name}-A_000000-000200"
+            spoken.append(Utterance(span, sound, 0, 0.0, 2.0, ("yes",), speaker))
+            ctm += f"{name} A 0.10 0.10 {word}\n"
+    write_utterances(settings.directory("prepare") / f"{split}.jsonl", spoken)
+    (settings.directory("decode") / f"{split}.ctm").write_text(ctm)
+
+
+def test_utterances_of_a_speaker_stay_together_where_each_is_a_file(
+    settings, monkeypatch
+):
+    monkeypatch.setattr(scoring, "find_hubscr", lambda: None)
+    write_heard(settings, "test", {"anna": ["no"] * 6, "bert": ["yes"] * 4})
+    write_heard(settings, "test-clean", {"carl": ["yes", "no"] * 5})
+    parts = run(settings)["parts"]
+    # A quarter of the draws is of one speaker alone, who is all wrong or all right.
+    assert (parts["test"]["wer_low"], parts["test"]["wer_high"]) == (0, 1)
+    assert parts["test-clean"]["wer"] == 0.5
+    assert parts["test-clean"]["wer_low"] is None
+
+
 def test_a_run_is_compared_with_those_scored_before(settings, monkeypatch, capsys):
     monkeypatch.setattr(scoring, "find_hubscr", lambda: None)
     run(settings)

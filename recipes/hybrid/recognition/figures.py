@@ -33,17 +33,17 @@ def figures_of(
     figures = {}
     for part, sums in errors.items():
         is_total = part == "total"
-        own = [
-            one
-            for (_, file), one in by_speaker.items()
-            if is_total or part_of[file] == part
-        ]
+        own = {
+            key: one
+            for key, one in by_speaker.items()
+            if is_total or part_of[key[1]] == part
+        }
         aligned = (
             scored.pairs
             for scored in scores.segments
             if is_total or part_of[scored.segment.side[0]] == part
         )
-        low, high = (_json_number(end) for end in interval(own))
+        low, high = (_json_number(end) for end in interval(_of_speakers(own)))
         figures[part] = {
             "wer": sums.wer,
             "wer_low": low,
@@ -52,6 +52,17 @@ def figures_of(
             **sums._asdict(),
         }
     return figures
+
+
+def _of_speakers(by_file: Mapping[tuple[str, str], Errors]) -> list[Errors]:
+    """The errors of each speaker, of all files together.
+
+    An utterance may be a file of its own, and those of one speaker are not independent.
+    """
+    sums: dict[str, Errors] = {}
+    for (speaker, _), one in by_file.items():
+        sums[speaker] = sums.get(speaker, Errors()).plus(one)
+    return list(sums.values())
 
 
 def _json_number(value: float) -> float | None:

@@ -76,7 +76,7 @@ def _errors(settings: Settings) -> Iterator[str]:
     if not score:
         yield "Not scored: there was no test set."
         return
-    yield "Word error rates, with 95 % bootstrap intervals:"
+    yield "Word error rates, with 95 % by a bootstrap over speakers:"
     yield from ("", "| test set | WER | interval | words |", "|---|---|---|---|")
     for part, figures in score["parts"].items():
         wer, words = figures["wer"], figures["num_words"]

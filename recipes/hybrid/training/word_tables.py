@@ -5,14 +5,11 @@ import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from lightning_adpsgd.asr.corpora.corpus import Utterance, read_utterances
 from lightning_adpsgd.asr.scoring import score_files
 from lightning_adpsgd.asr.scoring.aligner import CORRECT, Pair
-from lightning_adpsgd.asr.scoring.errors import Errors
 from lightning_adpsgd.asr.scoring.scorer import ScoredSegment
 from lightning_adpsgd.asr.scoring.words import Word
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
@@ -28,33 +25,6 @@ COLUMNS = (
     *("part", "file", "channel", "begin", "end", "words", "errors"),
     *("reference", "hypothesis", "aligned"),
 )
-_DRAWS = 1000
-
-
-class Interval(NamedTuple):
-    """A word error rate's interval of 95 %, by bootstrap over utterances."""
-
-    low: float
-    high: float
-
-
-def interval_of(errors: Iterable[Errors], seed: int = 0) -> Interval:
-    """Draws utterances with replacement, 1000 times (Bisani and Ney 2004).
-
-    Raises:
-        ValueError: No utterance has a word.
-    """
-    counts = np.array([(e.num_errors, e.num_words) for e in errors], float)
-    if not counts.size or not counts[:, 1].sum():
-        raise ValueError("`errors` must hold an utterance with words, got none")
-    dice = np.random.default_rng(seed)
-    weights = dice.multinomial(
-        len(counts), np.full(len(counts), 1 / len(counts)), _DRAWS
-    )
-    wrong, words = (weights @ counts).T
-    rates = wrong / np.maximum(words, 1)
-    low, high = np.quantile(rates, [0.025, 0.975])
-    return Interval(float(low), float(high))
 
 
 def sides_of(settings: Settings) -> Sides:
@@ -87,7 +57,6 @@ def figures_of(settings: Settings, scored: Path) -> dict[str, Any]:
     others = rates(_read(best), "score/best_epoch") if best.exists() else {}
     return {
         **others,
-        **intervals(segments, sides),
         **rates(_read(scored / "score.json")),
         "score/utterances": table,
         **({"score/worst": worst_ones} if worst_ones else {}),
@@ -101,7 +70,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def rates(score: Mapping[str, Any], group: str = "score") -> dict[str, float]:
-    """The word error rate of each part, and what was best on dev."""
+    """The word error rate of each part, its interval, and what was best on dev."""
     figures = {"wer": "wer_{}", "wer_low": "wer_{}_low", "wer_high": "wer_{}_high"}
     parts = {
         f"{group}/{written.format(part)}": one[figure]
@@ -111,25 +80,6 @@ def rates(score: Mapping[str, Any], group: str = "score") -> dict[str, float]:
     }
     kept = ("frame_accuracy", "acoustic_scale")
     return parts | {f"{group}/{name}": score[name] for name in kept if name in score}
-
-
-def intervals(segments: Iterable[ScoredSegment], sides: Sides) -> dict[str, float]:
-    """Both ends of the interval of each part, and of all together."""
-    by_part: dict[str, list[Errors]] = {"total": []}
-    for one in segments:
-        part = sides[one.segment.side].part
-        by_part.setdefault(part, []).append(one.errors)
-        by_part["total"].append(one.errors)
-    found = {
-        part: interval_of(errors)
-        for part, errors in by_part.items()
-        if any(one.num_words for one in errors)
-    }
-    return {
-        f"score/wer_{part}_{end}": value
-        for part, interval in found.items()
-        for end, value in interval._asdict().items()
-    }
 
 
 def rows(segments: Iterable[ScoredSegment], sides: Sides) -> list[list[Any]]:
