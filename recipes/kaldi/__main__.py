@@ -11,7 +11,8 @@ RECIPE = command.Recipe(
     description="From data directories of Kaldi's to the word error rate of `test`.",
     corpus="folder with the data directories `train`, `test` and perhaps `dev`",
     stages=KALDI_DATA,
-    settings=("prepare.max_repeats=0",),
+    # Kaldi's `extract-segments` clips an end that is up to half a second late.
+    settings=("prepare.max_repeats=0", "prepare.clip_s=0.5"),
 )
 
 

@@ -11,6 +11,7 @@ from lightning_adpsgd.asr.corpora.corpus import read_utterances
 from lightning_adpsgd.asr.frames.store import FrameStore
 from recipes.kaldi.__main__ import main
 from tests.asr.kaldi_files import write_experiment
+from tests.asr.tiny import write_sphere
 
 SPOKEN = {
     "train": {"anna": 3, "bert": 3, "zoe": 2},
@@ -74,6 +75,64 @@ def test_alignments_with_kaldis_names_are_the_labels(data: Path):
     assert _run(data, "graph", f"kaldi.experiment={experiment}") == 0
     for split in ("train", "dev"):
         assert (np.load(exp / f"kaldi/{split}/labels.npy") >= 0).all()
+
+
+def test_side_b_of_files_with_one_channel_gets_frames(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    names = [line.split()[0] for line in (data / "train/text").open()]
+    sides = "".join(f"{n} {n[:-2]} {'AB'[n[0] == 'b']}\n" for n in names)
+    (data / "train/reco2file_and_channel").write_text(sides)
+    assert _run(data, "features") == 0
+    assert "left out" not in capsys.readouterr().out
+    exp = data.parent / "run/exp"
+    for split in ("train", "dev"):
+        assert len(FrameStore(exp / f"features/{split}")) == len(_speakers(data, split))
+
+
+def test_sides_of_a_file_with_two_channels_are_apart(data: Path):
+    call = data.parent / "sounds/call.sph"
+    both = np.stack([0.1 * np.ones(8000), 0.5 * np.sin(np.arange(8000))], axis=1)
+    write_sphere(call, both, 16000, "PCM_16")
+    table = data / "train/wav.scp"
+    kept = [line for line in table.open() if not line.startswith("anna_")]
+    table.write_text("".join(kept) + f"anna_0 {call}\nanna_1 {call}\n")
+    (data / "train/reco2file_and_channel").write_text("anna_0 c A\nanna_1 c B\n")
+    assert _run(data, "prepare") == 0
+    path = data.parent / "run/exp/prepare/train.jsonl"
+    sides = {u.id[:6]: u.channel for u in read_utterances(path) if u.recording == call}
+    assert sides == {"anna_0": 0, "anna_1": 1}
+
+
+def test_utterances_that_do_not_fit_their_sound_are_told_and_cost_no_others(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    ends = {"anna_0": "0 0.02", "anna_1": "0.6 0.9", "bert_0": "9 9.5"}
+    names = [line.split()[0] for line in (data / "train/text").open()]
+    spans = [f"{name} {name} {ends.get(name, '0.1 0.4')}" for name in names]
+    # Beside one that is too short, in the same recording.
+    spans += ["anna_3 anna_0 0.1 0.4"]
+    (data / "train/segments").write_text("\n".join(spans))
+    for table, value in (("text", "YES no"), ("utt2spk", "anna")):
+        with (data / "train" / table).open("a") as file:
+            file.write(f"anna_3 {value}\n")
+    assert _run(data, "check") == 0
+    said = capsys.readouterr().out
+    assert "shorter than 0.1 s: 2" in said
+    assert "segments:1: anna_0" in said
+    assert "segments:2: anna_1" in said
+    assert "transcript beyond the end of its audio: 1" in said
+    assert _run(data, "features") == 0
+    assert "unreadable" not in capsys.readouterr().out
+    assert len(FrameStore(data.parent / "run/exp/features/train")) == 4
+
+
+def test_sphere_at_twice_the_rate_is_trained_on(data: Path):
+    random = np.random.default_rng(1)
+    sound = data.parent / "sounds/anna0.wav"
+    write_sphere(sound, 0.1 * random.standard_normal(8000), 16000, "PCM_16")
+    assert _run(data, "features") == 0
+    assert len(FrameStore(data.parent / "run/exp/features/train")) == 6
 
 
 def test_a_dev_of_its_own_is_taken_and_nobody_is_held_out(data: Path):

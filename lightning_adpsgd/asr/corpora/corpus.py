@@ -93,6 +93,25 @@ def utterance_id(recording: str, channel: int, start_s: float, end_s: float) -> 
     return f"{recording}-{'AB'[channel]}_{start:06d}-{end:06d}"
 
 
+def misfit(
+    start_s: float, end_s: float, sound_s: float, clip_s: float, shortest_s: float
+) -> str:
+    """The reason why a stretch of a recording cannot be used; empty if it can.
+
+    Args:
+        start_s: Start of the stretch, in seconds.
+        end_s: End of the stretch.
+        sound_s: Length of the recording, to which a later end is clipped.
+        clip_s: Seconds by which it may end later.
+        shortest_s: Least length after clipping.
+    """
+    if end_s > sound_s + clip_s:
+        return "transcript beyond the end of its audio"
+    if min(end_s, sound_s) - start_s < shortest_s:
+        return f"shorter than {shortest_s} s"
+    return ""
+
+
 def write_utterances(path: Path, utterances: Iterable[Utterance]) -> None:
     """Writes one JSON object per line, whole or not at all."""
     with written_whole(path) as file:

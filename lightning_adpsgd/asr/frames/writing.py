@@ -95,7 +95,10 @@ class FrameWriter:
                 f"got {len(ids)} and {len(lengths)}"
             )
         if min(lengths) < 1:
-            raise ValueError(f"every length must be at least 1, got {min(lengths)}")
+            name = ids[int(np.argmin(lengths))]
+            raise ValueError(
+                f"every length must be at least 1, got {min(lengths)} of {name}"
+            )
         ends = np.cumsum(np.asarray(lengths, np.int64))
         self.folder = folder
         self.spans = np.stack([ends - np.asarray(lengths), ends], axis=1)

@@ -3,12 +3,22 @@
 Recordings are files that this machine can open. Commands in `wav.scp` are not run:
 their utterances are left out and counted. Without `segments` a recording is one
 utterance.
+
+To Kaldi an entry of `wav.scp` is one channel, and `reco2file_and_channel` tells which
+side of a conversation it is when words are scored. So its letter picks a channel only
+if the file has several.
 """
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance, utterance_id
+from lightning_adpsgd.asr.corpora.corpus import (
+    Skipped,
+    Utterance,
+    misfit,
+    utterance_id,
+)
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.tables import (
     Cut,
@@ -18,77 +28,106 @@ from lightning_adpsgd.asr.kaldi.tables import (
     read_segments,
     read_speakers,
 )
+from lightning_adpsgd.asr.sound.channels import SoundFacts
 
 _COMMAND = "write the path of the recording in place of the command"
 
 
+class _Sound(NamedTuple):
+    """A recording, and the channel of it that is read."""
+
+    path: Path
+    channel: int
+    seconds: float
+
+
 def read_data(
-    folder: Path, length_of: Callable[[Path], float], skipped: Skipped
+    folder: Path,
+    facts_of: Callable[[Path], SoundFacts],
+    skipped: Skipped,
+    clip_s: float = 0.5,
+    shortest_s: float = 0.1,
 ) -> list[Utterance]:
     """The utterances of a data directory, in the order of `text`.
 
-    An id begins with Kaldi's name of the utterance, and words are in lower case.
+    An id begins with Kaldi's name of the utterance, and words are in lower case. The
+    bounds of times are those of Kaldi's `extract-segments`, if no others are given.
 
     Args:
         folder: Data directory, such as `data/train`.
-        length_of: Function for seconds of a recording; raises ValueError if unusable.
+        facts_of: Function for the facts of a recording; raises ValueError if unusable.
         skipped: Counter of the utterances that are left out, with the reason.
+        clip_s: Seconds by which a segment may end after its recording. It is clipped;
+            beyond that it is left out.
+        shortest_s: Seconds below which an utterance is left out.
 
     Raises:
         KaldiError: A file is missing or damaged, or no utterance can be used.
     """
-    sounds = {row.name: row for row in read_rows(folder / "wav.scp")}
+    rows = {row.name: row for row in read_rows(folder / "wav.scp")}
     cuts = read_segments(folder) if (folder / "segments").exists() else None
     speakers, channels = read_speakers(folder), read_channels(folder)
     found = []
     for line in read_rows(folder / "text"):
         whole = Cut(line.name, 0.0, None, line.where)
         cut = whole if cuts is None else cuts.get(line.name)
-        sound = sounds.get(cut.recording) if cut is not None else None
-        if cut is None or sound is None:
+        row = rows.get(cut.recording) if cut is not None else None
+        if cut is None or row is None:
             skipped.add("text without a recording", line.where)
             continue
-        path = _path(sound, skipped)
-        seconds = None if path is None else _length(path, length_of, skipped)
-        if path is None or seconds is None:
+        _, side = channels.get(cut.recording, ("", 0))
+        sound = _sound(row, side, facts_of, skipped)
+        if sound is None or not _fits(line, cut, sound, clip_s, shortest_s, skipped):
             continue
-        _, channel = channels.get(cut.recording, ("", 0))
-        speaker = speakers.get(line.name, line.name)
-        found.append(_utterance(line, path, channel, cut, seconds, speaker))
+        found.append(_utterance(line, cut, sound, speakers.get(line.name, line.name)))
     if not found:
         reasons = "; ".join(skipped.report()) or "`text` is empty"
         raise KaldiError(f"{folder}: no utterance can be used: {reasons}")
     return found
 
 
-def _utterance(
-    line: Row, path: Path, channel: int, cut: Cut, seconds: float, speaker: str
-) -> Utterance:
-    end_s = seconds if cut.end_s is None else min(cut.end_s, seconds)
+def _sound(
+    row: Row, side: int, facts_of: Callable[[Path], SoundFacts], skipped: Skipped
+) -> _Sound | None:
+    """The recording of a row of `wav.scp`; nothing, and a count, if it is unusable."""
+    if row.rest[-1] == "|":
+        skipped.add("command in wav.scp", row.where, remedy=_COMMAND)
+        return None
+    path = Path(" ".join(row.rest))
+    try:
+        facts = facts_of(path)
+    except ValueError as error:
+        skipped.add("unusable sound", str(error), remedy="its utterances are left out")
+        return None
+    return _Sound(path, side if facts.num_channels > 1 else 0, facts.seconds)
+
+
+def _fits(
+    line: Row,
+    cut: Cut,
+    sound: _Sound,
+    clip_s: float,
+    shortest_s: float,
+    skipped: Skipped,
+) -> bool:
+    """Whether an utterance lies in its recording; it is counted if it does not."""
+    end_s = sound.seconds if cut.end_s is None else cut.end_s
+    reason = misfit(cut.start_s, end_s, sound.seconds, clip_s, shortest_s)
+    if reason:
+        where = f"{cut.where}: {line.name} in {sound.seconds:.2f} s of {sound.path}"
+        skipped.add(reason, where, end_s - cut.start_s)
+    return not reason
+
+
+def _utterance(line: Row, cut: Cut, sound: _Sound, speaker: str) -> Utterance:
+    end_s = sound.seconds if cut.end_s is None else min(cut.end_s, sound.seconds)
     return Utterance(
-        id=utterance_id(line.name, channel, cut.start_s, end_s),
-        recording=path,
-        channel=channel,
+        id=utterance_id(line.name, sound.channel, cut.start_s, end_s),
+        recording=sound.path,
+        channel=sound.channel,
         start_s=cut.start_s,
         end_s=end_s,
         words=tuple(word.lower() for word in line.rest),
         speaker=speaker,
         source=line.where,
     )
-
-
-def _path(sound: Row, skipped: Skipped) -> Path | None:
-    if sound.rest[-1] == "|":
-        skipped.add("command in wav.scp", sound.where, remedy=_COMMAND)
-        return None
-    return Path(" ".join(sound.rest))
-
-
-def _length(
-    path: Path, length_of: Callable[[Path], float], skipped: Skipped
-) -> float | None:
-    try:
-        return length_of(path)
-    except ValueError as error:
-        skipped.add("unusable sound", str(error), remedy="its utterances are left out")
-        return None

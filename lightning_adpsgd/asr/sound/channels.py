@@ -40,8 +40,29 @@ def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
 
     Raises:
         ChannelError: The file cannot be read, is not sound, is empty, or has a rate
-            below `sample_rate`.
+            below `sample_rate`; or it is SPHERE and shorter than its header says, or
+            compressed without a program that reads it.
     """
+    found = _sphere_facts(path) if is_sphere(path) else _facts(path)
+    if found.sample_rate < sample_rate:
+        raise ChannelError(
+            f"{path}: expected at least {sample_rate} Hz, got {found.sample_rate}; "
+            "record it again, because a lower rate lacks frequencies of speech"
+        )
+    return found
+
+
+def _sphere_facts(path: Path) -> SoundFacts:
+    try:
+        header = sphere.read_header(path, sample_rate=None)
+        if header.is_shortened:
+            sphere.find_sph2pipe(path, header)
+    except sphere.SphereError as error:
+        raise ChannelError(str(error)) from error
+    return SoundFacts(header.duration_s, header.num_channels, header.sample_rate)
+
+
+def _facts(path: Path) -> SoundFacts:
     try:
         found = soundfile.info(sphere.name_of(path))
     except (OSError, soundfile.LibsndfileError) as error:
@@ -49,11 +70,6 @@ def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
         raise ChannelError(f"{path}: {problem}") from error
     if found.frames <= 0:
         raise ChannelError(f"{path}: contains no sound; copy it again")
-    if found.samplerate < sample_rate:
-        raise ChannelError(
-            f"{path}: expected at least {sample_rate} Hz, got {found.samplerate}; "
-            "record it again, because a lower rate lacks frequencies of speech"
-        )
     seconds = found.frames / found.samplerate
     return SoundFacts(seconds, found.channels, found.samplerate)
 
@@ -64,17 +80,15 @@ def read_channel(
     """One whole channel as float32 [samples] in [-1, 1], at `sample_rate`.
 
     Raises:
-        ValueError: An error of `read_facts` or `sphere.read_header`; or the channel
-            does not exist, or there are fewer samples than the header says.
+        ValueError: An error of `read_facts`; or the channel does not exist, or there
+            are fewer samples than the header says.
     """
-    if is_sphere(path):
-        return sphere.read_channel(path, channel, sample_rate=sample_rate)
     facts = read_facts(path, sample_rate)
     if not 0 <= channel < facts.num_channels:
         raise ChannelError(
             f"{path}: `channel` must be below {facts.num_channels}, got {channel}"
         )
-    samples = _read(path, facts)[:, channel]
+    samples = _read(path, channel, facts)
     if facts.sample_rate == sample_rate:
         return np.ascontiguousarray(samples)
     return resample(torch.tensor(samples), facts.sample_rate, sample_rate).numpy()
@@ -89,7 +103,10 @@ def is_sphere(path: Path) -> bool:
         return False
 
 
-def _read(path: Path, facts: SoundFacts) -> np.ndarray:
+def _read(path: Path, channel: int, facts: SoundFacts) -> np.ndarray:
+    """One channel, float32 [samples], at the rate of the file."""
+    if is_sphere(path):
+        return sphere.read_channel(path, channel, sample_rate=facts.sample_rate)
     try:
         samples, _ = soundfile.read(
             sphere.name_of(path), dtype="float32", always_2d=True
@@ -102,4 +119,4 @@ def _read(path: Path, facts: SoundFacts) -> np.ndarray:
             f"{path}: truncated: its header says {expected} samples, it has "
             f"{len(samples)}; copy it again"
         )
-    return samples
+    return samples[:, channel]

@@ -65,8 +65,12 @@ class SphereHeader(NamedTuple):
         return "shorten" in self.coding
 
 
-def read_header(path: Path, sample_rate: int = SAMPLE_RATE) -> SphereHeader:
+def read_header(path: Path, sample_rate: int | None = SAMPLE_RATE) -> SphereHeader:
     """Reads and checks the header, without touching the samples.
+
+    Args:
+        path: SPHERE file.
+        sample_rate: Expected sample rate in Hz; None for any.
 
     Raises:
         SphereError: The file is missing, not SPHERE, at a different rate, or shorter
@@ -80,7 +84,7 @@ def read_header(path: Path, sample_rate: int = SAMPLE_RATE) -> SphereHeader:
         raise SphereError(
             f"{path}: cannot be read: {error.strerror}; see its permissions"
         ) from error
-    if header.sample_rate != sample_rate:
+    if sample_rate is not None and header.sample_rate != sample_rate:
         raise SphereError(
             f"{path}: expected {sample_rate} Hz, the header says {header.sample_rate}; "
             "resample it, or check whether this is the right disc"
@@ -244,7 +248,12 @@ def _read_plain(path: Path, channel: int, start: int, end: int) -> np.ndarray:
     return np.ascontiguousarray(samples[:, channel])
 
 
-def _read_shortened(path: Path, channel: int, header: SphereHeader) -> np.ndarray:
+def find_sph2pipe(path: Path, header: SphereHeader) -> str:
+    """The program that reads a compressed file.
+
+    Raises:
+        SphereError: It is not there.
+    """
     program = shutil.which("sph2pipe")
     if program is None:
         raise SphereError(
@@ -252,6 +261,11 @@ def _read_shortened(path: Path, channel: int, header: SphereHeader) -> np.ndarra
             "on PATH: download its source from the LDC, build it with a C compiler "
             "and put it on PATH"
         )
+    return program
+
+
+def _read_shortened(path: Path, channel: int, header: SphereHeader) -> np.ndarray:
+    program = find_sph2pipe(path, header)
     command = [program, "-f", "wav", "-p", "-c", str(channel + 1), str(path)]
     run = subprocess.run(command, capture_output=True, check=False)
     if run.returncode != 0:

@@ -72,18 +72,16 @@ def lexicon(settings: Settings, output: Path) -> None:
 
 def _splits(settings: Settings, skipped: Skipped) -> Splits:
     names = ["train", *(n for n in ("dev", "test") if _is_there(settings, n))]
-    length_of = functools.cache(lambda path: read_facts(path).seconds)
+    facts_of = functools.cache(read_facts)
+    bounds = settings.prepare.clip_s, settings.prepare.min_utterance_s
     try:
-        return {
-            name: [
-                *distinct(
-                    read_data(settings.corpus / name, length_of, skipped), skipped
-                )
-            ]
+        found = {
+            name: read_data(settings.corpus / name, facts_of, skipped, *bounds)
             for name in names
         }
     except KaldiError as error:
         raise StageError(f"--corpus: {error}") from error
+    return {name: [*distinct(spoken, skipped)] for name, spoken in found.items()}
 
 
 def _is_there(settings: Settings, name: str) -> bool:

@@ -17,6 +17,7 @@ from lightning_adpsgd.asr.corpora.corpus import (
     CorpusError,
     Skipped,
     Utterance,
+    misfit,
     utterance_id,
 )
 from lightning_adpsgd.asr.corpora.hub5 import (
@@ -198,17 +199,16 @@ def _fitted(
     skipped: Skipped,
 ) -> Iterator[Utterance]:
     """The utterance within its audio; nothing, and a count, if it does not fit."""
-    end_s = min(utterance.end_s, recording.seconds) if recording else utterance.end_s
-    reason = None
     if recording is None or utterance.channel >= recording.num_channels:
         reason = "no usable recording for the transcript"
-    elif utterance.end_s > recording.seconds + settings.clip_s:
-        reason = "transcript beyond the end of its audio"
-    elif end_s - utterance.start_s < settings.min_utterance_s:
-        reason = f"shorter than {settings.min_utterance_s} s"
-    if reason or recording is None:
-        skipped.add(reason or "", utterance.source, utterance.duration_s)
+        skipped.add(reason, utterance.source, utterance.duration_s)
         return
+    start_s, end_s, sound_s = utterance.start_s, utterance.end_s, recording.seconds
+    bounds = settings.clip_s, settings.min_utterance_s
+    if reason := misfit(start_s, end_s, sound_s, *bounds):
+        skipped.add(reason, utterance.source, utterance.duration_s)
+        return
+    end_s = min(end_s, sound_s)
     yield dataclasses.replace(utterance, recording=recording.path, end_s=end_s)
 
 

@@ -9,10 +9,11 @@ from lightning_adpsgd.asr.corpora.corpus import Skipped
 from lightning_adpsgd.asr.kaldi.data import read_data
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.names import Names
+from lightning_adpsgd.asr.sound.channels import SoundFacts
 
 FILES = {
     "wav.scp": "anna-call /speech/anna call.wav\nbert sph2pipe -c 1 x.sph |\n",
-    "segments": "anna-1 anna-call 0.98 2.5\nanna-2 anna-call 3 9\nbert-1 bert 0 1\n",
+    "segments": "anna-1 anna-call 0.98 2.5\nanna-2 anna-call 3 5.3\nbert-1 bert 0 1\n",
     "utt2spk": "anna-1 anna\nanna-2 anna\nbert-1 bert\n",
     "reco2file_and_channel": "anna-call call B\nbert x A\n",
     "text": "anna-1 YES i know\nanna-2 no\nbert-1 no\ncarl-1 no\n",
@@ -34,8 +35,12 @@ def write(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
     return writes
 
 
-def _five_seconds(path: Path) -> float:
-    return 5.0
+def _five_seconds(path: Path) -> SoundFacts:
+    return SoundFacts(5.0, num_channels=2, sample_rate=8000)
+
+
+def _mono(path: Path) -> SoundFacts:
+    return SoundFacts(5.0, num_channels=1, sample_rate=8000)
 
 
 def test_utterances_have_the_recordings_times_and_sides_of_the_tables(write):
@@ -49,6 +54,38 @@ def test_utterances_have_the_recordings_times_and_sides_of_the_tables(write):
     assert first.source.endswith("text:1")
     assert second.end_s == 5.0  # no longer than its recording
     assert skipped.counts == {"command in wav.scp": 1, "text without a recording": 1}
+
+
+def test_side_b_of_a_file_with_one_channel_is_that_channel(write):
+    first, second = read_data(write(FILES), _mono, Skipped())
+    assert (first.channel, second.channel) == (0, 0)
+    assert Names([first.id, second.id]).find("anna-1") == first.id
+
+
+@pytest.mark.parametrize(
+    ("segment", "reason"),
+    [
+        ("7 8", "transcript beyond the end of its audio"),
+        ("5.2 5.4", "shorter than 0.1 s"),
+        ("5.2 -1", "shorter than 0.1 s"),
+        ("4.95 5.4", "shorter than 0.1 s"),
+        ("1 1.02", "shorter than 0.1 s"),
+        ("1 5.6", "transcript beyond the end of its audio"),
+    ],
+)
+def test_what_has_too_little_sound_is_left_out_and_named(
+    write, segment: str, reason: str
+):
+    files = FILES | {
+        "segments": f"anna-1 anna-call {segment}\nanna-2 anna-call 3 4\n",
+        "text": "anna-1 yes\nanna-2 no\n",
+    }
+    skipped = Skipped()
+    (found,) = read_data(write(files), _five_seconds, skipped)
+    assert found.id.startswith("anna-2")
+    assert skipped.counts == {reason: 1}
+    (where,) = skipped.examples[reason]
+    assert where.endswith("segments:1: anna-1 in 5.00 s of /speech/anna call.wav")
 
 
 def test_an_end_of_minus_one_is_that_of_the_recording(write):
@@ -69,7 +106,7 @@ def test_a_recording_of_several_utterances_is_none_of_them():
     assert names.find("sw02001") is None
 
 
-def _broken(path: Path) -> float:
+def _broken(path: Path) -> SoundFacts:
     raise ValueError(f"{path}: truncated")
 
 

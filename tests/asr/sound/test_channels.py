@@ -48,6 +48,37 @@ def test_sphere_goes_its_own_way(tmp_path: Path):
     np.testing.assert_array_equal(read_channel(path, 1), sphere.read_channel(path, 1))
 
 
+@pytest.mark.parametrize("rate", [11025, 16000])
+def test_sphere_of_a_higher_rate_is_brought_down(tmp_path: Path, rate: int):
+    path = write_sphere(tmp_path / "tone.sph", _tone(rate), rate, "PCM_16")
+    assert read_facts(path) == (1.0, 1, rate)
+    found = read_channel(path, 0)
+    assert (found.dtype, len(found)) == (np.float32, 8000)
+    inside = slice(500, 7500)
+    np.testing.assert_allclose(found[inside], _tone(8000)[inside], atol=0.01)
+    with pytest.raises(ChannelError, match="`channel` must be below 1, got 1"):
+        read_channel(path, 1)
+
+
+def test_what_no_one_could_read_of_sphere_is_told_by_its_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    low = write_sphere(tmp_path / "low.sph", _tone(4000), 4000)
+    with pytest.raises(ChannelError, match=r"low\.sph: expected at least 8000 Hz"):
+        read_facts(low)
+    path = write_sphere(tmp_path / "call.sph", noise(1.0))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:5000])
+    with pytest.raises(ChannelError, match=r"call\.sph: truncated: .* says 8000"):
+        read_facts(path)
+    shortened = b"-s26 ulaw,embedded-shorten-v2.00"
+    header = whole[:1024].replace(b"-s4 ulaw", shortened).ljust(1024)[:1024]
+    path.write_bytes(header + whole[1024:])
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ChannelError, match=r"call\.sph: .* needs the program sph2pipe"):
+        read_facts(path)
+
+
 def test_a_lower_rate_is_refused(tmp_path: Path):
     path = _write(tmp_path / "low.wav", _tone(4000), 4000)
     with pytest.raises(
