@@ -9,6 +9,7 @@ import soundfile
 
 from lightning_adpsgd.asr.corpora.corpus import read_utterances
 from lightning_adpsgd.asr.frames.store import FrameStore
+from lightning_adpsgd.asr.language.lexicon import Lexicon, read_lexicon
 from recipes.kaldi.__main__ import main
 from tests.asr.kaldi_files import write_experiment
 from tests.asr.tiny import write_sphere
@@ -155,7 +156,75 @@ def test_what_is_left_out_is_told_before_anything_starts(
     assert "command in wav.scp: 1" in said
     assert "unusable sound: 1" in said
     report = json.loads((data.parent / "run/exp/check/report.json").read_text())
-    assert len(report["report"]) == 4
+    assert len(report["report"]) == 5
+    assert "lexicon.txt: 3 words, 6 phones" in said
+
+
+def _lexicon(data: Path) -> Lexicon:
+    return read_lexicon(data.parent / "run/exp/lexicon")
+
+
+def test_phones_are_those_of_the_lexicon_as_they_are_written(data: Path):
+    path = data / "local/dict/lexicon.txt"
+    path.write_text("yes S e1 s\nno n e4 N\nyes s 2 S\n")
+    assert _run(data, "lm") == 0
+    found = _lexicon(data)
+    assert found.nonsilence_phones == ("2", "N", "S", "e1", "e4", "n", "s")
+    assert found.pronunciations["yes"] == (("S", "e1", "s"), ("s", "2", "S"))
+
+
+def test_espeak_does_not_continue_a_lexicon_of_other_phones(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = data / "local/dict/lexicon.txt"
+    path.write_text("yes Y EH1 S\nno N OW1\n")
+    assert _run(data, "lexicon", "lexicon.synthesise=true") == 1
+    error = capsys.readouterr().err
+    assert f"{path} has the phone 'EH1'" in error
+    assert _run(data, "lexicon", f"lexicon.cmudict={path}") == 0
+    assert _lexicon(data).nonsilence_phones == ("eh", "n", "ow", "s", "y")
+
+
+def test_words_that_are_spelled_out_keep_their_own_pronunciation(data: Path):
+    text = data / "train/text"
+    text.write_text(text.read_text().replace("YES no", "yes U._S. A. no ab-"))
+    path = data / "local/dict/lexicon.txt"
+    path.write_text("yes y eh s\nno n ow\nu._s. uw s\nab- ae b\n")
+    assert _run(data, "lexicon") == 0
+    found = _lexicon(data).pronunciations
+    assert (found["u._s."], found["ab-"]) == ((("uw", "s"),), (("ae", "b"),))
+    assert found["a."] == (("ey",),)
+
+
+def test_a_word_is_not_spelled_out_in_phones_that_the_lexicon_lacks(data: Path):
+    text = data / "train/text"
+    text.write_text(text.read_text().replace("YES no", "yes A. no"))
+    (data / "local/dict/lexicon.txt").write_text("yes Y EH S\nno N OW\n")
+    assert _run(data, "lexicon") == 0
+    assert "a." not in _lexicon(data)
+
+
+def test_a_lexicon_of_before_is_not_taken_for_one_with_phones_as_written(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert _run(data, "lexicon") == 0
+    stamp = data.parent / "run/exp/lexicon/.done"
+    content = json.loads(stamp.read_text())
+    del content["fingerprint"]["settings"]["edition"]
+    stamp.write_text(json.dumps(content))
+    assert _run(data, "lm") == 1
+    error = capsys.readouterr().err
+    assert "edition was absent, is phones as they are written" in error
+    assert "--from lexicon --redo" in error
+
+
+def test_a_damaged_lexicon_is_told_before_anything_starts(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    (data / "local/dict/silence_phones.txt").write_text("SIL\n")
+    (data / "local/dict/lexicon.txt").write_text("yes y eh s\nlow lau\n")
+    assert _run(data, "check") == 1
+    assert "lexicon.txt:2: the phone 'lau'" in capsys.readouterr().err
 
 
 def test_a_corpus_that_is_no_data_directory_is_refused(

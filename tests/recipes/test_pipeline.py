@@ -125,6 +125,18 @@ def test_a_changed_setting_is_refused_with_both_values(settings: Settings):
     assert recorder.calls == ["check", "lm", "train"]
 
 
+def test_a_stage_of_another_edition_counts_as_changed(settings: Settings):
+    check, lm, train = Recorder().stages()
+    run_stages(settings, (check, lm, train))
+    stages = (check, lm._replace(edition="longer words"), train)
+    problem = r"stage `lm`.*settings\.edition was absent, is longer words.*--from lm"
+    for first in ("lm", "train"):
+        with pytest.raises(StageError, match=problem):
+            run_stages(settings, stages, first=first)
+    run_stages(settings, stages, first="lm", redo=True)
+    run_stages(settings, stages)
+
+
 def test_a_setting_of_a_later_stage_changes_nothing_before(settings: Settings):
     recorder = Recorder()
     run_stages(settings, recorder.stages(), last="lm")

@@ -6,7 +6,7 @@ broken-off words, vocalised noise), `nsn` for other noise, `lau` for laughter.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +25,18 @@ SPECIAL_WORDS = {
     "[laughter]": "lau",
     UNKNOWN: "spn",
 }
+SILENCE_PHONES = (SILENCE, "spn", "nsn", "lau")
+_OF_SPEECH = (
+    "aa ae ah ao aw ax ay b ch d dh eh el en er ey f g hh ih iy jh k l m n ng ow oy p "
+    "r s sh t th uh uw v w y z zh"
+)
+MS_STATE_PHONES = frozenset(_OF_SPEECH.split(" "))
+"""The phones of speech in the MS-State dictionary."""
+
 _VARIANT = re.compile(r"\(\d+\)$")
 # Names that are reserved for the search graph.
 _RESERVED_WORDS = {"<eps>", "<s>", "</s>"}
 _RESERVED_PHONES = re.compile(r"#\d+|<eps>")
-_SILENCE_PHONES = (SILENCE, "spn", "nsn", "lau")
 
 Pronunciation = tuple[str, ...]
 
@@ -78,7 +85,7 @@ def read_entries(path: Path, skipped: Skipped) -> list[tuple[str, Pronunciation]
         word, *phones = line.split()
         if word.startswith("#"):
             continue
-        problem = _problem_of(word, phones)
+        problem = problem_of(word, phones)
         if problem:
             where = f"{path}:{number}: {word}"
             skipped.add(problem, where, remedy=LINE_LEFT_OUT)
@@ -91,7 +98,8 @@ def read_entries(path: Path, skipped: Skipped) -> list[tuple[str, Pronunciation]
     return entries
 
 
-def _problem_of(word: str, phones: list[str]) -> str:
+def problem_of(word: str, phones: Sequence[str]) -> str:
+    """The reason why a line of a dictionary is left out; empty if it is not."""
     if not phones:
         return "dictionary line without phones"
     is_reserved = word.lower() in _RESERVED_WORDS
@@ -141,7 +149,8 @@ def read_cmudict(path: Path, skipped: Skipped) -> Dictionary:
     `#` begin a comment. Stress is dropped, except that `AH0` becomes MS-State's `ax`.
 
     Raises:
-        CorpusError: The file cannot be read or holds no pronunciation.
+        CorpusError: The file cannot be read or holds no pronunciation, or nothing but
+            stress is left of a phone.
     """
     found: dict[str, dict[Pronunciation, None]] = {}
     for number, line in read_lines(path, skipped):
@@ -152,11 +161,20 @@ def read_cmudict(path: Path, skipped: Skipped) -> Dictionary:
             where = f"{path}:{number}: {written}"
             skipped.add("dictionary line without phones", where, remedy=LINE_LEFT_OUT)
             continue
-        word = _VARIANT.sub("", written.lower())
-        found.setdefault(word, {})[tuple(map(_without_stress, phones))] = None
+        said = tuple(map(_without_stress, phones))
+        if "" in said:
+            empty = phones[said.index("")]
+            problem = f"expected phones of CMUdict in {written!r}, got {empty!r}"
+            raise CorpusError.at(path, number, problem)
+        found.setdefault(word_of(written), {})[said] = None
     if not found:
         raise CorpusError(f"{path}: expected lines of `WORD W ER1 D`, found none")
     return {word: tuple(found[word]) for word in sorted(found)}
+
+
+def word_of(written: str) -> str:
+    """The word of an entry, in lower case, without the number of a pronunciation."""
+    return _VARIANT.sub("", written.lower())
 
 
 def _without_stress(phone: str) -> str:
@@ -187,15 +205,28 @@ def is_broken_off(word: str) -> bool:
     return word.startswith("-") or word.endswith("-")
 
 
-def build_lexicon(dictionary: dict[str, tuple[Pronunciation, ...]]) -> Lexicon:
-    """The dictionary with the special words."""
+def build_lexicon(
+    dictionary: Dictionary, silence_phones: Iterable[str] = ()
+) -> Lexicon:
+    """The dictionary with the special words.
+
+    Args:
+        dictionary: Pronunciations by word.
+        silence_phones: Phones of the dictionary that are silence as well.
+    """
     special = {word: ((phone,),) for word, phone in SPECIAL_WORDS.items()}
-    phones = {p for several in dictionary.values() for one in several for p in one}
+    phones = phones_of(dictionary) - set(SILENCE_PHONES)
+    more = phones & set(silence_phones)
     return Lexicon(
         pronunciations={**special, **dictionary},
-        silence_phones=_SILENCE_PHONES,
-        nonsilence_phones=tuple(sorted(phones - set(_SILENCE_PHONES))),
+        silence_phones=(*SILENCE_PHONES, *sorted(more)),
+        nonsilence_phones=tuple(sorted(phones - more)),
     )
+
+
+def phones_of(dictionary: Dictionary) -> set[str]:
+    """All phones of a dictionary."""
+    return {p for several in dictionary.values() for one in several for p in one}
 
 
 def count_unknown(lexicon: Lexicon, utterances: Iterable[Utterance]) -> Skipped:

@@ -50,6 +50,8 @@ class Stage(NamedTuple):
         wanted: whether the settings ask for the stage; it is skipped otherwise.
         together: who of a crew runs it: "leader", "machines" (the first process of
             each, which does a share) or "all".
+        edition: what it makes otherwise than before of the same settings and inputs;
+            finished stages of another edition count as changed.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Stage(NamedTuple):
     depends: tuple[str, ...] = ()
     wanted: Callable[[Settings], bool] = lambda _: True
     together: Together = "leader"
+    edition: str = ""
 
 
 def run_stages(
@@ -160,6 +163,7 @@ def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
 
 def _settings_of(stage: Stage, settings: Settings) -> dict[str, Any]:
     values = {name: _plain(getattr(settings, name)) for name in stage.depends}
+    values["edition"] = stage.edition or None
     # What is not asked for is left out: stamps stay valid when there is more to ask.
     return {name: value for name, value in values.items() if value is not None}
 

@@ -190,10 +190,17 @@ STAGES = (
 _OF_A_LAYOUT = ("check", "prepare", "lexicon")
 
 
-def _with_layout(module: str) -> tuple[Stage, ...]:
-    """The stages, with those that a module has for another layout replaced."""
+def _with_layout(module: str, **editions: str) -> tuple[Stage, ...]:
+    """The stages, with those that a module has for another layout replaced.
+
+    Args:
+        module: name of the module.
+        editions: editions of its stages, by name.
+    """
     return tuple(
-        stage._replace(run=_function(module, stage.name))
+        stage._replace(
+            run=_function(module, stage.name), edition=editions.get(stage.name, "")
+        )
         if stage.name in _OF_A_LAYOUT
         else stage
         for stage in STAGES
@@ -203,5 +210,5 @@ def _with_layout(module: str) -> tuple[Stage, ...]:
 LIBRISPEECH = _with_layout("librispeech")
 """The stages for a corpus in LibriSpeech's layout."""
 
-KALDI_DATA = _with_layout("kaldi_data")
+KALDI_DATA = _with_layout("kaldi_data", lexicon="phones as they are written")
 """The stages for data directories of Kaldi's."""

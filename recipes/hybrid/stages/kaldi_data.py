@@ -7,18 +7,36 @@ there; otherwise the last speakers of the training are held out.
 import functools
 from pathlib import Path
 
-from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance
+from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped, Utterance
 from lightning_adpsgd.asr.kaldi.data import read_data
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
+from lightning_adpsgd.asr.kaldi.lexicon import (
+    KaldiLexicon,
+    find_lexicon,
+    read_lexicon,
+)
+from lightning_adpsgd.asr.language.lexicon import (
+    MS_STATE_PHONES,
+    SILENCE_PHONES,
+    SPECIAL_WORDS,
+    Dictionary,
+    phones_of,
+)
 from lightning_adpsgd.asr.sound.channels import read_facts
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.data.discs import REPORT
 from recipes.hybrid.data.kaldi import find_kaldi
 from recipes.hybrid.data.selection import distinct, hold_out
-from recipes.hybrid.data.splits import say_splits, write_splits
+from recipes.hybrid.data.splits import say_splits, utterances, write_splits
 from recipes.hybrid.pipeline.runner import StageError, say
 from recipes.hybrid.pipeline.settings import Settings
-from recipes.hybrid.stages.lexicon import complete_lexicon
+from recipes.hybrid.stages.lexicon import (
+    SPELLED,
+    Source,
+    complete_lexicon,
+    sources_of,
+    synthesised,
+)
 
 Splits = dict[str, list[Utterance]]
 
@@ -27,7 +45,8 @@ def check(settings: Settings, output: Path) -> None:
     """Report the hours of each directory, and what cannot be used.
 
     Raises:
-        StageError: A file is missing or damaged, of the data or of the experiment.
+        StageError: A file is missing or damaged, of the data, the lexicon or the
+            experiment.
     """
     if settings.uses_kaldi:
         find_kaldi(settings)
@@ -37,9 +56,25 @@ def check(settings: Settings, output: Path) -> None:
         f"{sum(one.duration_s for one in spoken) / 3600:.2f} h"
         for split, spoken in _splits(settings, skipped).items()
     ]
+    lines.append(_about_lexicon(settings, skipped))
     lines += [f"WARNING: left out: {line}" for line in skipped.report()]
     say(lines)
     write_json(output / REPORT, {"report": lines})
+
+
+def _about_lexicon(settings: Settings, skipped: Skipped) -> str:
+    if settings.lexicon.cmudict is not None:
+        return f"{settings.lexicon.cmudict}: read as CMUdict, in place of a lexicon"
+    path = _lexicon_of(settings)
+    if path is None:
+        return f"{settings.corpus / 'local/dict/lexicon.txt'}: MISSING"
+    dictionary = _written(path, skipped).pronunciations
+    return f"{path}: {len(dictionary)} words, {len(phones_of(dictionary))} phones"
+
+
+def _lexicon_of(settings: Settings) -> Path | None:
+    """The lexicon of the corpus; none if another takes its place."""
+    return None if settings.lexicon.cmudict else find_lexicon(settings.corpus)
 
 
 def prepare(settings: Settings, output: Path) -> None:
@@ -60,14 +95,60 @@ def prepare(settings: Settings, output: Path) -> None:
 def lexicon(settings: Settings, output: Path) -> None:
     """Write the words of the training with pronunciations.
 
-    They come from `lexicon.cmudict`, by default `CORPUS/local/dict/lexicon.txt`.
+    They come from `CORPUS/local/dict`, with phones as they are written there, or from
+    `lexicon.cmudict`, in MS-State's phones.
 
     Raises:
-        StageError: The dictionary holds nothing.
+        StageError: The dictionary holds nothing, cannot be read, or has other phones
+            than eSpeak, which is asked for.
     """
-    default = settings.corpus / "local" / "dict" / "lexicon.txt"
-    path = default if default.exists() else None
-    complete_lexicon(settings, output, {}, Skipped(), default=path)
+    path, skipped = _lexicon_of(settings), Skipped()
+    if path is None:
+        sources = sources_of(settings, skipped)
+        complete_lexicon(settings, output, {}, sources, skipped)
+        return
+    written = _written(path, skipped)
+    known = _spoken(settings, path, written.pronunciations)
+    silence = written.silence_phones
+    sources = _in_the_same_phones(settings, path, phones_of(known) - {*silence})
+    complete_lexicon(settings, output, known, sources, skipped, silence)
+
+
+def _written(path: Path, skipped: Skipped) -> KaldiLexicon:
+    try:
+        return read_lexicon(path, skipped)
+    except CorpusError as error:
+        raise StageError(f"--corpus: {error}") from error
+
+
+def _spoken(settings: Settings, path: Path, dictionary: Dictionary) -> Dictionary:
+    """The words of the training that a dictionary has."""
+    said = {word for one in utterances(settings, "train") for word in one.words}
+    said -= SPECIAL_WORDS.keys()
+    known = {word: dictionary[word] for word in said if word in dictionary}
+    print(f"  {len(known)} of {len(said)} words are in {path.name}")
+    return known
+
+
+def _in_the_same_phones(
+    settings: Settings, path: Path, phones: set[str]
+) -> tuple[Source, ...]:
+    """Sources for the words that a lexicon lacks: none if its phones are others.
+
+    Raises:
+        StageError: eSpeak is asked for, which writes MS-State's phones.
+    """
+    others = sorted(phones - {*SILENCE_PHONES} - MS_STATE_PHONES)
+    if not others:
+        return SPELLED, *synthesised(settings)
+    if settings.lexicon.synthesise:
+        raise StageError(
+            f"`lexicon.synthesise` must be false: {path} has the phone {others[0]!r}, "
+            "and eSpeak's pronunciations are in the phones of MS-State, which lack it. "
+            f"If its phones are CMUdict's, `lexicon.cmudict={path}` reads it in "
+            "MS-State's"
+        )
+    return ()
 
 
 def _splits(settings: Settings, skipped: Skipped) -> Splits:

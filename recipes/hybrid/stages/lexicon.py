@@ -23,6 +23,17 @@ from recipes.hybrid.data.splits import utterances
 from recipes.hybrid.pipeline.runner import StageError, say
 from recipes.hybrid.pipeline.settings import Settings
 
+Pronouncer = Callable[[str, int], tuple[Pronunciation, ...]]
+"""Maps a word and its number of occurrences to its pronunciations, none if unknown."""
+
+Source = tuple[str, Pronouncer]
+"""Where pronunciations come from, in words, and what gives them."""
+
+SPELLED: Source = (
+    "are spelled out",
+    lambda word, _: tuple(filter(None, [pronounce_letters(word)])),
+)
+
 
 def lexicon(settings: Settings, output: Path) -> None:
     """Write the dictionary with the special words; say which words it lacks.
@@ -31,37 +42,41 @@ def lexicon(settings: Settings, output: Path) -> None:
         StageError: A dictionary is missing or holds nothing.
     """
     skipped = Skipped()
-    complete_lexicon(settings, output, _dictionary(settings, skipped), skipped)
+    dictionary = _dictionary(settings, skipped)
+    sources = sources_of(settings, skipped)
+    complete_lexicon(settings, output, dictionary, sources, skipped)
 
 
 def complete_lexicon(
     settings: Settings,
     output: Path,
     dictionary: Dictionary,
+    sources: Iterable[Source],
     skipped: Skipped,
-    default: Path | None = None,
+    silence_phones: Iterable[str] = (),
 ) -> None:
     """Write a dictionary with the words of the training that it lacks.
 
     Args:
-        settings: settings that name further sources of pronunciations.
+        settings: settings of the experiment.
         output: folder of the lexicon.
         dictionary: pronunciations that come first.
+        sources: sources of pronunciations for other words, the preferred one first.
         skipped: count of the lines that cannot be read.
-        default: dictionary in CMUdict's form, if `lexicon.cmudict` is not set.
+        silence_phones: phones of the dictionary that are silence, beside those of
+            every recipe.
 
     Raises:
-        StageError: The other dictionary cannot be read, or most words have no
-            pronunciation.
+        StageError: A source cannot be read, or most words have no pronunciation.
     """
     spoken = utterances(settings, "train")
-    for how, more in _more(settings, default, skipped):
+    for how, more in sources:
         missing = find_missing(dictionary, spoken)
         found = {word: said for word in missing if (said := more(word, missing[word]))}
         dictionary |= found
         if found:
             print(f"  {len(found)} of {len(missing)} missing words {how}")
-    words = build_lexicon(dict(sorted(dictionary.items())))
+    words = build_lexicon(dict(sorted(dictionary.items())), silence_phones)
     _check_language(words, spoken)
     write_lexicon(output, words)
     say_lexicon(settings, words, skipped)
@@ -91,18 +106,20 @@ def _dictionary(settings: Settings, skipped: Skipped) -> Dictionary:
         raise StageError(str(error)) from error
 
 
-Pronouncer = Callable[[str, int], tuple[Pronunciation, ...]]
-"""Maps a word and its number of occurrences to its pronunciations, none if unknown."""
+def sources_of(
+    settings: Settings, skipped: Skipped, default: Path | None = None
+) -> Iterator[Source]:
+    """How words that a dictionary lacks get pronunciations in MS-State's phones.
 
+    Args:
+        settings: settings that name the sources.
+        skipped: count of the lines that cannot be read.
+        default: dictionary in CMUdict's form, if `lexicon.cmudict` is not set.
 
-def _more(
-    settings: Settings, default: Path | None, skipped: Skipped
-) -> Iterator[tuple[str, Pronouncer]]:
-    """How words that the dictionary lacks get their pronunciations, in this order."""
-    yield (
-        "are spelled out",
-        lambda word, _: tuple(filter(None, [pronounce_letters(word)])),
-    )
+    Raises:
+        StageError: The other dictionary cannot be read.
+    """
+    yield SPELLED
     path = settings.lexicon.cmudict or default
     if path is not None:
         try:
@@ -110,6 +127,11 @@ def _more(
         except CorpusError as error:
             raise StageError(f"`lexicon.cmudict`: {error}") from error
         yield f"are in {path.name}", lambda word, _: other.get(word, ())
+    yield from synthesised(settings)
+
+
+def synthesised(settings: Settings) -> Iterator[Source]:
+    """eSpeak, if it is asked for."""
     if settings.lexicon.synthesise:
         yield "are pronounced by eSpeak", synthesiser(settings.lexicon.min_count)
 

@@ -29,7 +29,7 @@ from recipes.hybrid.data.selection import hold_out
 from recipes.hybrid.data.splits import say_splits, write_splits
 from recipes.hybrid.pipeline.runner import StageError, say
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
-from recipes.hybrid.stages.lexicon import complete_lexicon
+from recipes.hybrid.stages.lexicon import complete_lexicon, sources_of
 
 #: Hours of each split, for comparison; of the corpus's own description.
 HOURS = {
@@ -106,8 +106,9 @@ def lexicon(settings: Settings, output: Path) -> None:
     Raises:
         StageError: The dictionary holds nothing.
     """
-    library = _library(settings, Skipped())
-    complete_lexicon(settings, output, {}, Skipped(), default=library.lexicon)
+    library, skipped = _library(settings, Skipped()), Skipped()
+    sources = sources_of(settings, skipped, library.lexicon)
+    complete_lexicon(settings, output, {}, sources, skipped)
 
 
 def _library(settings: Settings, skipped: Skipped) -> Library:

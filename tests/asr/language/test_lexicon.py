@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from lightning_adpsgd.asr.corpora.acronyms import LETTERS
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped, Utterance
 from lightning_adpsgd.asr.language.dictionary_repairs import added, taken_away
 from lightning_adpsgd.asr.language.lexicon import (
+    MS_STATE_PHONES,
+    SILENCE_PHONES,
     build_lexicon,
     count_unknown,
     read_cmudict,
@@ -81,6 +84,20 @@ def test_cmudict_is_read_in_the_phones_of_ms_state(tmp_path: Path):
         "voila": (("v", "w", "aa", "l", "aa"),),
     }
     assert skipped.counts == {"dictionary line without phones": 1}
+
+
+def test_a_phone_that_is_nothing_but_stress_is_refused_with_its_line(tmp_path: Path):
+    path = tmp_path / "cmudict"
+    path.write_text("ABOUT AH0 B AW1 T\nPEU p 2\n")
+    problem = r"cmudict:2: expected phones of CMUdict in 'PEU', got '2'"
+    with pytest.raises(CorpusError, match=problem):
+        read_cmudict(path, Skipped())
+
+
+def test_letters_and_repairs_are_in_the_phones_of_ms_state():
+    spelled = {phone for said in LETTERS.values() for phone in said.split()}
+    repaired = {phone for _, phones in added() for phone in phones}
+    assert (spelled | repaired) - {*SILENCE_PHONES} <= MS_STATE_PHONES
 
 
 def test_a_word_without_phones_is_counted_with_its_line(dictionary: Path):

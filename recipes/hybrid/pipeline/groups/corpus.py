@@ -51,7 +51,7 @@ class LexiconSettings:
         repair: whether the patches of Kaldi's recipe are applied to the MS-State
             dictionary.
         cmudict: dictionary in CMUdict's form, for training words that the MS-State
-            dictionary lacks; none by default.
+            dictionary lacks, or in place of the corpus's lexicon; none by default.
         synthesise: whether eSpeak pronounces words that no dictionary has.
         min_count: occurrences in training below which eSpeak is not asked for a word.
     """
