@@ -13,6 +13,9 @@ from lightning_adpsgd.asr.language.lexicon import Lexicon, read_lexicon
 from recipes.kaldi.__main__ import main
 from tests.asr.kaldi_files import write_experiment
 from tests.asr.tiny import write_sphere
+from tests.pages.blocks import programs
+
+ROOT = Path(__file__).parents[2]
 
 SPOKEN = {
     "train": {"anna": 3, "bert": 3, "zoe": 2},
@@ -225,6 +228,24 @@ def test_a_damaged_lexicon_is_told_before_anything_starts(
     (data / "local/dict/lexicon.txt").write_text("yes y eh s\nlow lau\n")
     assert _run(data, "check") == 1
     assert "lexicon.txt:2: the phone 'lau'" in capsys.readouterr().err
+
+
+def test_the_program_of_the_page_writes_a_corpus_that_the_recipe_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("audio").mkdir()
+    random = np.random.default_rng(0)
+    for number in (7, 8, 9):
+        samples = 0.1 * random.standard_normal(12 * 8000)
+        soundfile.write(f"audio/call{number}.flac", samples, 8000)
+    (program,) = programs(ROOT / "docs/add-your-corpus.md")
+    exec(program, {"__name__": "program"})
+    assert _run(Path("data"), "features") == 0
+    spoken = read_utterances(Path("run/exp/prepare/train.jsonl"))
+    assert [(u.words, u.speaker) for u in spoken] == [(("yes", "i", "know"), "anna")]
+    assert len(FrameStore(Path("run/exp/features/test"))) == 1
+    assert "@U" in _lexicon(Path("data")).phones
 
 
 def test_a_corpus_that_is_no_data_directory_is_refused(
