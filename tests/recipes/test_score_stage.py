@@ -16,6 +16,7 @@ from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.recognition import scoring
 from recipes.hybrid.recognition.figures import hub5_size
 from recipes.hybrid.stages.score import score
+from recipes.hybrid.training.word_tables import figures_of
 
 STM = """;; LABEL "O" "Overall" "Overall"
 sw_1 A s1 0.0 2.0 <O,sw,M> SO ((UH)) U S <B_ASIDE> IS LARGE
@@ -172,6 +173,16 @@ def test_utterances_of_a_speaker_stay_together_where_each_is_a_file(
     assert (parts["test"]["wer_low"], parts["test"]["wer_high"]) == (0, 1)
     assert parts["test-clean"]["wer"] == 0.5
     assert parts["test-clean"]["wer_low"] is None
+
+
+def test_weights_and_biases_gets_the_interval_of_the_score(settings, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setattr(scoring, "find_hubscr", lambda: None)
+    total = run(settings)["parts"]["total"]
+    shown = figures_of(settings, settings.directory("score"))
+    assert shown["score/wer_total_low"] == total["wer_low"]
+    assert shown["score/wer_SWB"] == pytest.approx(1 / 6)
+    assert "score/wer_SWB_low" not in shown  # one speaker
 
 
 def test_a_run_is_compared_with_those_scored_before(settings, monkeypatch, capsys):

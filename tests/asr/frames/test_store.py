@@ -97,6 +97,11 @@ def test_frames_that_are_not_finite_are_refused(tmp_path: Path):
         writer.put(0, frames)
 
 
+def test_an_utterance_without_frames_is_named(tmp_path: Path):
+    with pytest.raises(ValueError, match="must be at least 1, got -3 of b"):
+        FrameWriter(tmp_path, ["a", "b", "c"], [30, -3, 0], 3)
+
+
 @pytest.mark.parametrize("lengths", [[], [3, 0], [3]])
 def test_lengths_that_do_not_fit_are_refused(tmp_path: Path, lengths: list[int]):
     with pytest.raises(ValueError, match="length"):
