@@ -128,8 +128,8 @@ class FrameWriter:
                 self._shards.check(self.folder)
                 return read_plan(self.folder / _PARTIAL_PLAN) == self._shards
             found = np.load(self.folder / _PARTIAL, mmap_mode="r")
-        except (FileNotFoundError, ValueError):  # interrupted while it was laid out
-            return False
+        except (EOFError, FileNotFoundError, ValueError):
+            return False  # it is being laid out, or was interrupted while it was
         return found.shape == self._shape and found.dtype == self._dtype
 
     def place(self, position: int) -> FramePlace:

@@ -97,6 +97,16 @@ def test_frames_that_are_not_finite_are_refused(tmp_path: Path):
         writer.put(0, frames)
 
 
+def test_an_array_that_is_being_laid_out_is_not_begun(tmp_path: Path):
+    writer = FrameWriter(tmp_path, ["a"], [30], 3)
+    partial = tmp_path / ".frames.partial.npy"
+    for found in (b"", b"\x93NUMPY"):
+        partial.write_bytes(found)
+        assert not writer.is_begun()
+    writer.create()
+    assert writer.is_begun()
+
+
 def test_an_utterance_without_frames_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match="must be at least 1, got -3 of b"):
         FrameWriter(tmp_path, ["a", "b", "c"], [30, -3, 0], 3)
