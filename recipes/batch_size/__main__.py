@@ -69,6 +69,7 @@ _DIALS: tuple[tuple[str, Callable[[str], object], str], ...] = (
     ("min_rate", float, "lowest peak learning rate"),
     ("max_rate", float, "highest peak learning rate"),
     ("num_learners", int, "of each algorithm"),
+    ("super_learner_size", int, "learners in each super-learner of hadpsgd"),
     ("epochs", int, "passes over the samples"),
     ("warmup_epochs", float, "of them"),
     ("rise", int, "peak rate over the first; 1: no warm-up"),

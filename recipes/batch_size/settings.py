@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from lightning_adpsgd.strategy.names import NAMES
 
 BASELINE = "ssgd"
+HIERARCHICAL = "hadpsgd"
 CLIPPED = "+clip"
 """At the end of a name: the largest norm of a gradient is searched beside the rate."""
 ALGORITHMS = (
@@ -17,7 +18,7 @@ ALGORITHMS = (
     "adpsgd",
     "adpsgd_random",
     "d1psgd",
-    "hadpsgd",
+    HIERARCHICAL,
 )
 # Beside the papers' own: rings and pairs drawn anew in each round, with waiting or not,
 # and SSGD whose learners each clip their own gradient, not its mean.
@@ -108,7 +109,8 @@ class Settings:
         min_rate: lowest peak learning rate; the grid continues by factors of sqrt(2).
         max_rate: highest peak learning rate.
         num_learners: number of learners of every algorithm.
-        super_learner_size: number of learners per super-learner of "hadpsgd".
+        super_learner_size: number of learners per super-learner of "hadpsgd"; where
+            that is among the algorithms, a proper divisor of `num_learners`.
         epochs: number of passes over the training samples, for every batch.
         warmup_epochs: number of these epochs until the peak rate.
         rise: peak rate divided by the rate at the start; 1: no warm-up, the peak for
@@ -147,15 +149,8 @@ class Settings:
     margins: tuple[float, ...] = (0.05, 0.10, 0.15, 0.20)
 
     def __post_init__(self) -> None:
-        names = set(map(without_clip, self.algorithms))
-        if names - {BASELINE, *NAMES, *EXTRA} or not set(self.controls) <= {
-            *self.algorithms
-        }:
-            raise ValueError(
-                f"`algorithms` must hold {BASELINE!r}, {BASELINE + CLIPPED!r} if one "
-                f"ends in {CLIPPED!r}, and names of {[*NAMES, *EXTRA]}, got "
-                f"{self.algorithms}"
-            )
+        self._check_algorithms()
+        self._check_learners()
         for batch in self.all_batches:
             if batch % self.num_learners or self.largest_batch % batch:
                 raise ValueError(
@@ -165,6 +160,39 @@ class Settings:
                 )
         if self.seeds < 1:
             raise ValueError(f"`seeds` must be at least 1, got {self.seeds}")
+
+    def _check_algorithms(self) -> None:
+        unknown = self._strategies - {BASELINE, *NAMES, *EXTRA}
+        if unknown or not set(self.controls) <= {*self.algorithms}:
+            raise ValueError(
+                f"`algorithms` must hold {BASELINE!r}, {BASELINE + CLIPPED!r} if one "
+                f"ends in {CLIPPED!r}, and names of {[*NAMES, *EXTRA]}, got "
+                f"{self.algorithms}"
+            )
+
+    def _check_learners(self) -> None:
+        """One super-learner alone would be SSGD under another name."""
+        num, size = self.num_learners, self.super_learner_size
+        least = 2 if self._strategies - {BASELINE} else 1
+        if num < least:
+            raise ValueError(
+                f"`num_learners` must be at least {least} for `algorithms` "
+                f"{self.algorithms}, got {num}"
+            )
+        if HIERARCHICAL not in self._strategies:
+            return
+        if size < 1:
+            raise ValueError(f"`super_learner_size` must be at least 1, got {size}")
+        if num % size or num == size:
+            raise ValueError(
+                f"`num_learners` must be a multiple of `super_learner_size` {size}, "
+                f"and at least twice that, where `algorithms` has {HIERARCHICAL!r}, "
+                f"got {num}"
+            )
+
+    @property
+    def _strategies(self) -> set[str]:
+        return set(map(without_clip, self.algorithms))
 
     @property
     def all_batches(self) -> list[int]:

@@ -13,7 +13,14 @@ from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.report import Point, Report
 from recipes.batch_size.outcomes import Outcome
-from recipes.batch_size.settings import BASELINE, EXTRA, Run, Settings, without_clip
+from recipes.batch_size.settings import (
+    BASELINE,
+    EXTRA,
+    HIERARCHICAL,
+    Run,
+    Settings,
+    without_clip,
+)
 from recipes.batch_size.workloads import Workload, batches_of
 
 _CHANCE_MARGIN = 0.05
@@ -86,7 +93,7 @@ def options_of(algorithm: str, settings: Settings) -> dict[str, Any]:
     if algorithm == BASELINE:
         return {"num_super_learners": 1}
     options = {**NAMES, **EXTRA}[algorithm]
-    size = settings.super_learner_size if algorithm == "hadpsgd" else 1
+    size = settings.super_learner_size if algorithm == HIERARCHICAL else 1
     gain = settings.mixing_gain if options["communication"] == "async" else 1.0
     return {
         "num_super_learners": settings.num_learners // size,

@@ -409,6 +409,34 @@ def test_batches_that_learners_cannot_share_are_refused() -> None:
         Settings(batches=(256, 384))
 
 
+@pytest.mark.parametrize(("num", "size"), [(10, 4), (6, 4), (4, 4), (1, 1)])
+def test_learners_that_super_learners_cannot_share_are_refused(
+    num: int, size: int
+) -> None:
+    sizes = {"num_learners": num, "super_learner_size": size}
+    batches = {"baseline_batch": num, "batches": (2 * num,)}
+    several: dict[str, Any] = {**sizes, **batches}
+    with pytest.raises(ValueError, match=rf"`num_learners` must be .*, got {num}$"):
+        Settings(algorithms=("ssgd", "hadpsgd"), **several)
+    with pytest.raises(ValueError, match=rf"`num_learners` must be .*, got {num}$"):
+        Settings(algorithms=("ssgd", "ssgd+clip", "hadpsgd+clip"), **several)
+    others = ("ssgd", "adpsgd") if num > 1 else ("ssgd",)
+    assert Settings(algorithms=others, **several).num_learners == num
+
+
+def test_one_learner_is_refused_for_all_but_ssgd() -> None:
+    with pytest.raises(ValueError, match="`num_learners` must be at least 2 .* got 1"):
+        Settings(algorithms=("ssgd", "adpsgd"), num_learners=1)
+
+
+def test_the_command_line_says_how_many_learners_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--num-learners", "10", "--baseline-batch", "10", "--batches", "20"])
+    assert "multiple of `super_learner_size` 4" in capsys.readouterr().err
+
+
 def test_a_quick_sweep_leaves_table_figures_and_report(tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     assert main(["--quick", "--seeds", "1", "--out", str(out)]) == 0
