@@ -1,13 +1,13 @@
 """The sweep: trains what is missing, one run after the other."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
-from recipes.batch_size.outcomes import Outcome, load, save, write_table, write_whole
+from recipes.batch_size.claim import claim
+from recipes.batch_size.outcomes import Outcome, load, save, write_table
 from recipes.batch_size.search import Best, at_rule, best_of, by_cell, missing
 from recipes.batch_size.settings import Cell, Run, Settings
 from recipes.batch_size.training import train
@@ -15,10 +15,6 @@ from recipes.batch_size.workloads import Workload
 
 # What the search was seen to need: rates of one seed, and three of all seeds.
 _RATES_OF_ONE_SEED = 2
-
-
-class SettingsChanged(ValueError):
-    """A folder holds runs of other settings."""
 
 
 class Sweep(NamedTuple):
@@ -62,11 +58,13 @@ def run_sweep(workload: Workload, settings: Settings, out: Path) -> Sweep:
         out: folder of the runs; a run that is there is not trained again.
 
     Raises:
-        SettingsChanged: The folder holds runs of other settings.
+        SettingsChanged: The folder holds runs of other settings, of another model or
+            of other data.
     """
-    claim(out, workload, settings)
-    workload, runs = workload.cut(settings.largest_batch), out / "runs"
+    runs = out / "runs"
     outcomes = load(runs)
+    claim(out, workload, settings, outcomes)
+    workload = workload.cut(settings.largest_batch)
     with tqdm(initial=len(outcomes), unit="run", smoothing=0.05) as bar:
         while todo := next_runs(outcomes, settings):
             bar.total = len(outcomes) + expected(outcomes, settings)
@@ -95,26 +93,3 @@ def expected(outcomes: Sequence[Outcome], settings: Settings) -> int:
         done = sum(map(len, cells.get(cell, {}).values()))
         left += max(1, each - done) if missing(cell, cells, settings) else 0
     return left
-
-
-def claim(out: Path, workload: Workload, settings: Settings) -> None:
-    """Notes what the runs of a folder have in common, or checks that they do.
-
-    Raises:
-        SettingsChanged: They do not.
-    """
-    path = out / "settings.json"
-    common = {"workload": workload.name, **settings.in_common()}
-    common["samples"] = len(workload.train[0])
-    if not path.exists():
-        out.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(common, indent=1))
-        return
-    before = json.loads(path.read_text(encoding="utf-8"))
-    changed = sorted(k for k in common if before.get(k) != common[k])
-    if changed:
-        raise SettingsChanged(
-            f"`out` {out} holds runs with another {', '.join(changed)} "
-            f"({', '.join(repr(before.get(k)) for k in changed)}): choose another "
-            "folder"
-        )

@@ -11,6 +11,7 @@ from lightning_adpsgd import VirtualCluster
 from lightning_adpsgd.asr.schedule import PaperSchedule
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.virtual.clock import Compute, Link
+from lightning_adpsgd.virtual.objective import evaluating
 from lightning_adpsgd.virtual.report import Point, Report
 from recipes.batch_size.outcomes import Outcome
 from recipes.batch_size.settings import (
@@ -70,8 +71,7 @@ def make_cluster(run: Run, workload: Workload, settings: Settings) -> VirtualClu
     SSGD is one learner with the whole batch: what an allreduce of equal learners is, to
     rounding (`tests/virtual/test_ties.py`), at the cost of fewer and larger gradients.
     """
-    torch.manual_seed(run.seed)
-    model = workload.make()
+    model = _model_of(run.seed, workload)
     num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     bandwidth = num_bytes / settings.exchange
     return VirtualCluster(
@@ -85,6 +85,18 @@ def make_cluster(run: Run, workload: Workload, settings: Settings) -> VirtualClu
         gradient_clip=run.setting.norm,
         seed=run.seed,
     )
+
+
+def start_loss(seed: int, workload: Workload) -> float:
+    """Held-out loss at the start of all runs of a seed."""
+    model = _model_of(seed, workload)
+    with evaluating(model):
+        return float(workload.loss(model, workload.to_report))
+
+
+def _model_of(seed: int, workload: Workload) -> nn.Module:
+    torch.manual_seed(seed)
+    return workload.make()
 
 
 def options_of(algorithm: str, settings: Settings) -> dict[str, Any]:

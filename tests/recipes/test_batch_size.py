@@ -1,7 +1,9 @@
 """The sweep over batch sizes: its search, its limits, its samples, and a whole one."""
 
 import itertools
+import json
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 
 from lightning_adpsgd import VirtualCluster
 from recipes.batch_size.__main__ import main
+from recipes.batch_size.claim import SettingsChanged, claim
 from recipes.batch_size.effective_rate import effective_share
 from recipes.batch_size.limits import Limit, limit, limits, ratio
 from recipes.batch_size.outcomes import (
@@ -33,7 +36,7 @@ from recipes.batch_size.search import (
     neighbours,
 )
 from recipes.batch_size.settings import QUICK, Cell, Run, Setting, Settings
-from recipes.batch_size.sweep import SettingsChanged, Sweep, next_runs, run_sweep
+from recipes.batch_size.sweep import Sweep, next_runs, run_sweep
 from recipes.batch_size.training import make_cluster, options_of, schedule_of, train
 from recipes.batch_size.workloads import Workload, batches_of, classifier
 
@@ -395,11 +398,102 @@ def test_a_sweep_that_was_interrupted_goes_on(
     assert next_runs(again.outcomes, TINY) == []
 
 
-def test_a_folder_takes_no_runs_of_other_settings(tmp_path: Path) -> None:
-    run_sweep(tiny_workload(), TINY, tmp_path)
-    changed = Settings(**{**vars(TINY), "epochs": 3})
-    with pytest.raises(SettingsChanged, match="another epochs \\(2\\)"):
-        run_sweep(tiny_workload(), changed, tmp_path)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs of `TINY`, for tests that copy it."""
+    folder = tmp_path_factory.mktemp("sweep") / "finished"
+    run_sweep(tiny_workload(), TINY, folder)
+    return folder
+
+
+def wider() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.Linear(16, 32))
+
+
+def without_relu() -> torch.nn.Module:
+    """Parameters of the same names, forms and first values as the classifier's."""
+    model = tiny_workload().make()
+    assert isinstance(model, torch.nn.Sequential)
+    model[1] = torch.nn.Tanh()
+    return model
+
+
+def changed_in(which: str) -> Workload:
+    workload = tiny_workload()
+    inputs, labels = getattr(workload, which)
+    inputs = inputs.clone()
+    inputs[7, 3] += 1e-3
+    return replace(workload, **{which: (inputs, labels)})
+
+
+OTHERS: list[tuple[Workload, str]] = [
+    (
+        replace(tiny_workload(), make=wider),
+        r"parameters 0.weight: \[128, 64\] there, \[16, 64\] here",
+    ),
+    (replace(tiny_workload(), num_classes=33), "num_classes: 32 there, 33 here"),
+    (changed_in("train"), r"\(data: [0-9a-f]{16} there, [0-9a-f]{16} here\)"),
+    (changed_in("held_out"), r"\(data: [0-9a-f]{16} there, [0-9a-f]{16} here\)"),
+    (replace(tiny_workload(), make=without_relu), r"another model, .* \(seed 0 begins"),
+]
+
+
+def test_a_folder_takes_no_runs_of_other_settings(finished: Path) -> None:
+    changed = replace(TINY, epochs=3)
+    with pytest.raises(SettingsChanged, match="epochs: 2 there, 3 here"):
+        run_sweep(tiny_workload(), changed, finished)
+
+
+@pytest.mark.parametrize(("other", "message"), OTHERS)
+def test_a_folder_takes_no_runs_of_another_model_or_other_data(
+    finished: Path, other: Workload, message: str
+) -> None:
+    before = (finished / "settings.json").read_bytes()
+    with pytest.raises(SettingsChanged, match=message):
+        run_sweep(other, TINY, finished)
+    assert (finished / "settings.json").read_bytes() == before
+
+
+def of_before(finished: Path, folder: Path) -> Path:
+    """The folder as versions left it whose claims knew neither model nor data."""
+    shutil.copytree(finished, folder)
+    path = folder / "settings.json"
+    told = json.loads(path.read_text())
+    del told["num_classes"], told["parameters"], told["data"]
+    path.write_text(json.dumps(told))
+    return folder
+
+
+def test_a_claim_of_before_is_taken_up_where_runs_begin_at_the_same_loss(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = of_before(finished, tmp_path / "before")
+    outcomes = load(folder / "runs")
+    claim(folder, tiny_workload(), TINY, outcomes)
+    assert "had no num_classes, parameters, data" in capsys.readouterr().err
+    new = [path / "settings.json" for path in (folder, finished)]
+    assert new[0].read_bytes() == new[1].read_bytes()
+    claim(folder, tiny_workload(), TINY, outcomes)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("make", [wider, without_relu])
+def test_a_claim_of_before_is_refused_where_runs_begin_at_another_loss(
+    finished: Path, tmp_path: Path, make: Any
+) -> None:
+    folder = of_before(finished, tmp_path / "before")
+    before = (folder / "settings.json").read_bytes()
+    with pytest.raises(SettingsChanged, match="another model, loss or held-out"):
+        run_sweep(replace(tiny_workload(), make=make), TINY, folder)
+    assert (folder / "settings.json").read_bytes() == before
+
+
+def test_runs_without_a_claim_are_compared_by_their_start(
+    finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished / "runs", tmp_path / "runs")
+    with pytest.raises(SettingsChanged, match="another model, loss or held-out"):
+        run_sweep(replace(tiny_workload(), make=wider), TINY, tmp_path)
 
 
 def test_batches_that_learners_cannot_share_are_refused() -> None:
@@ -425,7 +519,7 @@ def test_learners_that_super_learners_cannot_share_are_refused(
 
 
 def test_one_learner_is_refused_for_all_but_ssgd() -> None:
-    with pytest.raises(ValueError, match="`num_learners` must be at least 2 .* got 1"):
+    with pytest.raises(ValueError, match=r"`num_learners` must be at least 2 .* got 1"):
         Settings(algorithms=("ssgd", "adpsgd"), num_learners=1)
 
 
