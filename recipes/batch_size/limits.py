@@ -22,7 +22,8 @@ class Limit(NamedTuple):
 
     Attributes:
         batch: largest batch within the margin; 0 if none is.
-        open: whether it is the largest that was tried, so that the limit may be larger.
+        open: whether the limit may be larger: the batch is the largest that was tried,
+            or training diverged at the next one, which has no loss to draw a line to.
     """
 
     batch: float
@@ -49,6 +50,8 @@ def limit(curve: Mapping[int, float], largest_loss: float) -> Limit:
         return Limit(0.0, False)
     for before, batch in itertools.pairwise(batches):
         if not curve[batch] <= largest_loss:
+            if not math.isfinite(curve[batch]):
+                return Limit(float(before), True)
             part = (largest_loss - curve[before]) / (curve[batch] - curve[before])
             return Limit(before * (batch / before) ** part, False)
     return Limit(float(batches[-1]), True)

@@ -19,7 +19,7 @@ def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
     Args:
         out: folder of the report.
         sweep: sweep with all its runs.
-        workload: name of what was trained.
+        workload: what was trained, before or after its samples were cut.
     """
     batches = sweep.settings.batches
     figures = {
@@ -60,10 +60,12 @@ the seeds, at the learning rate and norm after the @, which were best for that a
 and batch on other held-out samples; `!` marks a best setting at an edge of the grid,
 "diverged" a cell in which some seed did at every rate. A limit is the batch at which
 the mean loss over the seeds leaves the margin above the baseline's, linear in the
-logarithm of the batch between two that were trained; `>=` where it never does, `<`
-where the smallest batch already has. The baseline of clipped algorithms (`+clip`) is
-clipped SSGD. The ratio is that to SSGD's limit, clipped as the algorithm is, with the
-central 95 % of a bootstrap over seeds."""
+logarithm of the batch between two that were trained. `>=` is a limit that may be
+larger: the loss never leaves the margin, or a seed diverged at the next batch, so that
+there is no loss to draw a line to. `<` is one below the smallest batch. The baseline of
+clipped algorithms (`+clip`) is clipped SSGD. The ratio is that to SSGD's limit, clipped
+as the algorithm is, with the central 95 % of a bootstrap over seeds. It is a bound if
+one of both limits may be larger, and left out if both may."""
 
 
 def loss_table(sweep: Sweep, cells: Mapping[Cell, Best]) -> str:
@@ -148,13 +150,22 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 def _facts(sweep: Sweep, workload: Workload) -> str:
     facts = {
         **provenance(),
-        "workload": f"{workload.name}: {len(workload.train[0])} samples, "
+        "workload": f"{workload.name}: {_samples(sweep.settings, workload)}, "
         f"{workload.num_classes} classes",
         "learners": _learners(sweep.settings),
         "schedule": _schedule(sweep.settings),
         "runs": _effort(sweep),
     }
     return "\n".join(f"- {name}: {fact}" for name, fact in facts.items())
+
+
+def _samples(settings: Settings, workload: Workload) -> str:
+    """How many were trained on, and of how many."""
+    trained, given = (
+        len(several.train[0])
+        for several in (workload.cut(settings.largest_batch), workload)
+    )
+    return f"{trained} samples" + (f" of {given}" if trained < given else "")
 
 
 def _learners(settings: Settings) -> str:

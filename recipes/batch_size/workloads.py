@@ -40,7 +40,10 @@ class Workload:
 
     @property
     def to_choose_by(self) -> Samples:
-        """Every second of the held-out samples, by which settings are chosen."""
+        """Every second of the held-out samples, by which settings are chosen.
+
+        On speech both halves are chunks of the same utterances.
+        """
         return self.held_out[0][::2], self.held_out[1][::2]
 
     @property

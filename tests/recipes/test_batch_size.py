@@ -24,7 +24,7 @@ from recipes.batch_size.outcomes import (
     save,
     write_table,
 )
-from recipes.batch_size.report import loss_table
+from recipes.batch_size.report import _facts, limit_table, loss_table, write_report
 from recipes.batch_size.search import (
     Best,
     Score,
@@ -195,9 +195,13 @@ def test_clipped_algorithms_need_clipped_ssgd_to_compare_with() -> None:
 
 def test_a_limit_lies_between_batches_in_their_logarithm() -> None:
     assert limit({64: 1.0, 256: 1.2}, 1.1).batch == pytest.approx(128)
-    assert limit({64: 1.0, 256: math.inf}, 1.1) == Limit(64.0, False)
     assert limit({64: 1.0, 256: 1.1}, 1.1) == Limit(256.0, True)
     assert limit({64: 1.2, 256: 1.0}, 1.1) == Limit(0.0, False)
+
+
+def test_a_batch_that_diverges_leaves_the_limit_open() -> None:
+    assert limit({64: 1.0, 256: math.inf}, 1.1) == Limit(64.0, True)
+    assert limit({64: 1.2, 256: math.inf}, 1.1) == Limit(0.0, False)
 
 
 def test_losses_beyond_the_first_that_is_too_large_do_not_count() -> None:
@@ -239,6 +243,35 @@ def test_a_batch_at_which_all_rates_diverge_is_beyond_the_limit() -> None:
     """Such a cell has one seed alone: no more are trained."""
     interval = ratio(made_up_cells(best(math.inf)), BASELINE.batch, 0.10, "adpsgd")
     assert interval == pytest.approx((1.0, 1.0, 1.0))
+
+
+def ratio_in_table(cells: dict[Cell, Best]) -> tuple[str, str]:
+    """Limit and ratio of "adpsgd" within 10 %, as a report has them."""
+    settings = Settings(
+        algorithms=("ssgd", "adpsgd"),
+        baseline_batch=BASELINE.batch,
+        batches=(128, 256, 512),
+        seeds=2,
+        margins=(0.10,),
+    )
+    (row,) = (
+        line.split(" | ")
+        for line in limit_table(Sweep(settings, []), cells).splitlines()
+        if line.startswith("| adpsgd ")
+    )
+    return row[1], row[2].removesuffix(" |").strip()
+
+
+def test_a_ratio_of_limits_at_which_both_diverge_is_not_told() -> None:
+    cells = made_up_cells(best(math.inf)) | {Cell("ssgd", 256): best(math.inf)}
+    assert ratio_in_table(cells) == (">= 128", "")
+
+
+def test_a_ratio_is_a_bound_where_one_diverges() -> None:
+    assert ratio_in_table(made_up_cells(best(math.inf)))[0] == ">= 128"
+    assert ratio_in_table(made_up_cells(best(math.inf)))[1].startswith(">= 1.00 ")
+    cells = made_up_cells(best(1.3, 1.3)) | {Cell("ssgd", 256): best(math.inf)}
+    assert ratio_in_table(cells)[1].startswith("<= 3")
 
 
 def test_seeds_that_agree_leave_no_interval() -> None:
@@ -541,6 +574,16 @@ def test_a_quick_sweep_leaves_table_figures_and_report(tmp_path: Path) -> None:
     assert "<svg" in (out / "loss.svg").read_text(encoding="utf-8")
     trained = {(o.algorithm, o.batch) for o in read_table(out / "results.csv")}
     assert len(trained) == 1 + 2 * 3
+
+
+def test_a_report_tells_the_samples_that_were_trained_on(
+    finished: Path, tmp_path: Path
+) -> None:
+    workload = classifier(num_train=300, num_held_out=64)
+    page = write_report(tmp_path, Sweep(TINY, load(finished / "runs")), workload)
+    told = "classifier: 256 samples of 300, 32 classes"
+    assert told in page.read_text(encoding="utf-8")
+    assert "classifier: 256 samples, 32" in _facts(Sweep(TINY, []), workload.cut(128))
 
 
 def test_a_folder_without_speech_is_named(
