@@ -23,12 +23,16 @@ class Workload:
     """A task.
 
     Args:
-        name: "speech" or "classifier".
+        name: "speech", "classifier", or what yours is to be called in its report.
         train: inputs and labels, `[sample, ...]` each.
-        held_out: inputs and labels of other samples.
+        held_out: inputs and labels of other samples, at least two: one half chooses
+            settings, the loss of the other is reported.
         make: function that makes a model, drawn from the common generator.
-        loss: mean loss of the model on inputs and labels.
+        loss: mean cross-entropy of the model on inputs and labels, in nats.
         num_classes: C; a model that has learnt nothing has the loss ln C.
+
+    Raises:
+        ValueError: There are other numbers of inputs and labels, or too few of them.
     """
 
     name: str
@@ -37,6 +41,26 @@ class Workload:
     make: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Samples], Tensor]
     num_classes: int
+
+    def __post_init__(self) -> None:
+        for name, (inputs, labels) in (
+            ("train", self.train),
+            ("held_out", self.held_out),
+        ):
+            if len(inputs) != len(labels):
+                raise ValueError(
+                    f"`{name}` must have a label for each input, got {len(inputs)} "
+                    f"inputs and {len(labels)} labels"
+                )
+        if len(self.held_out[0]) < 2:
+            raise ValueError(
+                "`held_out` must have at least 2 samples, one for each half, got "
+                f"{len(self.held_out[0])}"
+            )
+        if self.num_classes < 2:
+            raise ValueError(
+                f"`num_classes` must be at least 2, got {self.num_classes}"
+            )
 
     @property
     def to_choose_by(self) -> Samples:

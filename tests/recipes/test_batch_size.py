@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import recipes.batch_size
 from lightning_adpsgd import VirtualCluster
 from recipes.batch_size.__main__ import main
 from recipes.batch_size.claim import SettingsChanged, claim
@@ -39,6 +40,7 @@ from recipes.batch_size.settings import QUICK, Cell, Run, Setting, Settings
 from recipes.batch_size.sweep import Sweep, next_runs, run_sweep
 from recipes.batch_size.training import make_cluster, options_of, schedule_of, train
 from recipes.batch_size.workloads import Workload, batches_of, classifier
+from tests.pages.blocks import programs
 
 BASELINE = Cell("ssgd", 64)
 TINY = Settings(
@@ -600,6 +602,42 @@ def test_of_equal_weights_the_whole_learning_rate_is_effective() -> None:
     cluster = make_cluster(run, workload, QUICK)
     cluster.learners.consensus()
     assert effective_share(cluster, workload) == pytest.approx(1.0, abs=1e-6)
+
+
+# --- a model of one's own
+
+
+def test_the_program_of_the_page_sweeps_a_model_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(recipes.batch_size.__file__).with_name("README.md")
+    (program,) = programs(page, "Your own model and data")
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    try:
+        exec(program, {"__name__": "program"})
+    finally:
+        torch.set_num_threads(threads)
+    report = (tmp_path / "runs" / "rows" / "RESULTS.md").read_text(encoding="utf-8")
+    assert "- workload: rows: 512 samples, 8 classes" in report
+    trained = read_table(tmp_path / "runs" / "rows" / "results.csv")
+    assert {o.run.cell for o in trained} == {
+        Cell("ssgd", 16),
+        *(Cell(name, n) for name in ("ssgd", "adpsgd_random") for n in (64, 128)),
+    }
+    learnt = [o.loss for o in trained if o.run.cell == Cell("ssgd", 16)]
+    assert min(learnt) < 0.9 * math.log(8)
+
+
+def test_a_workload_needs_a_label_for_each_input_and_two_halves() -> None:
+    workload = tiny_workload()
+    inputs, labels = workload.train
+    with pytest.raises(ValueError, match=r"`train` must have .* 256 inputs and 255"):
+        replace(workload, train=(inputs, labels[1:]))
+    with pytest.raises(ValueError, match=r"`held_out` must have at least 2 .* got 1"):
+        replace(workload, held_out=(inputs[:1], labels[:1]))
+    with pytest.raises(ValueError, match="`num_classes` must be at least 2, got 1"):
+        replace(workload, num_classes=1)
 
 
 @pytest.mark.parametrize(("power", "expected"), [(2, 1.0), (3, 5.0)])
