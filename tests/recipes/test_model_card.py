@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from recipes.hybrid.pipeline.overrides import override
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.recognition.model_card import model_card
 from recipes.hybrid.stages import STAGES
@@ -73,6 +74,24 @@ def test_what_was_not_measured_is_not_told(settings: Settings) -> None:
     assert "Not scored: there was no test set." in model_card(settings)
 
 
+def test_rates_after_rescoring_are_told_from_those_of_the_folder(
+    settings: Settings,
+) -> None:
+    decoded = {"acoustic_scale": 0.1, "dev_wer": {"0.08": 0.33, "0.1": 0.25}}
+    leave(settings, "decode", "decode.json", decoded)
+    assert "rescoring" not in model_card(settings)
+    rescored = {"dev_wer": 0.2, "large": 1.0, "word_penalty": 0.0}
+    leave(settings, "decode", "decode.json", decoded | {"rescored": rescored})
+    settings = override(settings, "decode.nbest=100", "lm.large_order=4")
+    card = model_card(settings)
+    assert "Word error rates after rescoring, with" in card
+    assert "**`transcribe` does not rescore.**" in card
+    assert (
+        "the 100 best of each utterance with a larger language model, a 4-gram" in card
+    )
+    assert "a WER of 25.0% on `dev`, and 20.0% after rescoring." in card
+
+
 def test_a_new_score_makes_a_new_card() -> None:
     (export,) = (stage for stage in STAGES if stage.name == "export")
-    assert {"prepare", "score"} <= set(export.inputs)
+    assert {"prepare", "decode", "score"} <= set(export.inputs)

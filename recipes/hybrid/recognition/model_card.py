@@ -76,13 +76,29 @@ def _errors(settings: Settings) -> Iterator[str]:
     if not score:
         yield "Not scored: there was no test set."
         return
-    yield "Word error rates, with 95 % by a bootstrap over speakers:"
+    decoded = _read(settings.directory("decode") / "decode.json")
+    kind = " after rescoring" if "rescored" in decoded else ""
+    yield f"Word error rates{kind}, with 95 % by a bootstrap over speakers:"
     yield from ("", "| test set | WER | interval | words |", "|---|---|---|---|")
     for part, figures in score["parts"].items():
         wer, words = figures["wer"], figures["num_words"]
         yield f"| {part} | {wer:.1%} | {_interval(figures)} | {words} |"
     yield ""
     yield f"Counted by {score['scorer']}."
+    if "rescored" in decoded:
+        yield from ("", _without_rescoring(settings, decoded))
+
+
+def _without_rescoring(settings: Settings, decoded: Mapping[str, Any]) -> str:
+    before = decoded["dev_wer"][str(decoded["acoustic_scale"])]
+    after = decoded["rescored"]["dev_wer"]
+    return (
+        f"**`transcribe` does not rescore.** The words counted above were chosen from "
+        f"the {settings.decode.nbest} best of each utterance with a larger language "
+        f"model, a {settings.lm.large_order}-gram that this folder does not hold. Its "
+        f"search graph alone had a WER of {before:.1%} on `dev`, and {after:.1%} after "
+        "rescoring."
+    )
 
 
 def _interval(figures: Mapping[str, Any]) -> str:
