@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,12 +41,23 @@ def parser() -> argparse.ArgumentParser:
         help="ctm: a line for each word; json: a line for each file and channel; "
         "textgrid: call.TextGrid beside each file (%(default)s)",
     )
+    transcribe.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="textgrid: replace files that are there; without it they are refused "
+        "before anything is transcribed",
+    )
     return arguments
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Transcribes files; returns 0, or 1 after a message for each file that failed."""
     options = parser().parse_args(arguments)
+    if options.format == "textgrid" and (
+        refusal := refused_grids(options.sounds, options.overwrite)
+    ):
+        print(f"error: {refusal}", file=sys.stderr)
+        return 1
     # Here, so that the help needs no torch.
     from lightning_adpsgd.asr.recogniser import Recogniser, RecogniserError
     from lightning_adpsgd.asr.sound.audio import AudioError
@@ -91,9 +103,37 @@ def _transcribe(recogniser: "Recogniser", path: Path, style: str) -> None:
         for name, words in sides.items():
             print(json_line(f"{path.stem} {name}", words), flush=True)
     if style == "textgrid":
-        with written_whole(path.with_suffix(".TextGrid")) as file:
+        with written_whole(grid_of(path)) as file:
             file.write(text_grid(sides, sound.duration_s))
-        print(path.with_suffix(".TextGrid"), flush=True)
+        print(grid_of(path), flush=True)
+
+
+def refused_grids(sounds: Sequence[Path], overwrite: bool) -> str:
+    """Why the TextGrids of these files must not be written; empty if they may.
+
+    In Praat's convention the file beside a recording is an annotator's own work.
+    """
+    sources: dict[Path, Path] = {}
+    for sound in sounds:
+        grid = grid_of(sound)
+        if other := sources.get(grid.resolve()):
+            return (
+                f"{other} and {sound} would both be written to {grid}: transcribe one "
+                "of them, or move it into another folder"
+            )
+        sources[grid.resolve()] = sound
+    there = [str(grid_of(sound)) for sound in sounds if grid_of(sound).exists()]
+    if there and not overwrite:
+        return (
+            f"{', '.join(there)} {'exist' if there[1:] else 'exists'}, perhaps with "
+            "annotations: move the file away, or replace it with `--overwrite`"
+        )
+    return ""
+
+
+def grid_of(sound: Path) -> Path:
+    """The TextGrid of a sound file, beside it."""
+    return sound.with_suffix(".TextGrid")
 
 
 def channel_name(channel: int) -> str:

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 import torch
 
-from lightning_adpsgd.asr.__main__ import main
+from lightning_adpsgd.asr.__main__ import main, refused_grids
 from lightning_adpsgd.asr.export import OwnStates, Parts, export, write_onnx
 from lightning_adpsgd.asr.hmm.states import Topology, write_topology
 from lightning_adpsgd.asr.language.lexicon import write_lexicon
@@ -137,6 +137,51 @@ def test_every_word_has_a_confidence_in_json_and_a_textgrid(
     assert "xmax = 5.000" in text
     for word in told[0]["words"]:
         assert f'text = "{word["word"]}"' in text
+
+
+def test_a_textgrid_that_is_there_is_refused_before_anything_is_searched(
+    exported, call, tmp_path, capsys
+):
+    here = shutil.copy(call, tmp_path)
+    grid = tmp_path / "call.TextGrid"
+    grid.write_text("an annotator's work")
+    command = ["transcribe", str(here), "--format", "textgrid", "--model"]
+    # No recogniser is there, which would be the first complaint.
+    assert main([*command, str(tmp_path / "none")]) == 1
+    found = capsys.readouterr()
+    assert f"error: {grid} exists, perhaps with annotations" in found.err
+    assert "`--overwrite`" in found.err
+    assert (found.out, grid.read_text()) == ("", "an annotator's work")
+    assert main([*command, str(exported), "--overwrite"]) == 0
+    assert 'class = "IntervalTier"' in grid.read_text()
+
+
+def test_all_textgrids_that_are_there_are_named(tmp_path):
+    sounds = [tmp_path / f"{name}.wav" for name in "abc"]
+    for sound in sounds[:2]:
+        sound.with_suffix(".TextGrid").touch()
+    told = refused_grids(sounds, overwrite=False)
+    assert told.startswith(f"{tmp_path}/a.TextGrid, {tmp_path}/b.TextGrid exist, ")
+    assert refused_grids(sounds, overwrite=True) == ""
+    assert refused_grids(sounds[2:], overwrite=False) == ""
+
+
+def test_two_files_with_one_textgrid_are_refused(tmp_path, capsys):
+    (tmp_path / "other").mkdir()
+    first, second = tmp_path / "call.wav", tmp_path / "other" / ".." / "call.flac"
+    command = ["transcribe", str(first), str(second), "--format", "textgrid"]
+    assert main([*command, "--overwrite", "--model", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert f"error: {first} and {second} would both be written to" in told
+    elsewhere = tmp_path / "other" / "call.flac"
+    assert refused_grids([first, elsewhere], overwrite=False) == ""
+
+
+def test_other_forms_do_not_look_for_textgrids(exported, call, tmp_path, capsys):
+    here = shutil.copy(call, tmp_path)
+    (tmp_path / "call.TextGrid").write_text("an annotator's work")
+    assert main(["transcribe", str(here), "--model", str(exported)]) == 0
+    assert (tmp_path / "call.TextGrid").read_text() == "an annotator's work"
 
 
 def test_silence_says_nothing(exported, tmp_path, capsys):

@@ -93,11 +93,11 @@ def _without_rescoring(settings: Settings, decoded: Mapping[str, Any]) -> str:
     before = decoded["dev_wer"][str(decoded["acoustic_scale"])]
     after = decoded["rescored"]["dev_wer"]
     return (
-        f"**`transcribe` does not rescore.** The words counted above were chosen from "
+        "**`transcribe` does not rescore.** The words counted above were chosen from "
         f"the {settings.decode.nbest} best of each utterance with a larger language "
-        f"model, a {settings.lm.large_order}-gram that this folder does not hold. Its "
-        f"search graph alone had a WER of {before:.1%} on `dev`, and {after:.1%} after "
-        "rescoring."
+        f"model, a {settings.lm.large_order}-gram that this folder does not hold. On "
+        f"`dev` its search graph alone had a WER of {before:.1%}, and rescoring "
+        f"brought that to {after:.1%}."
     )
 
 
