@@ -133,7 +133,7 @@ def refused_grids(sounds: Sequence[Path], overwrite: bool) -> str:
 
 def grid_of(sound: Path) -> Path:
     """The TextGrid of a sound file, beside it."""
-    return sound.with_suffix(".TextGrid")
+    return sound.parent / f"{sound.stem}.TextGrid"
 
 
 def channel_name(channel: int) -> str:

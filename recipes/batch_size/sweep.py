@@ -58,19 +58,19 @@ def run_sweep(workload: Workload, settings: Settings, out: Path) -> Sweep:
         out: folder of the runs; a run that is there is not trained again.
 
     Raises:
+        ValueError: There are fewer samples than the largest batch.
         SettingsChanged: The folder holds runs of other settings, of another model or
             of other data.
     """
-    runs = out / "runs"
+    cut, runs = workload.cut(settings.largest_batch), out / "runs"
     outcomes = load(runs)
     claim(out, workload, settings, outcomes)
-    workload = workload.cut(settings.largest_batch)
     with tqdm(initial=len(outcomes), unit="run", smoothing=0.05) as bar:
         while todo := next_runs(outcomes, settings):
             bar.total = len(outcomes) + expected(outcomes, settings)
             for run in todo:
                 bar.set_description(f"{run.cell.algorithm} {run.cell.batch}")
-                outcomes.append(train(run, workload, settings))
+                outcomes.append(train(run, cut, settings))
                 save(runs, outcomes[-1])
                 bar.update()
     write_table(out / "results.csv", load(runs))
