@@ -126,6 +126,11 @@ class Dials:
             self._check_with_islands(self.islands)
 
     @property
+    def adopts(self) -> bool:
+        """Whether training continues from the mean after an evaluation."""
+        return self.after_evaluation == "adopt"
+
+    @property
     def start_patience(self) -> timedelta:
         """The time for which a learner waits at the start for later ones.
 

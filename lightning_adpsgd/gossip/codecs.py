@@ -83,10 +83,15 @@ class Codec(ABC):
 
 
 class Cast(Codec):
-    """Sends each number in a floating-point type; stateless."""
+    """Sends each number in a floating-point type; stateless.
+
+    A finite number beyond its range travels as the largest one.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
+        # Others reach as far as float32, or are what the weights are.
+        self._largest = torch.finfo(dtype).max if dtype == torch.float16 else math.inf
 
     @override
     def length(self, num_elements: int) -> int:
@@ -94,7 +99,15 @@ class Cast(Codec):
 
     @override
     def encode(self, weights: Tensor, message: Tensor, place: int) -> None:
-        message.copy_(weights)
+        message.copy_(weights if self._largest == math.inf else self._reached(weights))
+
+    def _reached(self, weights: Tensor) -> Tensor:
+        # To cast would make them infinite, for which an end is blamed.
+        least, most = (value.item() for value in torch.aminmax(weights))
+        if not max(-least, most) > self._largest:
+            return weights
+        cut = weights.clamp(-self._largest, self._largest)
+        return torch.where(weights.isfinite(), cut, weights)
 
     @override
     def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> float:

@@ -138,7 +138,11 @@ class Lanes:
 
 
 class Lane:
-    """One end of a lane; used by a single thread."""
+    """One end of a lane; used by a single thread.
+
+    Attributes:
+        said_at: time of the last word of this end, by `time.monotonic`.
+    """
 
     def __init__(self, shared: Lanes, peer: int, number: int) -> None:
         self.channel = Channel(shared.transport, peer, number, shared.timeout)
@@ -149,6 +153,7 @@ class Lane:
         self._disagreement = Disagreement()
         # A word, a number and what guards them.
         self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
+        self.said_at = time.monotonic()
 
     def say(self, word: int, num_under_way: int = 0) -> None:
         """Sends a word, and the number of exchanges under way at this end.
@@ -251,6 +256,7 @@ class Lane:
 
     def _post_word(self, word: int, num_under_way: int) -> Pending:
         write_seal(self._mine, (word, num_under_way))
+        self.said_at = time.monotonic()
         return self.channel.post_send(self._mine)
 
     def _post_hearing(self) -> Pending:
@@ -366,7 +372,9 @@ class _Exchange:
         parts = [part for part, _ in crossing.going.by_part]
         changes = self._loan.changes[crossing.number % len(self._loan.changes)]
         lengths = [len(part) for part in parts]
-        values = changes.view(parts[0].dtype)[: sum(lengths)]
+        num_bytes = sum(lengths) * parts[0].dtype.itemsize
+        # Cut first: the memory is long enough for another dtype, too.
+        values = changes[:num_bytes].view(parts[0].dtype)
         return list(zip(parts, torch.split_with_sizes(values, lengths), strict=True))
 
     def _judge(

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
 from pathlib import Path
 
 from lightning_adpsgd.gossip.account import Account
@@ -114,6 +115,20 @@ def crowding(before: float | None, after: float | None, seconds: float) -> float
     return min(1.0, max(0.0, after - before) / seconds)
 
 
+class Turn(Enum):
+    """What a wait for the turn of a peer has come to.
+
+    Attributes:
+        COME: the peer may be requested.
+        MET: it has asked meanwhile, so that no request is needed.
+        NOT_YET: neither, and the time is over.
+    """
+
+    COME = auto()
+    MET = auto()
+    NOT_YET = auto()
+
+
 class Traffic:
     """All exchanges of one learner: which may begin, and when to pause.
 
@@ -160,29 +175,38 @@ class Traffic:
             self._state.notify_all()
 
     def await_turn(
-        self, peer: int, unless: Callable[[], bool], section: int = 0
-    ) -> bool:
+        self,
+        peer: int,
+        unless: Callable[[], bool],
+        section: int = 0,
+        seconds: float = math.inf,
+    ) -> Turn:
         """Waits until a peer may be requested, or `hurry` or `unless` ends the wait.
 
-        The wait ends when it is the peer's turn and `cpu_share` allows an exchange.
-
-        Returns:
-            False if the peer has asked meanwhile, so that no request is needed.
+        The wait ends when it is the peer's turn and `cpu_share` allows an exchange, and
+        after so many seconds in any case.
         """
         with self._state:
             under_way = self._under_way[section]
             under_way.line_up(peer)
-            while pause_s := (
-                under_way.wait_s(peer, time.monotonic()) or self.cores.pause_s()
-            ):
-                is_over = self.hurry.is_set() or unless()
-                if is_over or under_way.has_been_met(peer):
-                    break
-                self._state.wait(min(pause_s, _LONGEST_PAUSE_S))
-            has_asked = under_way.has_been_met(peer)
+            turn = self._wait_in_line(peer, under_way, unless, seconds)
             under_way.step_out(peer)
             self._state.notify_all()
-            return not has_asked
+            return turn
+
+    def _wait_in_line(
+        self, peer: int, under_way: UnderWay, unless: Callable[[], bool], seconds: float
+    ) -> Turn:
+        latest = time.monotonic() + seconds
+        while pause_s := (
+            under_way.wait_s(peer, time.monotonic()) or self.cores.pause_s()
+        ):
+            if self.hurry.is_set() or unless() or under_way.has_been_met(peer):
+                break
+            if (left_s := latest - time.monotonic()) <= 0:
+                return Turn.NOT_YET
+            self._state.wait(min(pause_s, left_s, _LONGEST_PAUSE_S))
+        return Turn.MET if under_way.has_been_met(peer) else Turn.COME
 
     @contextmanager
     def requesting(self, peer: int, section: int = 0) -> Iterator[None]:

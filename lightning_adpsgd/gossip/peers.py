@@ -29,7 +29,7 @@ from lightning_adpsgd.gossip.exchange import (
     Lanes,
 )
 from lightning_adpsgd.gossip.members import Members
-from lightning_adpsgd.gossip.pacing import Traffic
+from lightning_adpsgd.gossip.pacing import Traffic, Turn
 from lightning_adpsgd.gossip.pairing import WORDS, Pairing, Word
 from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.transport.background import in_background
@@ -216,27 +216,43 @@ class Asker:
         return not self.gone.is_set() and not self._threads.is_over
 
     def _wait_and_ask(self) -> None:
-        if called := self.called.wait(self._silence_s):
+        if self.called.wait(self._may_be_silent_s()):
             self.called.clear()
         self._pull_all()
         while self._words:
             self._lane.say(self._words.popleft())
-        # Cleared only if seen, or a call at the end of the pause would be lost.
-        if due := self._due.is_set():
-            self._due.clear()
-            due = self._traffic.await_turn(
-                self._peer,
-                lambda: self.gone.is_set() or bool(self._pulls),
-                self._section,
-            )
-            if due:  # calls in the meantime mean the same exchange
-                self._due.clear()
+        has_turn = self._has_turn()
         if not self._goes_on():
             return
-        if not called:
-            self._lane.say(ALIVE)
-        elif due:
+        if has_turn:
             self._ask()
+        elif not self._may_be_silent_s():
+            self._lane.say(ALIVE)
+
+    def _may_be_silent_s(self) -> float:
+        """The seconds until the peer must hear a word.
+
+        Exchanges that the peer asks for are no word: they use another connection.
+        """
+        return max(0.0, self._lane.said_at + self._silence_s - time.monotonic())
+
+    def _has_turn(self) -> bool:
+        """Whether an exchange is due, and its turn comes before a word must be said."""
+        # Cleared only if seen, or a call at the end of the pause would be lost.
+        if not self._due.is_set():
+            return False
+        self._due.clear()
+        turn = self._traffic.await_turn(
+            self._peer,
+            lambda: self.gone.is_set() or bool(self._pulls),
+            self._section,
+            self._may_be_silent_s(),
+        )
+        if turn is Turn.NOT_YET:
+            self.call()
+        elif turn is Turn.COME:  # calls in the meantime mean the same exchange
+            self._due.clear()
+        return turn is Turn.COME
 
     def _ask(self) -> None:
         if not self._requests or self._traffic.hurry.is_set():

@@ -90,11 +90,13 @@ class ConsensusModel:
         """Whether the module holds the mean."""
         return self.local_weights is not None
 
-    def enter(self, occasion: str) -> Consensus:
+    def enter(self, occasion: str, adopts: bool = False) -> Consensus:
         """Replaces the weights of all learners by their mean.
 
         Args:
             occasion: name of the meeting, the same in all learners.
+            adopts: whether `leave` is to adopt the mean. Peers that have left earlier
+                then average with the mean, and not with the local weights.
         """
         if self._exchanges is not None:
             self._exchanges.pause()
@@ -107,7 +109,8 @@ class ConsensusModel:
         self._flat.check_views()
         self.local_weights = [vector.clone() for vector in self._flat.vectors]
         if self._exchanges is not None:
-            self._exchanges.set_aside(self.local_weights)
+            shown = self._flat.vectors if adopts else self.local_weights
+            self._exchanges.set_aside(shown)
         return self._average(self._flat.vectors, trained)
 
     @torch.no_grad()

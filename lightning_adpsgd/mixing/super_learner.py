@@ -347,12 +347,12 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
 
     @torch.no_grad()
     def _add(self, number: int, owner: int) -> None:
-        weights, change = self._weights[owner][number], self._changes[owner][number]
+        change = self._changes[owner][number].here
         if owner == self._group.index:
-            self._replica.keep(number, _add_and_tell_rest(weights, change.here))
-            change.here.zero_()
+            self._replica.merge_taken(number, change)
+            change.zero_()
         else:
-            weights.add_(change.here)
+            self._weights[owner][number].add_(change)
 
 
 class ShardMerge(MergeTogether[Votes]):
@@ -410,16 +410,6 @@ def merge_together(
     together = ShardGather if group.holds_all else ShardMerge
     merging = MergeAlone if group.size == 1 else together
     return merging(vectors, replica, group, timeout)
-
-
-def _add_and_tell_rest(weights: Tensor, change: Tensor) -> Tensor:
-    """Adds a change; returns its rounding error if w is in half precision."""
-    if weights.dtype == change.dtype:
-        weights.add_(change)
-        return change
-    before = weights.to(change.dtype, copy=True)
-    weights.add_(change)
-    return before.sub_(weights).add_(change)
 
 
 def _zeros_like(chunk: Chunk | Tensor, device: torch.device) -> Mirrored:

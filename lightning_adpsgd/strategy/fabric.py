@@ -92,12 +92,13 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             The consensus distance of each module in training.
         """
         jobs = [job for job in self.jobs.running if not job.in_consensus]
-        measured = [job.enter_consensus("consensus") for job in jobs]
+        adopts = self._dials.adopts
+        measured = [job.enter_consensus("consensus", adopts) for job in jobs]
         try:
             yield [consensus for consensus in measured if consensus is not None]
         finally:
             for job in jobs:
-                job.leave_consensus(self._dials.after_evaluation == "adopt")
+                job.leave_consensus(adopts)
 
     def finish(self) -> list[Consensus]:
         """Ends training and keeps the consensus model; all learners must call it.
@@ -212,6 +213,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             return
         job.enter_consensus("load")
         super().load_module_state_dict(module, state_dict, strict)
+        # A peer that is late still shows the weights of before.
+        job.meet_if_asynchronous("end of the load")
         job.leave_consensus(adopt=True)
 
     @override
@@ -250,6 +253,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             return
         job.enter_consensus("load of learners")
         job.restore_learner(learner)
+        job.meet_if_asynchronous("end of the load of learners")
         job.leave_consensus(adopt=True)
         for optimizer, saved in zip(
             self.jobs.optimizers_of(job), learner["states"], strict=True

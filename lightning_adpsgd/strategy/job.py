@@ -312,8 +312,12 @@ class Job:
         if self.asynchronous:
             self.meet(name)
 
-    def enter_consensus(self, occasion: str) -> Consensus | None:
+    def enter_consensus(self, occasion: str, adopts: bool = False) -> Consensus | None:
         """Puts the consensus model into the module; all learners must call it.
+
+        Args:
+            occasion: name of the meeting, the same in all learners.
+            adopts: whether the mean will be kept (`leave_consensus`).
 
         Returns:
             The consensus distance; None if the job does not communicate.
@@ -322,7 +326,7 @@ class Job:
             return None
         self.flat.rebind()
         with self.failures.named():
-            consensus = self._consensus.enter(occasion)
+            consensus = self._consensus.enter(occasion, adopts)
         self._begin_anew_if_reloaded()
         return consensus
 

@@ -125,10 +125,10 @@ class TrainingRun:
 
     # --- the consensus model
 
-    def enter(self, occasion: str) -> None:
+    def enter(self, occasion: str, adopts: bool = False) -> None:
         """Puts the consensus model into the module; all learners must call it."""
         if self.job.running:
-            self._note(self.job.enter_consensus(occasion))
+            self._note(self.job.enter_consensus(occasion, adopts))
 
     def _note(self, consensus: Consensus | None) -> None:
         self.last_consensus = consensus

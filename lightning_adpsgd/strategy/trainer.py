@@ -236,12 +236,12 @@ class HADPSGDStrategy(ModelParallelInside):
     def on_validation_start(self) -> None:
         super().on_validation_start()
         if self._run is not None:
-            self._run.enter("validation")
+            self._run.enter("validation", self._dials.adopts)
 
     @override
     def on_validation_end(self) -> None:
         if self._run is not None:
-            self._run.job.leave_consensus(self._dials.after_evaluation == "adopt")
+            self._run.job.leave_consensus(self._dials.adopts)
         super().on_validation_end()
 
     @override

@@ -107,6 +107,8 @@ def _prune(
     # A lottery ticket takes the weights back to their start, in all learners.
     reset = _have_moved(trainer.lightning_module, weights)
     job.flat.rebind()
+    if reset:
+        job.meet_if_asynchronous("end of pruning")
     if reset or not validating:
         job.leave_consensus(adopt=reset)
 

@@ -121,10 +121,17 @@ class Part:
             self._change.zero_()
         self._taken, self.changed = into, False
 
-    def keep(self, rest: Tensor) -> None:
-        """Ends `take`: all is merged except for the rounding error `rest`."""
+    def merge_taken(self, taken: Tensor) -> None:
+        """Merges what `take` moved, and zeros if it moved nothing; x does not change.
+
+        The rounding error of a w in half precision goes back to d.
+        """
         if self._keeps_rest:
-            self._change.add_(rest)
+            before = self._weights.to(taken.dtype, copy=True)
+            self._weights.add_(taken)
+            self._change.add_(before.sub_(self._weights).add_(taken))
+        else:
+            self._weights.add_(taken)
         self._taken = None
 
 
@@ -289,12 +296,12 @@ class Replica:
                         part.take(taken)
         return changed
 
-    def keep(self, number: int, rest: Tensor) -> None:
-        """Ends `take` for a chunk: all is merged except for `rest`."""
+    def merge_taken(self, number: int, taken: Tensor) -> None:
+        """Merges what `take` moved from a chunk."""
         chunk = self.chunks[number]
-        for part, left in zip(chunk.parts, chunk.split(rest), strict=True):
+        for part, of_part in zip(chunk.parts, chunk.split(taken), strict=True):
             with self._timed_guard():
-                part.keep(left)
+                part.merge_taken(of_part)
 
     def _copy_of(self, chunk: Chunk) -> Tensor:
         copy = torch.empty(len(chunk), dtype=chunk.dtype, device=self.device)

@@ -115,6 +115,21 @@ def test_a_cast_changes_by_the_difference_of_what_travelled(wire: torch.dtype) -
     assert torch.equal(change, expected)
 
 
+def test_a_weight_beyond_float16_is_finite_and_one_that_is_not_is_told() -> None:
+    """A variance of 70,000 has not diverged."""
+    first = torch.tensor([1.0, 70_000.0, -80_000.0, 60_000.0])
+    second = torch.tensor([2.0, 70_001.0, -10.0, 90_000.0])
+    pair = Pair(lambda: Cast(torch.float16))
+    change, *_ = pair.exchange(first, second)
+    torch.testing.assert_close(
+        change, torch.tensor([1.0, 0.0, 65_494.0, 5_504.0]), rtol=1e-3, atol=0
+    )
+    for bad in (math.inf, -math.inf, math.nan):
+        message = torch.empty(2, dtype=torch.float16)
+        Cast(torch.float16).encode(torch.tensor([bad, 70_000.0]), message, 0)
+        assert not message[0].isfinite()
+
+
 @pytest.mark.parametrize(("bits", "share"), [(8, 0.04), (4, 0.3)])
 def test_a_few_bits_resolve_the_disagreement_and_not_the_weight(
     bits: int, share: float

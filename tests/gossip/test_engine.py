@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.gossip.protocol import exchange_weight
 from lightning_adpsgd.gossip.quarantine import Quarantine
+from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import find_topology
@@ -356,6 +358,34 @@ def test_peers_see_the_local_weights_while_others_stand_in_their_place() -> None
         step(vectors[1], gossips[1])
     assert_same_sum(vectors, torch.tensor([6.0], dtype=torch.float64))
     torch.testing.assert_close(vectors[1], torch.tensor([3.0]).double())
+
+
+def test_peers_see_the_mean_where_it_is_adopted() -> None:
+    """One learner still evaluates it when another has gone on."""
+    rows = torch.tensor([[1.0], [5.0]], dtype=torch.float64)
+    vectors, gossips = engines(rows, "complete", max_staleness=1)
+    all_here = threading.Barrier(2)
+
+    def average(vectors: list[Tensor], _: list[Tensor]) -> Consensus:
+        vectors[0].fill_(3.0)
+        all_here.wait(PATIENCE_S)
+        return Consensus(2.0, 1.0)
+
+    def model_of(vector: Tensor, gossip: Gossip) -> ConsensusModel:
+        flat: Any = SimpleNamespace(vectors=[vector], check_views=lambda: None)
+        meet = lambda _: all_here.wait(PATIENCE_S)  # noqa: E731
+        return ConsensusModel(flat, gossip, meet, gossip, average)
+
+    with running(gossips):
+        models = list(map(model_of, vectors, gossips))
+        together([lambda m=m: m.enter("validation", adopts=True) for m in models])
+        models[1].leave(adopt=True)
+        for _ in range(3):  # waits for an exchange
+            step(vectors[1], gossips[1])
+        assert gossips[1].statistics().exchanges
+        models[0].leave(adopt=True)
+        step(vectors[0], gossips[0])
+    assert [vector.item() for vector in vectors] == [3.0, 3.0]
 
 
 def test_a_learner_that_never_merges_slows_no_exchange_of_the_others() -> None:

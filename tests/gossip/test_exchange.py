@@ -104,6 +104,28 @@ def test_overlapping_exchanges_weigh_less_at_both_ends(
     torch.testing.assert_close(ends[1].weights, torch.full((4,), 1 - moved))
 
 
+@pytest.mark.parametrize(("num_single", "num_double"), [(15, 3), (11, 1), (4, 6)])
+def test_single_and_double_precision_average_whatever_their_numbers(
+    num_single: int, num_double: int
+) -> None:
+    """The changes of both use the same memory, in turn."""
+    lanes = list[Lane]()
+    replicas = list[Replica]()
+    for transport in ThreadTransport.connect(2):
+        value, state = float(transport.index), threading.Condition()
+        weights = [torch.full((num_single,), value)]
+        weights.append(torch.full((num_double,), value, dtype=torch.float64))
+        replica = Replica(weights, 1 << 20, state)
+        averages = replica, replica.chunks, Buffers(replica, None), None, 1.0
+        shared = Lanes(transport, *averages, PATIENCE)
+        lanes.append(shared.answering(0) if transport.index else shared.asking(1))
+        replicas.append(replica)
+    together([lambda: lanes[0].ask(1), lambda: (lanes[1].hear(), lanes[1].answer(1))])
+    for replica in replicas:
+        for values in replica.snapshot():
+            assert torch.equal(values, torch.full_like(values, 0.5))
+
+
 def test_ends_that_are_suddenly_apart_average_if_both_are_large() -> None:
     """As after a long separation: unusual, but near beside the weights themselves."""
     ends = two_ends(torch.full((4,), 100.0), torch.full((4,), 101.0))

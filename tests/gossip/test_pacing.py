@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lightning_adpsgd.gossip import pacing
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.members import Members
-from lightning_adpsgd.gossip.pacing import CoreShare, Traffic, crowding
+from lightning_adpsgd.gossip.pacing import CoreShare, Traffic, Turn, crowding
 from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
@@ -197,23 +197,33 @@ def traffic() -> Traffic:
 def test_a_peer_that_has_asked_meanwhile_is_not_asked(
     traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    under_way, still = traffic._under_way[0], list[bool]()
+    under_way, turns = traffic._under_way[0], list[Turn]()
     monkeypatch.setattr(under_way, "wait_s", lambda peer, now: 60.0)
     ask = threading.Thread(
-        target=lambda: still.append(traffic.await_turn(1, lambda: False))
+        target=lambda: turns.append(traffic.await_turn(1, lambda: False))
     )
     ask.start()
     until(lambda: under_way.in_line == [1], "its place in the line")
     traffic.make(1, lambda number: Outcome(True, 4, 0), asked=True)
     ask.join(PATIENCE.total_seconds())
-    assert still == [False]
+    assert turns == [Turn.MET]
+
+
+def test_a_turn_that_does_not_come_is_awaited_for_the_given_time(
+    traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traffic.cores, "pause_s", lambda: 3600.0)
+    begin = time.monotonic()
+    assert traffic.await_turn(1, lambda: False, seconds=0.2) is Turn.NOT_YET
+    assert time.monotonic() - begin >= 0.2
+    assert traffic._under_way[0].in_line == []
 
 
 def test_a_learner_that_waits_for_an_exchange_takes_no_turns(traffic: Traffic) -> None:
     traffic._under_way[0].enter(2, now=time.monotonic())
     traffic._under_way[0]._took[1] = 3600.0
     traffic.hurry_on()
-    assert traffic.await_turn(1, lambda: False)
+    assert traffic.await_turn(1, lambda: False) is Turn.COME
 
 
 def test_a_learner_that_does_not_get_free_admits_after_the_given_time(
@@ -247,7 +257,7 @@ def test_a_request_that_fails_holds_up_nothing(traffic: Traffic) -> None:
 def test_an_admitted_learner_begins_unless_exchanges_pause(
     traffic: Traffic, paused: bool
 ) -> None:
-    assert traffic.await_turn(1, lambda: False)
+    assert traffic.await_turn(1, lambda: False) is Turn.COME
     with traffic.requesting(1):
         pass
     if paused:

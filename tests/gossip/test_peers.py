@@ -1,6 +1,7 @@
 """The two threads of a peer, without threads: whom they ask, and when they end."""
 
 import threading
+import time
 from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 from lightning_adpsgd.gossip.account import Account
-from lightning_adpsgd.gossip.exchange import DECLINE, LEAVE, REQUEST
+from lightning_adpsgd.gossip.exchange import ALIVE, DECLINE, LEAVE, REQUEST
 from lightning_adpsgd.gossip.members import Members
+from lightning_adpsgd.gossip.pacing import Turn
 from lightning_adpsgd.gossip.peers import Asker, Peers
 from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.topology.named import find_topology
@@ -27,6 +29,7 @@ class PlayedLane:
         self.channel = SimpleNamespace(timeout=timedelta(seconds=4))
         self.heard: list[tuple[int, ...]] = []
         self.is_lost = False
+        self.said_at = time.monotonic()
 
     def request(self) -> None:
         self.say(REQUEST)
@@ -35,6 +38,7 @@ class PlayedLane:
         if self.is_lost:
             raise PeerLost(1, "a test", "it is gone")
         self.heard.append(words)
+        self.said_at = time.monotonic()
 
 
 class Played:
@@ -87,6 +91,34 @@ def test_a_peer_hears_whether_this_end_leaves_for_good(
 
 def test_a_peer_is_silent_for_at_most_a_quarter_of_the_timeout(played: Played) -> None:
     assert played.asker._silence_s == 1.0
+
+
+class Waits:
+    """Turns that do not come, with the seconds that a learner would wait for each."""
+
+    def __init__(self, played: Played, turn: Turn) -> None:
+        self.asker, self.turn, self.seconds = played.asker, turn, list[float]()
+
+    def await_turn(self, peer: int, unless: Any, section: int, seconds: float) -> Turn:
+        self.seconds.append(seconds)
+        self.asker.call()  # training steps on
+        return self.turn
+
+
+@pytest.mark.parametrize("turn", [Turn.NOT_YET, Turn.MET])
+def test_a_peer_hears_from_a_learner_whose_turn_never_comes(
+    played: Played, turn: Turn
+) -> None:
+    """Because of `cpu_share`, or because the peer always asks first."""
+    played.asker._traffic = waits = Waits(played, turn)  # pyright: ignore
+    played.asker.call()
+    for passed_s, expected in ((0.5, 0), (1.5, 1), (0.5, 0), (1.5, 1)):
+        played.lane.heard.clear()
+        played.lane.said_at = time.monotonic() - passed_s
+        played.asker._wait_and_ask()
+        assert played.lane.heard == [(ALIVE,)] * expected
+    assert played.asker._due.is_set()  # an exchange is still due
+    assert all(0 <= seconds <= 0.5 for seconds in waits.seconds)
 
 
 def test_one_that_is_asked_is_dropped_once_and_any_other_at_once(

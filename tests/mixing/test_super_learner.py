@@ -18,6 +18,7 @@ from lightning_adpsgd.mixing.super_learner import (
 )
 from lightning_adpsgd.weights.flat import shard
 from lightning_adpsgd.weights.replica import Replica
+from lightning_adpsgd.weights.streams import Guard
 from tests.helpers import PATIENCE, ThreadSuperLearner, forked, together
 
 
@@ -105,3 +106,48 @@ def test_only_the_chunks_that_a_learner_changed_are_shared() -> None:
 
     results = together([lambda n=n: learner(n) for n in Counting.connect(2)])
     assert results == [([0, 0, 0, 0, 0, 0, 1.5, 2.0], [(1, 2)])] * 2
+
+
+class Watching(Guard):
+    """Notes x of all chunks whenever the lock is taken or released."""
+
+    def __init__(self, replica: Replica, state: threading.Condition) -> None:
+        super().__init__(state, replica.device)
+        self._replica, self.seen = replica, list[list[float]]()
+
+    @override
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._look()
+
+    @override
+    def leave(self) -> None:
+        self._look()
+        super().leave()
+
+    def _look(self) -> None:
+        values = [torch.empty(len(chunk)) for chunk in self._replica.chunks]
+        for chunk, value in zip(self._replica.chunks, values, strict=True):
+            chunk.read(value)
+        self.seen.append(torch.cat(values).tolist())
+
+
+def test_an_exchange_never_reads_a_change_twice() -> None:
+    def learner(group: ThreadSuperLearner) -> list[list[float]]:
+        weights, state = torch.zeros(8), threading.Condition()
+        replica = Replica([shard(weights, group.index, 2)], 2, state)
+        merge = ShardGather([weights], replica, group, PATIENCE)
+        for chunk in replica.chunks:
+            chunk.parts[0].add(torch.ones(2), 1.0)
+        replica.guard = guard = Watching(replica, state)
+        merge.begin()
+        merge.finish()
+        merge.stop(1.0)
+        assert weights.tolist() == [1.0] * 8
+        return guard.seen
+
+    for seen in together(
+        [lambda n=n: learner(n) for n in ThreadSuperLearner.connect(2)]
+    ):
+        assert len(seen) > 4
+        assert all(one == [1.0] * 4 for one in seen)

@@ -45,7 +45,7 @@ from tests.sharded import (
 
 pytestmark = needs_fsdp2_on_cpus
 
-NUM_SEQUENCES = 16
+NUM_SEQUENCES = 8
 # Learners to a layer before a resume and after it, and to a super-learner after it.
 RESUMED = [(2, 1, 2), (2, 2, 4), (1, 2, 4), ("ddp", 2, 4)]
 # What the plans below cut; each of two learners has the rest.

@@ -31,7 +31,7 @@ pytestmark = needs_fsdp2_on_cpus
 
 SIZES = (2, 4)
 NUM = sum(SIZES)
-NUM_SEQUENCES = 6 * NUM
+NUM_SEQUENCES = 4 * NUM
 
 
 class Saves(pl.Callback):

@@ -81,7 +81,7 @@ def test_ten_thousand_merges_lose_nothing_to_rounding(dtype: torch.dtype) -> Non
         assert (read(replica).double() - exact).abs().max() < 1e-3
 
 
-def test_what_is_taken_is_read_until_it_is_merged_elsewhere() -> None:
+def test_what_is_taken_is_read_until_it_is_merged() -> None:
     weights = torch.zeros(8)
     replica = replica_of(weights)
     replica.chunks[1].parts[0].add(torch.ones(4), 1.0)
@@ -91,8 +91,8 @@ def test_what_is_taken_is_read_until_it_is_merged_elsewhere() -> None:
     assert read(replica).tolist() == [0.0] * 4 + [1.0] * 4
     replica.merge()
     assert not weights.any()
-    weights[4:] += into[1]
-    replica.keep(1, torch.zeros(4))
+    replica.merge_taken(1, into[1])
+    assert weights.tolist() == [0.0] * 4 + [1.0] * 4
     assert read(replica).tolist() == [0.0] * 4 + [1.0] * 4
 
 
