@@ -18,7 +18,8 @@ class TrainingCurve(Monitor):
     number of learners), `curve/train_seconds` (without validation), `curve/hours` (the
     same), `curve/wall_seconds`, `curve/samples_per_second` (that of learner 0, times
     the number of learners) and `curve/steps_per_second`. There is one point every
-    `log_every_n_steps` of the Trainer, with the mean loss since the previous one.
+    `log_every_n_steps` of the Trainer, with the mean loss since the previous one; at 0,
+    there is none.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,8 @@ class TrainingCurve(Monitor):
         if (loss := loss_of(trainer, outputs)) is not None:
             self._losses.add(loss)
         # `Trainer` gives itself this attribute, of which its type does not know.
-        if self.clock.steps % getattr(trainer, "log_every_n_steps", 50) == 0:
+        every = getattr(trainer, "log_every_n_steps", 50)
+        if every and self.clock.steps % every == 0:
             self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:

@@ -138,6 +138,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         assert self.model is not None
         self.learners = make_learners(self.model, self.dials, self._scenario)
         self._states = [defaultdict(dict) for _ in range(self.num_super_learners)]
+        self._turn = -1  # the last `fit` may have ended within a turn
         # Before the first hook that sees the end of training.
         self._overrides.wrap(trainer.fit_loop, "on_run_end", self._end_run)
 

@@ -109,6 +109,12 @@ def test_a_point_of_the_curve_is_the_mean_loss_since_the_last_one(tmp_path):
     assert column(table, "curve/loss") == [1, 4, 1, 4]
 
 
+def test_a_trainer_that_logs_no_step_has_no_point_of_the_curve(tmp_path):
+    table = fit(tmp_path, TrainingCurve(), log_every_n_steps=0)
+    assert column(table, "curve/loss") == []
+    assert column(table, "val_loss") == [1, 1]
+
+
 def test_the_curve_counts_the_samples_of_the_steps(tmp_path):
     table = fit(tmp_path, TrainingCurve(), log_every_n_steps=2)
     assert column(table, "curve/global_samples") == [4, 8, 12, 16, 20, 24]

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,32 @@ def test_to_fit_once_more_begins_from_the_mean() -> None:
     trainer.fit_loop.max_epochs = 8
     trainer.fit(module, data(320, 1), data(160, 2))
     assert trainer.callback_metrics["val_loss"] < first
+
+
+class Breaks(Classifier):
+    """Fails in its third batch, once."""
+
+    breaks = True
+
+    @override
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.breaks and batch_idx == 2:
+            self.breaks = False
+            raise ValueError
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("communication", ["async", "sync"])
+def test_a_fit_after_one_that_failed_is_as_the_first(communication: Any) -> None:
+    unbroken, module = Classifier(), Breaks()
+    begin = deepcopy(module.state_dict())
+    trainer_of(virtual(4, communication=communication)).fit(unbroken, data(160, 1))
+    trainer = trainer_of(virtual(4, communication=communication))
+    with pytest.raises(ValueError):
+        trainer.fit(module, data(160, 1))
+    module.load_state_dict(begin)
+    trainer.fit(module, data(160, 1))
+    assert torch.equal(flat(module), flat(unbroken))
 
 
 def test_mixed_precision_and_clipping_go_through_the_trainer() -> None:
