@@ -7,7 +7,7 @@ a given number of steps. The claimed part of the epoch is the same for all.
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
 if TYPE_CHECKING:
@@ -34,6 +34,11 @@ class SaveWithinEpoch(Callback):
                 f"`every_n_batches` must be at least 1, got {every_n_batches}"
             )
         self._path, self._every_n_batches = Path(path), every_n_batches
+        self._epoch, self._num_points = -1, 0
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A resumed epoch counts its claims from 0, and so does that of another fit.
         self._epoch, self._num_points = -1, 0
 
     @override

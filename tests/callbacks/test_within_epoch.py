@@ -1,0 +1,41 @@
+"""When `SaveWithinEpoch` saves, with the claims of an epoch told by hand."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from lightning_adpsgd.callbacks import SaveWithinEpoch
+
+
+class Shared:
+    """A trainer whose learners share an epoch of 11 batches, and agree to go on."""
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.num_claimed, self.saved = 0, list[int]()
+        under_way = SimpleNamespace(
+            number=epoch, num_units=11, num_claimed=lambda: self.num_claimed
+        )
+        sharing = SimpleNamespace(under_way=under_way, all_go_on=lambda at_last: True)
+        self.strategy = SimpleNamespace(work_sharing=sharing, super_learner_size=1)
+        progress = SimpleNamespace(is_last_batch=False)
+        epoch_loop = SimpleNamespace(batch_progress=progress)
+        self.fit_loop = SimpleNamespace(epoch_loop=epoch_loop)
+
+    def save_checkpoint(self, path: Any) -> None:
+        self.saved.append(self.num_claimed)
+
+    def fit(self, callback: SaveWithinEpoch) -> list[int]:
+        """Trains the epoch; returns after how many batches it was saved."""
+        trainer: Any = self
+        callback.on_train_start(trainer, None)  # pyright: ignore
+        for self.num_claimed in range(1, 12):
+            callback.on_train_batch_end(trainer)
+        return self.saved
+
+
+def test_an_epoch_is_saved_after_every_n_batches_but_the_last() -> None:
+    assert Shared().fit(SaveWithinEpoch("a.ckpt", 4)) == [4, 8]
+
+
+def test_a_second_training_saves_as_the_first_did() -> None:
+    callback = SaveWithinEpoch("a.ckpt", 4)
+    assert Shared().fit(callback) == Shared().fit(callback) == [4, 8]
