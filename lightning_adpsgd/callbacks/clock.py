@@ -1,17 +1,23 @@
 """The training time, samples and steps of one learner, without validation."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd.callbacks.algorithms import learners_per_reader
-from lightning_adpsgd.callbacks.reporting import within_training
+from lightning_adpsgd.callbacks.learner_counts import Counts, dealt
+from lightning_adpsgd.callbacks.reporting import gather, gossip_of, within_training
 from lightning_adpsgd.strategy.compatibility import callbacks_of
+from lightning_adpsgd.strategy.job import NAMESPACE
+
+_CLOCKS = f"{NAMESPACE}/clocks"
+"""The key of the counts of all learners in a checkpoint."""
 
 Outputs = Tensor | Mapping[str, Any] | None
 """What a training step returns, as Lightning hands it to a callback."""
@@ -20,11 +26,15 @@ Outputs = Tensor | Mapping[str, Any] | None
 class TrainingClock:
     """The training time, samples and steps of one learner, without validation.
 
+    After a resume it continues from the checkpoint. As many learners as before continue
+    each from its own counts, another number from equal shares of the sums.
+
     Attributes:
         steps: Optimizer steps.
         samples: Samples of this learner. Where T learners share layers, and so read the
             same samples, each counts 1/T.
         is_restored: Whether the next `begin` continues from a checkpoint.
+        learners: Counts of all learners, when they were last gathered.
     """
 
     def __init__(self) -> None:
@@ -36,12 +46,19 @@ class TrainingClock:
         self._seconds = 0.0
         self._running_since: float | None = None
         self._steps_elsewhere = 0
+        self._begun = self._gathered = Counts()
+        self.learners: Sequence[Counts] = []
 
     def begin(self, trainer: Trainer) -> None:
         """Runs from zero, or from the checkpoint that has been loaded."""
         if not self.is_restored:
             self._reset()
         self.is_restored = False
+        # Older checkpoints have the counts of learner 0 alone.
+        known = self.learners or [self.counts] * trainer.world_size
+        self.learners = dealt(known, trainer.world_size)
+        self._begun = self._gathered = self.learners[trainer.global_rank]
+        self.steps, self.samples, self._seconds = self._begun
         self._steps_elsewhere = trainer.global_step - self.steps
         self.start()
 
@@ -68,14 +85,38 @@ class TrainingClock:
             return self._seconds
         return self._seconds + time.perf_counter() - self._running_since
 
+    @property
+    def counts(self) -> Counts:
+        """The counts of this learner so far."""
+        return Counts(self.steps, self.samples, self.seconds)
+
+    @property
+    def of_this_fit(self) -> Counts:
+        """The counts since `begin`, without those from a checkpoint."""
+        return self.counts.minus(self._begun)
+
+    def gather(self, trainer: Trainer) -> None:
+        """Gathers the counts of all learners; a collective."""
+        self._gathered = self.counts
+        self.learners = [Counts.of(row) for row in gather(trainer, self._gathered)]
+
+    def estimate(self) -> list[Counts]:
+        """The counts of all learners, without asking them.
+
+        Each is taken to have done as much as this one since they were last gathered.
+        """
+        more = self.counts.minus(self._gathered)
+        return [one.plus(more) for one in self.learners]
+
     def state_dict(self) -> dict[str, Any]:
-        """The counts, for a checkpoint."""
+        """The counts of this learner, for a checkpoint."""
         return {"steps": self.steps, "samples": self.samples, "seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next `begin` continue from a checkpoint."""
         self.steps, self.samples = state["steps"], state["samples"]
         self._seconds, self._running_since = state["seconds"], None
+        self._gathered = self.counts
         self.is_restored = True
 
 
@@ -100,6 +141,11 @@ class Monitor(Callback):
 
         The consensus model is still in place, and the clock is paused.
         """
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # What an evaluation has loaded, or a `fit` that failed before it began.
+        self.clock.is_restored = False
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -131,6 +177,8 @@ class Monitor(Callback):
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if within_training(trainer):
+            if self._is_first:
+                self.clock.gather(trainer)
             self.measure(trainer, pl_module)
             if self._is_last:
                 self.clock.start()
@@ -142,3 +190,28 @@ class Monitor(Callback):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.clock.load_state_dict(state_dict)
+
+    # Monitors have one clock, so each would write and read the same.
+    @override
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self._is_first and _all_come_to_save(trainer):
+            self.clock.gather(trainer)
+        checkpoint[_CLOCKS] = [tuple(one) for one in self.clock.estimate()]
+
+    @override
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self.clock.learners = [Counts(*row) for row in checkpoint.get(_CLOCKS, ())]
+
+
+def _all_come_to_save(trainer: Trainer) -> bool:
+    """Whether all learners are at this save, so that a collective ends.
+
+    Learners that gossip meet in any case, to take the mean of their weights. Others are
+    not asked: their save may be that of one learner, such as at a signal.
+    """
+    runs = trainer.state.status == TrainerStatus.RUNNING
+    return runs and gossip_of(trainer) is not None

@@ -100,6 +100,11 @@ class ConvergenceMonitor(Monitor):
     # --- in each step
 
     @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._restored = False
+
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._forget()
@@ -146,7 +151,7 @@ class ConvergenceMonitor(Monitor):
         row = [
             self.clock.samples,
             self.clock.seconds,
-            exposed_seconds(trainer),
+            exposed_seconds(trainer) / self.clock.of_this_fit.seconds,
             losses.total,
             losses.number,
             losses.first,

@@ -43,6 +43,8 @@ class GossipMonitor(Monitor):
 
     Ages are taken from the asynchronous engine at the start of the validation.
     Staleness covers the training so far, not only the time since the last validation.
+    After a resume `global_samples`, `train_seconds` and `samples_per_second` include
+    the training before it; all other figures are of this `fit`.
     Figures that a strategy lacks are left out.
 
     Attributes:
@@ -63,12 +65,17 @@ class GossipMonitor(Monitor):
 
 
 class LearnerRecord(NamedTuple):
-    """The counters of one learner since training started; see `Statistics`.
+    """The counters of one learner; see `Statistics`.
+
+    `steps`, `samples` and `train_seconds` include the training before a resume. After a
+    resume with another number of learners they are this learner's share of it.
 
     Attributes:
         train_seconds: Training time without validation.
         exposed_seconds: Time for which the training thread waited for communication:
             for gossip and, if `AllreduceWait` measures it, for the gradient allreduce.
+        fit_steps: Steps of this `fit`, as all other counters are of it.
+        fit_seconds: Training time of this `fit`, without validation.
         staleness: Number of merges by age in optimizer steps, in `STALENESS_BINS` bins.
         peer_ages: Age of each super-learner, in their order; NaN if this learner does
             not exchange with it. Empty if nothing is recorded.
@@ -83,6 +90,8 @@ class LearnerRecord(NamedTuple):
     bytes_sent: float
     refused: float
     allreduce_bytes: float
+    fit_steps: float
+    fit_seconds: float
     staleness: tuple[float, ...]
     peer_ages: tuple[float, ...] = ()
 
@@ -100,7 +109,7 @@ class LearnerRecord(NamedTuple):
 
 
 def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
-    statistics = statistics_of(trainer)
+    statistics, of_this_fit = statistics_of(trainer), clock.of_this_fit
     return LearnerRecord(
         steps=clock.steps,
         samples=clock.samples,
@@ -113,6 +122,8 @@ def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
         allreduce_bytes=sum(
             one.bytes_sent for one in callbacks_of(trainer, AllreduceWait)
         ),
+        fit_steps=of_this_fit.steps,
+        fit_seconds=of_this_fit.seconds,
         staleness=_histogram(statistics.staleness),
         peer_ages=_ages(trainer, statistics.peer_ages),
     )
@@ -138,14 +149,14 @@ def _membership(trainer: Trainer) -> dict[str, float]:
 def summarize(records: list[LearnerRecord]) -> dict[str, float]:
     """The figures that `GossipMonitor` logs, from the records of all learners."""
     seconds = [r.train_seconds for r in records]
-    rates = [r.steps / r.train_seconds for r in records]
+    rates = [r.fit_steps / r.fit_seconds for r in records]
     samples = [r.samples for r in records]
     figures = {
         "learners/global_samples": sum(samples),
         "learners/train_seconds": max(seconds),
         "learners/samples_per_second": _sum_of_rates(samples, seconds),
         "learners/exposed_fraction": _mean(
-            [r.exposed_seconds / r.train_seconds for r in records]
+            [r.exposed_seconds / r.fit_seconds for r in records]
         ),
         "learners/steps_per_second_least": min(rates),
         "learners/steps_per_second_most": max(rates),
@@ -160,12 +171,13 @@ def summarize(records: list[LearnerRecord]) -> dict[str, float]:
 
 
 def _summarize_gossip(records: list[LearnerRecord]) -> dict[str, float]:
-    seconds = [r.train_seconds for r in records]
+    seconds = [r.fit_seconds for r in records]
+    steps = sum(r.fit_steps for r in records)
     exchanges = [r.exchanges for r in records]
     sent = [r.bytes_sent for r in records]
     return {
         "gossip/exchanges_per_second": _sum_of_rates(exchanges, seconds),
-        "gossip/exchanges_per_step": sum(exchanges) / sum(r.steps for r in records),
+        "gossip/exchanges_per_step": sum(exchanges) / max(steps, 1),
         "gossip/merges": sum(r.merges for r in records),
         "gossip/bytes_sent": sum(sent),
         "gossip/bytes_per_second": _sum_of_rates(sent, seconds),

@@ -21,11 +21,10 @@ class Progress(NamedTuple):
     @classmethod
     def of(cls, rows: list[list[float]], epochs: float) -> "Progress":
         """Sums the rows that `ConvergenceMonitor` gathers, one per learner."""
-        samples, seconds, exposed, sums, counts, firsts, held_out = zip(
+        samples, seconds, shares, sums, counts, firsts, held_out = zip(
             *rows, strict=True
         )
         speeds = [n / time for n, time in zip(samples, seconds, strict=True)]
-        shares = [part / time for part, time in zip(exposed, seconds, strict=True)]
         return cls(
             epochs=epochs,
             global_samples=sum(samples),

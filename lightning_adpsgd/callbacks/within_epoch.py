@@ -37,6 +37,12 @@ class SaveWithinEpoch(Callback):
         self._epoch, self._num_points = -1, 0
 
     @override
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        # All other callbacks have then seen the batch that the checkpoint includes.
+        others = [one for one in trainer.callbacks if one is not self]
+        trainer.callbacks = [*others, self]
+
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A resumed epoch counts its claims from 0, and so does that of another fit.
         self._epoch, self._num_points = -1, 0

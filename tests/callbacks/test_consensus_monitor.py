@@ -191,7 +191,7 @@ def test_gradients_of_shards_are_refused() -> None:
     try:
         module = BoringModel()
         fully_shard(module.layer, mesh=init_device_mesh("cpu", (1,)))
-        trainer = create_autospec(Trainer, instance=True)
+        trainer = create_autospec(Trainer, instance=True, world_size=1, global_rank=0)
         with pytest.raises(ValueError, match=r"`gradients` must be 0 .* got 2"):
             ConsensusMonitor(gradients=2).on_train_start(trainer, module)
     finally:

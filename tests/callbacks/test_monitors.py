@@ -189,6 +189,33 @@ def test_a_resumed_training_goes_on_counting(tmp_path):
     assert column(table, "learners/global_samples") == [24]
 
 
+def test_what_an_evaluation_has_loaded_is_no_resume(tmp_path):
+    saved = ModelCheckpoint(tmp_path, filename="saved")
+    fit(tmp_path / "first", GossipMonitor(), ConvergenceMonitor(), saved)
+    monitors = GossipMonitor(), ConvergenceMonitor()
+    data = DataLoader(TensorDataset(torch.zeros(12, 1)))
+    evaluates = Trainer(accelerator="cpu", callbacks=list(monitors), logger=False)
+    evaluates.validate(Slope(), data, ckpt_path=tmp_path / "saved.ckpt")
+    table = fit(tmp_path / "second", *monitors, epochs=1)
+    assert column(table, "learners/global_samples") == [12]
+    assert column(table, "run/best_loss_samples") == [12]
+
+
+def test_figures_of_communication_are_of_the_steps_since_the_resume(tmp_path):
+    saved = ModelCheckpoint(tmp_path, filename="saved")
+    one, two = GossipingStrategy(), GossipingStrategy()
+    fit(tmp_path / "first", GossipMonitor(), saved, epochs=1, strategy=one)
+    monitor, run, path = GossipMonitor(), ConvergenceMonitor(), tmp_path / "saved.ckpt"
+    table = fit(tmp_path / "second", monitor, run, ckpt=path, strategy=two)
+    assert column(table, "gossip/exchanges_per_step") == [30 / 6]
+    [record] = monitor.records
+    assert (record.steps, record.fit_steps) == (12, 6)
+    exposed = 0.25 / record.fit_seconds
+    assert column(table, "learners/exposed_fraction") == pytest.approx([exposed])
+    assert column(table, "run/exposed_share") == pytest.approx([exposed])
+    assert record.train_seconds > record.fit_seconds
+
+
 class Slow(Monitor):
     """Takes its time where other monitors only look at the clock."""
 
@@ -219,8 +246,15 @@ def test_a_monitor_that_is_new_takes_over_the_clock_of_one_that_was_saved(tmp_pa
 def record(**changes: Any) -> LearnerRecord:
     bins = [0.0] * STALENESS_BINS
     bins[2], bins[5] = 3.0, 1.0
-    plain = LearnerRecord(100, 400, 10.0, 1.0, 50, 40, 1000, 0, 0, tuple(bins))
+    counts = 100, 400, 10.0, 1.0, 50, 40, 1000, 0, 0, 100, 10.0
+    plain = LearnerRecord(*counts, tuple(bins))
     return plain._replace(**changes)
+
+
+def trainer_of(rank: int, num_learners: int, **attributes: Any) -> Any:
+    return SimpleNamespace(
+        global_rank=rank, world_size=num_learners, global_step=0, **attributes
+    )
 
 
 @pytest.mark.parametrize(("shared_by", "samples"), [(1, 9), (2, 4)])
@@ -228,7 +262,7 @@ def test_learners_that_read_the_same_samples_count_their_share(
     shared_by: int, samples: int
 ):
     strategy = SimpleNamespace(dials=SimpleNamespace(tensor_parallel_size=shared_by))
-    trainer: Any = SimpleNamespace(global_step=0, strategy=strategy, world_size=4)
+    trainer = trainer_of(0, 4, strategy=strategy)
     clock = TrainingClock()
     clock.begin(trainer)
     for _ in range(3):
@@ -242,7 +276,9 @@ def test_a_record_survives_the_way_through_a_vector():
 
 
 def test_figures_of_learners_add_up():
-    figures = summarize([record(), record(steps=50, train_seconds=20.0)])
+    figures = summarize(
+        [record(), record(train_seconds=20.0, fit_steps=50, fit_seconds=20.0)]
+    )
     expected = {
         "learners/global_samples": 800,
         "learners/samples_per_second": 40 + 20,

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, WeightedRandomSampler
 from typing_extensions import override
 
-from lightning_adpsgd.callbacks import SaveWithinEpoch
+from lightning_adpsgd.callbacks import Monitor, SaveWithinEpoch
 from lightning_adpsgd.epochs.block_sampler import BlockSampler
 from tests.helpers import until
 from tests.learners import (
@@ -339,6 +339,22 @@ class Interrupted(Exception):
     pass
 
 
+class TellsSamples(Monitor):
+    """Writes down how many samples its learner has counted."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    @override
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        path = self._folder / f"{trainer.global_rank}.samples"
+        path.write_text(str(self.clock.samples))
+
+    def of_all(self) -> int:
+        return sum(int(path.read_text()) for path in self._folder.glob("*.samples"))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "num_workers"),
     [
@@ -354,7 +370,7 @@ def test_the_rest_of_an_epoch_is_trained_on_after_a_resume(
     after: tuple[int, int],
     num_workers: int,
 ) -> None:
-    path = tmp_path / "within.ckpt"
+    path, told = tmp_path / "within.ckpt", TellsSamples(tmp_path)
     loader = numbered(90, num_workers=num_workers)
 
     def program(rank: int) -> Any:
@@ -364,7 +380,7 @@ def test_the_rest_of_an_epoch_is_trained_on_after_a_resume(
             before[0],
             use_distributed_sampler=True,
             max_epochs=3,
-            callbacks=[StopsAt(path, 20, 0)],
+            callbacks=[StopsAt(path, 20, 0), TellsSamples(tmp_path)],
         )
         with pytest.raises((Interrupted, RuntimeError, SystemExit)):
             trainer.fit(module, loader)
@@ -383,7 +399,9 @@ def test_the_rest_of_an_epoch_is_trained_on_after_a_resume(
         dials={"super_learner_size": after[1]},
         ckpt_path=path,
         max_epochs=3,
+        callbacks=[told],
     )
+    assert told.of_all() == 3 * 90
     assert sorted(trained + rows_of(modules, 0)) == list(range(90))
     for epoch in (1, 2):
         assert rows_of(modules, epoch) == list(range(90))

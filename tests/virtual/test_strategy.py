@@ -300,7 +300,7 @@ class Breaks(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if self.breaks and batch_idx == 2:
             self.breaks = False
-            raise ValueError
+            raise ValueError("batch 2")
         return super().training_step(batch, batch_idx)
 
 
@@ -310,7 +310,7 @@ def test_a_fit_after_one_that_failed_is_as_the_first(communication: Any) -> None
     begin = deepcopy(module.state_dict())
     trainer_of(virtual(4, communication=communication)).fit(unbroken, data(160, 1))
     trainer = trainer_of(virtual(4, communication=communication))
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="batch 2"):
         trainer.fit(module, data(160, 1))
     module.load_state_dict(begin)
     trainer.fit(module, data(160, 1))
