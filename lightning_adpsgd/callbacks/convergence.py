@@ -87,11 +87,12 @@ class ConvergenceMonitor(Monitor):
         self._runs, self._name, self._algorithm = runs, name, algorithm
         self._seed, self._wer = seed, wer
         self._chance, self._best, self._restored = chance, NONE_YET, False
+        self._peak_lr = 0.0
         self._forget()
 
     def _forget(self) -> None:
         self._losses, self._marks = Losses(), 0
-        self._loader_batch, self._peak_lr = 0, 0.0
+        self._loader_batch = 0
         self._begin = time.perf_counter()
         self.progress: Progress | None = None
         self.diverged = False
@@ -110,6 +111,7 @@ class ConvergenceMonitor(Monitor):
         self._forget()
         if not self._restored:
             self._chance, self._best = self._given_chance, NONE_YET
+            self._peak_lr = 0.0
         self._restored = False
 
     @override
@@ -274,10 +276,12 @@ class ConvergenceMonitor(Monitor):
             "clock": super().state_dict(),
             "chance": self._chance,
             "best": tuple(self._best),
+            "peak_lr": self._peak_lr,
         }
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict["clock"])
         self._chance, self._best = state_dict["chance"], Progress(*state_dict["best"])
+        self._peak_lr = state_dict.get("peak_lr", 0.0)  # older checkpoints lack it
         self._restored = True

@@ -24,12 +24,13 @@ class TrainingCurve(Monitor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._losses, self._begin = Losses(), 0.0
+        self._losses, self._begin, self._steps = Losses(), 0.0, 0
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._losses, self._begin = Losses(), time.perf_counter()
+        self._steps = self.clock.steps
 
     @override
     def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
@@ -37,7 +38,10 @@ class TrainingCurve(Monitor):
             self._losses.add(loss)
         # `Trainer` gives itself this attribute, of which its type does not know.
         every = getattr(trainer, "log_every_n_steps", 50)
-        if every and self.clock.steps % every == 0:
+        # Batches may share a step.
+        steps, before = self.clock.steps, self._steps
+        self._steps = steps
+        if every and steps != before and steps % every == 0:
             self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:

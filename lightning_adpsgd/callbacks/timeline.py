@@ -137,6 +137,13 @@ class Timeline(Callback):
             message = " ".join(str(exception).split())
             self._note(f"{type(exception).__name__}: {message}", time.time())
             self._write(trainer)
+            self._before = None
+
+    @override
+    def teardown(
+        self, trainer: Trainer, pl_module: LightningModule, stage: str
+    ) -> None:
+        self._before = None  # errors from here on are not of this training
 
     def _note(self, event: str, begin: float) -> None:
         self._entries.append(Entry(begin, time.time(), event=event))

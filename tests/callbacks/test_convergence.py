@@ -208,7 +208,7 @@ def test_a_training_that_ends_in_another_error_has_none(tmp_path):
     assert read_runs(tmp_path) == []
 
 
-def test_a_resumed_training_remembers_its_best_loss_and_chance(tmp_path):
+def test_a_resumed_training_remembers_its_best_loss_chance_and_rate(tmp_path):
     saved = ModelCheckpoint(tmp_path, filename="saved")
     fit(tmp_path / "first", ConvergenceMonitor(), 0.5, callbacks=(saved,))
     monitor = ConvergenceMonitor()
@@ -217,6 +217,7 @@ def test_a_resumed_training_remembers_its_best_loss_and_chance(tmp_path):
     assert column(table, "best_held_out_loss") == [0.5, 0.5]
     assert column(table, "diverged") == [0, 1]
     assert row_of(monitor).best_loss_samples == 12
+    assert row_of(monitor).lr == 0.3  # before the resume
 
 
 def test_a_second_training_begins_anew(tmp_path):

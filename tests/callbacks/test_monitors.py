@@ -109,6 +109,12 @@ def test_a_point_of_the_curve_is_the_mean_loss_since_the_last_one(tmp_path):
     assert column(table, "curve/loss") == [1, 4, 1, 4]
 
 
+def test_a_step_of_several_batches_is_one_point_of_the_curve(tmp_path):
+    arguments: dict[str, Any] = {"log_every_n_steps": 1, "accumulate_grad_batches": 3}
+    table = fit(tmp_path, TrainingCurve(), **arguments)
+    assert column(table, "curve/loss") == [1, 4, 1, 4]
+
+
 def test_a_trainer_that_logs_no_step_has_no_point_of_the_curve(tmp_path):
     table = fit(tmp_path, TrainingCurve(), log_every_n_steps=0)
     assert column(table, "curve/loss") == []

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_adpsgd.callbacks import Timeline
 from lightning_adpsgd.mixing.statistics import Statistics
 
+DATA = DataLoader(TensorDataset(torch.zeros(4, 1)))
+
 
 class Slope(LightningModule):
     def __init__(self, fails_at: int | None = None) -> None:
@@ -57,9 +59,13 @@ def fit(
     steps: int = 2000,
     **more: Any,
 ) -> list[dict[str, str]]:
-    data = DataLoader(TensorDataset(torch.zeros(4, 1)))
+    trainer_of(folder, steps, **more).fit(model or Slope(), DATA, DATA)
+    return lines(folder)
+
+
+def trainer_of(folder: Path, steps: int = 2000, **more: Any) -> Trainer:
     settings: dict[str, Any] = {"devices": 1, **more}
-    trainer = Trainer(
+    return Trainer(
         accelerator="cpu",
         callbacks=[Timeline(folder, steps=steps)],
         logger=False,
@@ -69,8 +75,6 @@ def fit(
         enable_model_summary=False,
         **settings,
     )
-    trainer.fit(model or Slope(), data, data)
-    return lines(folder)
 
 
 def lines(folder: Path) -> list[dict[str, str]]:
@@ -115,6 +119,15 @@ def test_an_error_that_ends_the_learner_is_its_last_line(tmp_path):
         fit(tmp_path, model=Slope(fails_at=2))
     events = [one["event"] for one in lines(tmp_path)]
     assert events == ["", "", "RuntimeError: the disk is full"]
+
+
+def test_an_error_of_a_later_evaluation_is_not_of_the_training(tmp_path):
+    trainer, model = trainer_of(tmp_path), Slope()
+    trainer.fit(model, DATA, DATA)
+    model.validation_step = None  # pyright: ignore
+    with pytest.raises(Exception, match=r"No `validation_step\(\)`"):
+        trainer.validate(model, DATA, verbose=False)
+    assert lines(tmp_path)[-1]["event"] == "end"
 
 
 @pytest.mark.parametrize("argument", ["steps", "every_s"])
