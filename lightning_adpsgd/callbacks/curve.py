@@ -17,9 +17,9 @@ class TrainingCurve(Monitor):
     The figures are `curve/loss`, `curve/global_samples` (its own samples times the
     number of learners), `curve/train_seconds` (without validation), `curve/hours` (the
     same), `curve/wall_seconds`, `curve/samples_per_second` (that of learner 0, times
-    the number of learners) and `curve/steps_per_second`. There is one point every
-    `log_every_n_steps` of the Trainer, with the mean loss since the previous one; at 0,
-    there is none.
+    the number of learners) and `curve/steps_per_second` (of this `fit`). There is one
+    point every `log_every_n_steps` of the Trainer, with the mean loss since the
+    previous one; at 0, there is none.
     """
 
     def __init__(self) -> None:
