@@ -249,10 +249,13 @@ def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
     connector = trainer._accelerator_connector
     for name, (allowed, reason) in _ALLOWED_WITH_WORK_SHARING.items():
         owner = connector if name == "use_distributed_sampler" else trainer
-        if (value := getattr(owner, name, allowed)) != allowed:
+        value = getattr(owner, name, allowed)
+        # 1.0 is the whole epoch, but 1 is one batch.
+        is_count = isinstance(allowed, float) and isinstance(value, int)
+        if is_count or value != allowed:
             yield (
                 f"`{name}` must be {allowed!r} with `work_sharing=True`, got "
-                f"{value!r}: {reason}"
+                f"{value!r}{' (a number of batches)' if is_count else ''}: {reason}"
             )
     if validates_by_time(trainer):
         yield _clock("val_check_interval")

@@ -120,6 +120,9 @@ CASES = {
     "validation by time": Case(
         EQUAL, "`val_check_interval` must not be set", val_check_interval="00:01:00:00"
     ),
+    "validation of each batch": Case(
+        EQUAL, "`val_check_interval` must be 1.0", val_check_interval=1
+    ),
     "something of one learner": Case(
         EQUAL, "`min_steps`", arguments_of=lambda r: {"min_steps": 1} if not r else {}
     ),

@@ -37,7 +37,10 @@ def test_it_is_refused_where_all_step_together(communication: Any) -> None:
     [
         ({"use_distributed_sampler": False}, "`use_distributed_sampler` must be True"),
         ({"limit_train_batches": 5}, r"`limit_train_batches` must be 1\.0 .* got 5"),
+        ({"limit_train_batches": 1}, r"`limit_train_batches` .* got 1 \(a number of"),
+        ({"overfit_batches": 1}, r"`limit_train_batches` .* got 1 \(a number of"),
         ({"overfit_batches": 0.5}, r"`limit_train_batches` .* got 0\.5.*Subset"),
+        ({"val_check_interval": 1}, r"`val_check_interval` .* got 1 \(a number of"),
         ({"val_check_interval": 0.5}, r"`val_check_interval` must be 1\.0 .* got 0\.5"),
         (
             {"val_check_interval": 7, "check_val_every_n_epoch": None},
@@ -63,6 +66,16 @@ def test_what_counts_one_learners_batches_is_refused(
     trainer = pl.Trainer(accelerator="cpu", logger=False, barebones=False, **arguments)
     trainer.strategy._lightning_module = Linear()
     assert any(re.search(message, one) for one in problems_with_work_sharing(trainer))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"limit_train_batches": 1.0}, {"val_check_interval": 1.0}],
+)
+def test_whole_epochs_are_shared(arguments: dict[str, Any]) -> None:
+    trainer = pl.Trainer(accelerator="cpu", logger=False, **arguments)
+    trainer.strategy._lightning_module = Linear()
+    assert not [*problems_with_work_sharing(trainer)]
 
 
 def test_a_step_that_takes_the_iterator_is_refused() -> None:
