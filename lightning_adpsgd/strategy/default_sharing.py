@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.strategy.checkpoints.contents import Resumed
+from lightning_adpsgd.strategy.checkpoints.mid_epoch import reads_out_of_order
 from lightning_adpsgd.strategy.compatibility import problems_with_work_sharing
 from lightning_adpsgd.strategy.overrides import Overrides
 
@@ -104,6 +105,8 @@ class DefaultSharing:
             return "there are several training loaders"
         if type(loader.batch_sampler) is not BatchSampler or not _is_plain(loader):
             return "the loader has a sampler of its own; `work_sharing=True` shares it"
+        if reads_out_of_order(loader):
+            return "`in_order=False` hides which claimed batches were trained on"
         # Batches that a learner has claimed beyond the one that it trains on.
         held = 1 + loader.num_workers * (loader.prefetch_factor or 0)
         if len(loader) < 2 * held * self._trainer.world_size:

@@ -28,7 +28,11 @@ from lightning_adpsgd.epochs.claims import ClaimCounter, LeaderBroadcast, Learne
 from lightning_adpsgd.epochs.pool import IslandPool
 from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
-from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch, copy_with
+from lightning_adpsgd.strategy.checkpoints.mid_epoch import (
+    PlaceInEpoch,
+    copy_with,
+    reads_out_of_order,
+)
 from lightning_adpsgd.strategy.default_sharing import DefaultSharing
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -240,6 +244,12 @@ def _refuse_loader(loader: Any) -> None:
         raise ValueError(
             "`work_sharing` needs a loader that makes batches, got `batch_size=None`: "
             "pass a `batch_size`, or a `batch_sampler` that yields lists of indices"
+        )
+    if reads_out_of_order(loader):
+        raise ValueError(
+            "`in_order` of the training loader must be True with `work_sharing`, got "
+            "False: it would be unknown which of the claimed batches a learner has "
+            "trained on"
         )
     sampler = getattr(loader.batch_sampler, "sampler", None)
     whole = isinstance(sampler, BlockSampler)  # knows the order of all samples

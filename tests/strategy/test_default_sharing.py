@@ -103,6 +103,13 @@ def weighted() -> DataLoader[Tensor]:
     return rows(sampler=WeightedRandomSampler([1.0] * 8, 8))
 
 
+def out_of_order() -> DataLoader[Tensor]:
+    """Set afterwards, because torch before 2.7 has no such argument."""
+    loader: Any = rows(24, num_workers=1)
+    loader.in_order = False
+    return loader
+
+
 CASES = {
     "nothing is said": Case(SHARED, "Learners share their epochs"),
     "ready pairs": Case(
@@ -145,6 +152,7 @@ CASES = {
     "own sampler": Case(EQUAL, "a sampler of its own", lambda rank: weighted()),
     "short": Case(EQUAL, "few batches", lambda rank: rows(batch_size=3)),
     "held ahead": Case(EQUAL, "few batches", lambda rank: rows(num_workers=1)),
+    "out of order": Case(EQUAL, "`in_order=False`", lambda rank: out_of_order()),
     "unlike": Case(EQUAL, "learners differ in loaders", lambda r: rows(8 + 2 * r)),
     "a stream": Case(EQUAL, "", lambda rank: DataLoader(Stream(), batch_size=2)),
 }

@@ -23,6 +23,7 @@ from typing_extensions import override
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.callbacks import SaveWithinEpoch
 from lightning_adpsgd.strategy.compatibility import problems_with_work_sharing
+from lightning_adpsgd.strategy.work_sharing import _refuse_loader
 from tests.learners import Linear, Rows, gossip, learners, trainer_of
 
 
@@ -133,6 +134,19 @@ def test_loaders_without_a_common_pool_are_refused(name: str) -> None:
     outcomes = learners(2, program)
     # One of them may hear of the other's refusal first.
     assert any(not outcome.error for outcome in outcomes)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_out_of_order_are_refused(num_workers: int) -> None:
+    """Workers alone change the order, and torch before 2.7 has no such option."""
+    loader: Any = DataLoader(Even(), num_workers=num_workers)
+    _refuse_loader(loader)
+    loader.in_order = False
+    if num_workers:
+        with pytest.raises(ValueError, match=r"`in_order` .* True .*work_sharing"):
+            _refuse_loader(loader)
+    else:
+        _refuse_loader(loader)
 
 
 class Bare:

@@ -130,6 +130,12 @@ class PlaceInEpoch:
         """A copy of a training loader that knows its place, if it can have one."""
         if not _has_batches(loader):
             return loader
+        if reads_out_of_order(loader):
+            raise ValueError(
+                "`in_order` of the training loader must be True with "
+                "`save_learners=True`, got False: which batches of an epoch remain "
+                "would be unknown"
+            )
         batches = PlacedBatches(loader.batch_sampler, self._device)
         if self._saved is not None:
             batches.resume(self._saved["begin"], self._saved["num_batches"])
@@ -143,6 +149,12 @@ class PlaceInEpoch:
         found = [getattr(loader, "batch_sampler", None) for loader in loaders]
         one = found[0] if len(found) == 1 else None
         return one if isinstance(one, PlacedBatches) else None
+
+
+def reads_out_of_order(loader: DataLoader[Any]) -> bool:
+    """Whether batches may come in another order than the one of the batch sampler."""
+    # torch before 2.7 always keeps the order.
+    return loader.num_workers > 0 and not getattr(loader, "in_order", True)
 
 
 def copy_with(loader: DataLoader[Any], **samplers: Any) -> DataLoader[Any]:

@@ -133,6 +133,14 @@ def test_a_loader_gets_a_place_in_a_copy() -> None:
     assert [batch.tolist() for batch in prepared] == [[0, 1], [2, 3], [4, 5]]
 
 
+def test_a_loader_that_reads_out_of_order_has_no_place() -> None:
+    loader: Any = DataLoader(range(6), num_workers=1)  # pyright: ignore
+    loader.in_order = False
+    place: Any = PlaceInEpoch(None, CPU)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"`in_order` .* True .*save_learners"):
+        place.prepare(loader)
+
+
 def test_a_loader_goes_on_at_the_saved_place() -> None:
     saved = {
         "num_samples": 40,
