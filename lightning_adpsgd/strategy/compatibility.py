@@ -145,13 +145,27 @@ def _refuse_with_shards(trainer: pl.Trainer, strategy: DDPStrategy) -> None:
         )
     for callback in callbacks_of(trainer, Callback):
         # Each keeps or changes whole weights.
-        if isinstance(callback, ModelPruning | StochasticWeightAveraging) or hasattr(
-            callback, "_average_model"
-        ):
+        if isinstance(callback, ModelPruning) or _keeps_average(callback):
             raise ValueError(
                 f"`{type(callback).__name__}` cannot be used with "
                 '`inside="model_parallel"`: it works on whole weights'
             )
+
+
+def refuse_averages_of_islands(trainer: pl.Trainer) -> None:
+    """Refuses callbacks that keep an average of weights: islands take no mean of it."""
+    for callback in callbacks_of(trainer, Callback):
+        if _keeps_average(callback):
+            raise ValueError(
+                f"`{type(callback).__name__}` cannot be used with `islands`: it would "
+                "validate and save the average that one island has kept; use it with "
+                "learners of one job, or average checkpoints afterwards"
+            )
+
+
+def _keeps_average(callback: Callback) -> bool:
+    is_swa = isinstance(callback, StochasticWeightAveraging)
+    return is_swa or hasattr(callback, "_average_model")  # as `WeightAveraging` has
 
 
 def check_device(device: torch.device) -> None:

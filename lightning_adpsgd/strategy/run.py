@@ -21,7 +21,10 @@ from lightning_adpsgd.strategy.checkpoints.last_good import PREEMPTED
 from lightning_adpsgd.strategy.checkpoints.own_folders import hold_folders
 from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
 from lightning_adpsgd.strategy.clocks import BatchEnd, describe_clocks, follow_clocks
-from lightning_adpsgd.strategy.compatibility import problems_with_work_sharing
+from lightning_adpsgd.strategy.compatibility import (
+    problems_with_work_sharing,
+    refuse_averages_of_islands,
+)
 from lightning_adpsgd.strategy.default_sharing import (
     DefaultSharing,
     may_share,
@@ -178,6 +181,8 @@ def set_up_run(
     overrides: Overrides,
 ) -> TrainingRun:
     """Makes the job of a Trainer's `fit`; a collective over all learners."""
+    if dials.islands is not None:
+        refuse_averages_of_islands(trainer)
     partition: Partition = trainer.strategy.partition  # pyright: ignore
     asked, sharing = _shares_work(trainer, dials), None
     job = set_up_job(model, dials, partition, on_reload)

@@ -7,6 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.__main__ import main
@@ -82,6 +83,33 @@ def test_an_island_is_one_super_learner() -> None:
     check_island(4, 4, (2, 4))
     with pytest.raises(ValueError, match=r"has 3 learners, got \(2, 4\)"):
         check_island(3, 3, (2, 4))
+
+
+class KeepsAnAverage(pl.Callback):
+    """As `WeightAveraging` does, which Lightning has since 2.6."""
+
+    _average_model = None
+
+
+@pytest.mark.parametrize(
+    "callback", [StochasticWeightAveraging(0.1), KeepsAnAverage()], ids=["SWA", "EMA"]
+)
+def test_an_average_that_one_island_would_keep_is_refused(
+    tmp_path: Path, callback: pl.Callback
+) -> None:
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=HADPSGDStrategy(islands=URL),
+        callbacks=[callback],
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    with pytest.raises(ValueError, match=r"`\w+` cannot be used with `islands`"):
+        trainer.fit(Linear(), loader(4))
 
 
 def trainer_with(interval: str, folder: Path, steps: int, **arguments: Any) -> Any:
