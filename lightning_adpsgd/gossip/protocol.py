@@ -45,8 +45,20 @@ class Position(NamedTuple):
             raise ValueError(f"its position must count from 0, got {[*numbers]}")
         return cls(*numbers)
 
+    def rank(self, shares_epochs: bool) -> tuple[int, ...]:
+        """What says which of two is further.
+
+        It is the steps, and before them the epochs where all train on the same ones.
+        """
+        return (self.epochs, self.steps) if shares_epochs else (self.steps,)
+
 
 BEGINNING = Position()
+
+
+def furthest(positions: Iterable[Position], shares_epochs: bool) -> Position:
+    """The position that is further than all others."""
+    return max(positions, key=lambda one: (one.rank(shares_epochs), one))
 
 
 class Pulled(NamedTuple):

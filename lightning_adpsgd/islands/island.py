@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from lightning_adpsgd.coordination.startup.signals import ended_by_sigterm
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
-from lightning_adpsgd.gossip.protocol import BEGINNING, Position
+from lightning_adpsgd.gossip.protocol import BEGINNING, Position, furthest
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.joining import Joining, Timeouts
 from lightning_adpsgd.islands.mean import Mean, Total, consensus_over_shards
@@ -88,6 +88,8 @@ class Island:
         store: store of this island only; unused if it has a single learner.
         sections: sections that this learner exchanges; None: all islands have one size,
             and learner l exchanges its shard with learner l.
+        shares_epochs: whether islands share epochs; then who is in the latest is
+            furthest.
 
     Attributes:
         started_from: position of the weights that it took at its start; None if it took
@@ -106,11 +108,12 @@ class Island:
         store: Store | None = None,
         timeouts: Timeouts = _TIMEOUTS,
         sections: Sections | None = None,
+        shares_epochs: bool = False,
     ) -> None:
         self._vectors, self._address, self._schedule = vectors, address, schedule
         self._options, self._layout, self._timeouts = options, layout, timeouts
         self._credentials, self._group = credentials, group or SuperLearnerGroup()
-        self._store = store or HashStore()
+        self._store, self._shares_epochs = store or HashStore(), shares_epochs
         self._sections = sections or Sections((self._group.index,), self._group.size)
         self.started_from: Position | None = None
         self.membership = self._make_membership()
@@ -132,6 +135,7 @@ class Island:
             self._store,
             timeouts,
             options.timeout,
+            shares_epochs,
         )
 
     def _make_membership(self) -> MembershipView:
@@ -262,7 +266,8 @@ class Island:
         """
         found, self._rejoined_at = self._rejoined_at, None
         if found is not None:
-            self.engine.members.position = max(found, self.position)
+            both = found, self.position
+            self.engine.members.position = furthest(both, self._shares_epochs)
             return found
         members = self.engine.members
         steps, before, _ = members.position

@@ -66,6 +66,8 @@ class Joining:
     Args:
         vectors: whole weights of this super-learner.
         timeout: longest wait for the other learners of this island.
+        shares_epochs: whether islands share epochs; then who is in the latest is
+            furthest.
 
     Attributes:
         origin: training that the last weights came from.
@@ -81,6 +83,7 @@ class Joining:
         store: Store,
         timeouts: Timeouts,
         timeout: timedelta,
+        shares_epochs: bool = False,
     ) -> None:
         self._vectors, self._address = vectors, address
         self._membership, self._connections = membership, connections
@@ -88,6 +91,7 @@ class Joining:
         self._timeouts, self._timeout = timeouts, timeout
         self._refusal: Refused | None = None
         self._num_looks, self.origin = 0, ""
+        self._shares_epochs = shares_epochs
 
     def await_number(self) -> None:
         """Waits until the rendezvous has assigned this island a number."""
@@ -205,7 +209,8 @@ class Joining:
 
     def _go_on_from(self, found: Pulled) -> Position | None:
         self._membership.describe(origin=self.origin)
-        if found.position.steps < self._engine.members.position.steps:
+        own, shared = self._engine.members.position, self._shares_epochs
+        if found.position.rank(shared) < own.rank(shared):
             _log.info("this island is further than the others, and keeps its weights")
             return None
         self._engine.replica.put(found.values)
@@ -240,7 +245,8 @@ class Joining:
         peers = LiveSchedule.of(schedule, others, own).peers()
         near = [n for n in others if n in peers][:_MOST_NEIGHBOURS]
         rest = (number for number in others if number not in near)
-        found = mean_of(filter(None, map(self._pull_finite, near)))
+        pulled = filter(None, map(self._pull_finite, near))
+        found = mean_of(pulled, self._shares_epochs)
         return found or next(filter(None, map(self._pull_finite, rest)), None)
 
     def _pull_finite(self, number: int) -> Pulled | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.gossip.protocol import BEGINNING, Pulled
+from lightning_adpsgd.gossip.protocol import BEGINNING, Pulled, furthest
 from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 
@@ -82,11 +82,11 @@ def consensus_over_shards(shards: Iterable[Sequence[float]]) -> Consensus:
     return Consensus.of(sum(spreads), sum(squares), int(min(members)))
 
 
-def mean_of(found: Iterable[Pulled]) -> Pulled | None:
+def mean_of(found: Iterable[Pulled], shares_epochs: bool = False) -> Pulled | None:
     """The mean of several pulled weights, at the furthest position; None for none."""
     position, total = BEGINNING, None
     for pulled in found:
-        position = max(position, pulled.position)
+        position = furthest((position, pulled.position), shares_epochs)
         if total is None:
             total = Total(pulled.values)
         else:

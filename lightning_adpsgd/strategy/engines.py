@@ -293,6 +293,7 @@ def _make_island(
         super_learner_of(flat, groups, own),
         PrefixStore("island", store),
         sections=sections,
+        shares_epochs=bool(dials.work_sharing),
     )
 
 

@@ -12,17 +12,18 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_adpsgd.gossip.protocol import Position
 
+_BY_LOSSES = ReduceLROnPlateau  # follows the losses that it sees
+
 
 def catch_up(trainer: pl.Trainer, position: Position) -> None:
-    """Moves a Trainer forward to a position; does nothing if it is already past it."""
-    steps = position.steps - trainer.global_step
-    epochs = max(0, position.epochs - trainer.current_epoch)
-    if steps <= 0:
-        return
+    """Moves a Trainer forward to a position; leaves the counts that are past it."""
+    step, epoch = trainer.global_step, trainer.current_epoch
+    steps, epochs = max(0, position.steps - step), max(0, position.epochs - epoch)
     loop = trainer.fit_loop.epoch_loop
     loop._batches_that_stepped += steps
     automatic = loop.automatic_optimization.optim_progress.optimizer.step.total
@@ -35,7 +36,25 @@ def catch_up(trainer: pl.Trainer, position: Position) -> None:
     for name in ("ready", "started", "processed", "completed"):
         setattr(current, name, getattr(current, name) + epochs)
     for config in trainer.lr_scheduler_configs:
-        _step(config, steps if config.interval == "step" else epochs)
+        done, num = (step, steps) if config.interval == "step" else (epoch, epochs)
+        every = config.frequency
+        _step(trainer.lightning_module, config, (done + num) // every - done // every)
+
+
+def warn_of_manual_schedules(trainer: pl.Trainer) -> None:
+    """Says how schedules catch up that the module steps itself, when it pleases."""
+    by_epochs = any(
+        config.interval == "epoch" and not isinstance(config.scheduler, _BY_LOSSES)
+        for config in trainer.lr_scheduler_configs
+    )
+    if by_epochs and not trainer.lightning_module.automatic_optimization:
+        rank_zero_warn(
+            'A learning-rate schedule has `interval` "epoch" with manual optimization: '
+            "an island that joins others steps it once for each epoch that they have "
+            "done. If the module steps it with each optimizer step, let "
+            "`configure_optimizers` return "
+            '`{"scheduler": schedule, "interval": "step"}` for it.'
+        )
 
 
 def batch_size(batch: Any) -> int:
@@ -46,11 +65,14 @@ def batch_size(batch: Any) -> int:
         return 0
 
 
-def _step(config: LRSchedulerConfig, num: int) -> None:
-    if isinstance(config.scheduler, ReduceLROnPlateau):
-        return  # it follows the losses that it sees
+def _step(module: pl.LightningModule, config: LRSchedulerConfig, num: int) -> None:
+    if isinstance(config.scheduler, _BY_LOSSES):
+        return
     with warnings.catch_warnings():
         # The optimizer's steps, which torch would miss, were made elsewhere.
         warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
-        for _ in range(num // config.frequency):
-            config.scheduler.step()  # pyright: ignore[reportCallIssue]
+        for _ in range(num):
+            if module.automatic_optimization:
+                module.lr_scheduler_step(config.scheduler, None)
+            else:
+                config.scheduler.step()  # pyright: ignore[reportCallIssue]

@@ -30,7 +30,11 @@ from lightning_adpsgd.strategy.default_sharing import (
     may_share,
     problem_of,
 )
-from lightning_adpsgd.strategy.fast_forward import batch_size, catch_up
+from lightning_adpsgd.strategy.fast_forward import (
+    batch_size,
+    catch_up,
+    warn_of_manual_schedules,
+)
 from lightning_adpsgd.strategy.garbage import FrozenObjects
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -109,6 +113,8 @@ class TrainingRun:
             sharing.check_loaders()
         if trainer.received_sigterm:  # before it joined the others
             raise SIGTERMException
+        if self._dials.islands is not None:
+            warn_of_manual_schedules(trainer)
         begun = Position(trainer.global_step, 0, trainer.current_epoch)
         if (position := self.job.start(begun, self._batch_end)) is not None:
             catch_up(trainer, position)

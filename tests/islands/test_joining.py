@@ -3,10 +3,12 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from lightning_adpsgd.gossip.protocol import Position, Pulled
+from lightning_adpsgd.gossip.protocol import Position, Pulled, furthest
+from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.islands.joining import Joining
 from lightning_adpsgd.islands.member_list import Member, MemberList
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
@@ -24,22 +26,34 @@ ROWS = {
 class Learner:
     """One learner of an island that begins, and the members that it has asked."""
 
-    def __init__(self, index: int, store: HashStore, steps_of: dict[int, int]) -> None:
+    def __init__(
+        self,
+        index: int,
+        store: HashStore,
+        steps_of: dict[int, int],
+        shares_epochs: bool = False,
+    ) -> None:
         self.asked: list[int] = []
+        self.positions: dict[int, Position] = {}
         membership: Any = SimpleNamespace(
             member=Member(5, "mine", "host", ()),
             members=MemberList(1, ROWS),
             steps_of=steps_of,
+            describe=lambda origin: None,
         )
         threads = SimpleNamespace(raise_if_failed=lambda: None)
         live_schedule = LiveSchedule.of(Schedule(find_topology("complete"), 1), (), 5)
         connections: Any = SimpleNamespace(
             engine=SimpleNamespace(
-                threads=threads, members=SimpleNamespace(live_schedule=live_schedule)
+                threads=threads,
+                members=SimpleNamespace(live_schedule=live_schedule),
+                replica=SimpleNamespace(put=lambda values: None),
             ),
             pull=self._pull,
         )
-        group: Any = SimpleNamespace(index=index, agree=lambda flags, timeout: None)
+        group: Any = SimpleNamespace(
+            index=index, agree=lambda flags, timeout: None, holders=None
+        )
         self.joining = Joining(
             [],
             RendezvousAddress("127.0.0.1", 1, "job"),
@@ -49,11 +63,20 @@ class Learner:
             store,
             PATIENCE,
             helpers.PATIENCE,
+            shares_epochs,
         )
 
     def _pull(self, number: int, seconds: float) -> Pulled:
         self.asked.append(number)
-        return Pulled(Position(1, 1, 0), [torch.ones(1)])
+        position = self.positions.get(number, Position(1, 1, 0))
+        return Pulled(position, [torch.ones(1)])
+
+    def joins_at(self, own: Position) -> Position | None:
+        """The position that it takes from the others; None if it keeps its own."""
+        self.joining._engine.members.position = own
+        found = self.joining._weights_for_all()
+        assert found is not None
+        return self.joining._go_on_from(found)
 
 
 def test_all_learners_of_an_island_take_weights_of_one_training() -> None:
@@ -65,3 +88,39 @@ def test_all_learners_of_an_island_take_weights_of_one_training() -> None:
         assert one.joining._weights_for_all() is not None
     assert [set(one.asked) for one in learners] == [{1, 2}, {1, 2}]
     assert [one.joining.origin for one in learners] == ["far", "far"]
+
+
+@pytest.mark.parametrize("shares_epochs", [False, True])
+def test_the_latest_epoch_is_the_furthest_where_islands_share_it(
+    shares_epochs: bool,
+) -> None:
+    """An island that accumulates more batches makes fewer steps in each epoch."""
+    learner = Learner(0, HashStore(), {1: 90, 2: 60}, shares_epochs)
+    most_steps, latest = Position(90, 0, 3), Position(60, 0, 9)
+    learner.positions = {1: most_steps, 2: latest}
+    learner.joining.origin = "far"
+    furthest = latest if shares_epochs else most_steps
+    assert learner.joins_at(Position(50, 0, 5)) == furthest
+    # It has made more steps than all others, in fewer epochs.
+    assert learner.joins_at(Position(500, 0, 5)) == (latest if shares_epochs else None)
+    assert learner.joins_at(Position(500, 0, 10)) is None
+
+
+@pytest.mark.parametrize("shares_epochs", [False, True])
+def test_one_that_comes_back_is_where_the_furthest_is(shares_epochs: bool) -> None:
+    own, theirs = Position(90, 0, 3), Position(60, 0, 9)
+    members = SimpleNamespace(position=own)
+    island: Any = SimpleNamespace(
+        _rejoined_at=theirs,
+        position=own,
+        engine=SimpleNamespace(members=members),
+        _shares_epochs=shares_epochs,
+    )
+    assert Island.note(island, samples=1, epochs=3) == theirs
+    assert members.position == (theirs if shares_epochs else own)
+
+
+def test_of_two_that_are_as_far_the_one_that_knows_of_more_samples_counts() -> None:
+    both = Position(1, 5, 3), Position(1, 2, 3)
+    assert furthest(both, shares_epochs=True) == both[0]
+    assert furthest(both, shares_epochs=False) == both[0]

@@ -1,8 +1,10 @@
 """What `islands=` means and refuses, and where a Trainer goes on that has joined."""
 
 import socket
+import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import lightning.pytorch as pl
 import pytest
@@ -13,8 +15,15 @@ from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.__main__ import main
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE, RendezvousAddress
+from lightning_adpsgd.strategy.checkpoints.contents import Resumed
 from lightning_adpsgd.strategy.compatibility import check_island
-from lightning_adpsgd.strategy.fast_forward import batch_size, catch_up
+from lightning_adpsgd.strategy.fast_forward import (
+    batch_size,
+    catch_up,
+    warn_of_manual_schedules,
+)
+from lightning_adpsgd.strategy.job import Job
+from lightning_adpsgd.strategy.run import TrainingRun
 from tests.learners import Linear, loader
 
 URL = "tcp://10.0.0.1:29400/my-job"
@@ -112,16 +121,8 @@ def test_an_average_that_one_island_would_keep_is_refused(
         trainer.fit(Linear(), loader(4))
 
 
-def trainer_with(interval: str, folder: Path, steps: int, **arguments: Any) -> Any:
-    """A Trainer, ended, whose schedule halves the learning rate."""
-
-    class Scheduled(Linear):
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD(self.parameters(), 1.0)
-            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-            return [optimizer], [{"scheduler": schedule, "interval": interval}]
-
-    trainer = pl.Trainer(
+def trainer_of(folder: Path, steps: int, **arguments: Any) -> Any:
+    return pl.Trainer(
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
@@ -131,6 +132,20 @@ def trainer_with(interval: str, folder: Path, steps: int, **arguments: Any) -> A
         max_steps=steps,
         **arguments,
     )
+
+
+def trainer_with(
+    interval: str, folder: Path, steps: int, of: type[Linear] = Linear, **arguments: Any
+) -> Any:
+    """A Trainer, ended, whose schedule halves the learning rate."""
+
+    class Scheduled(of):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), 1.0)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+            return [optimizer], [{"scheduler": schedule, "interval": interval}]
+
+    trainer = trainer_of(folder, steps, **arguments)
     trainer.fit(Scheduled(), loader(4))
     return trainer
 
@@ -155,6 +170,92 @@ def test_a_joiner_ends_where_one_ends_that_began_at_the_beginning(
     assert joined.current_epoch == whole.current_epoch == 3
     rates = [t.optimizers[0].param_groups[0]["lr"] for t in (whole, joined)]
     assert rates[0] == rates[1] == 0.5 ** (12 if interval == "step" else 3)
+
+
+def test_a_joiner_that_has_made_more_steps_still_comes_to_the_epoch_of_the_others(
+    tmp_path: Path,
+) -> None:
+    """As among islands that share epochs where the others accumulate more batches."""
+    for interval in ("step", "epoch"):
+        trainer = trainer_with(interval, tmp_path, 8)
+        catch_up(trainer, Position(3, 0, 6))
+        assert (trainer.global_step, trainer.current_epoch) == (8, 6)
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        assert rate == 0.5 ** (8 if interval == "step" else 6)
+
+
+class Manual(Linear):
+    """Halves its learning rate with each step, and says so or not."""
+
+    def __init__(self, interval: str) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self._interval = interval
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+        schedule: Any = self.lr_schedulers()
+        schedule.step()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 1.0)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return [optimizer], [{"scheduler": schedule, "interval": self._interval}]
+
+
+def test_a_joiner_with_manual_optimization_goes_by_the_interval_that_it_says(
+    tmp_path: Path,
+) -> None:
+    trainer = trainer_of(tmp_path, 12, callbacks=[JoinAt(Position(8, 0, 2))])
+    trainer.fit(Manual("step"), loader(4))
+    assert trainer.global_step == 12
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5**12
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_manual_schedules(trainer)
+    trainer.lr_scheduler_configs[0].interval = "epoch"
+    with pytest.warns(UserWarning, match=r'"epoch" with manual.*"interval": "step"'):
+        warn_of_manual_schedules(trainer)
+    trainer.lightning_module.automatic_optimization = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_manual_schedules(trainer)
+
+
+def test_an_island_warns_of_schedules_that_its_module_steps(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, 4)
+    trainer.fit(Manual("epoch"), loader(4))
+    job = create_autospec(Job, instance=True)
+    job.start.return_value = None
+    run = TrainingRun(trainer, job, HADPSGDStrategy(islands=URL).dials, None)
+    try:
+        with pytest.warns(UserWarning, match="with manual optimization"):
+            run.begin(Resumed())
+    finally:
+        run._frozen_objects.unfreeze()
+
+
+def test_a_joiner_steps_schedules_as_its_module_does(tmp_path: Path) -> None:
+    class Quarters(Linear):
+        def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+            scheduler.step()
+            scheduler.step()
+
+    trainer = trainer_with("epoch", tmp_path, 4, of=Quarters)
+    catch_up(trainer, Position(12, 0, 3))
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.25**3
+
+
+def test_a_schedule_of_every_second_epoch_counts_those_before(tmp_path: Path) -> None:
+    trainer = trainer_with("epoch", tmp_path, 4)
+    trainer.lr_scheduler_configs[0].frequency = 2
+    for epochs, expected in ((2, 1), (3, 1), (4, 2), (7, 3)):
+        catch_up(trainer, Position(4, 0, epochs))
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        assert rate == 0.5 ** (1 + expected)  # and once at the end of the first
 
 
 def test_who_is_further_than_the_others_stays_there(tmp_path: Path) -> None:

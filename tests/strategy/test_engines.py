@@ -1,14 +1,22 @@
 """How large the messages of an engine are, and what weights it refuses."""
 
+from dataclasses import replace
+from unittest.mock import create_autospec
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.coordination.groups import Groups
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.engine import GossipOptions
+from lightning_adpsgd.islands.island import Island
+from lightning_adpsgd.strategy import engines
 from lightning_adpsgd.strategy.engines import (
     chunk_elements,
+    make_engine,
     part_elements,
     weights_of,
 )
@@ -54,6 +62,22 @@ def test_a_small_model_has_eight_parts_of_whole_blocks(
 
 def dials_of(size: int) -> Dials:
     return Dials(find_topology("ring"), "async", size)
+
+
+@pytest.mark.parametrize("work_sharing", [None, True])
+def test_islands_know_whether_they_share_their_epochs(
+    monkeypatch: pytest.MonkeyPatch, work_sharing: bool | None
+) -> None:
+    made = create_autospec(Island)
+    made.return_value.engine = None
+    monkeypatch.setattr(engines, "Island", made)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    url = "tcp://127.0.0.1:1"
+    dials = replace(dials_of(1), islands=url, work_sharing=work_sharing)
+    flat = FlatParameters(nn.Linear(2, 2))
+    make_engine(dials, flat, ALONE, HashStore(), lambda reason: None)
+    assert made.call_args.kwargs["shares_epochs"] is bool(work_sharing)
 
 
 def with_complex(dtype: torch.dtype) -> nn.Module:
