@@ -41,8 +41,12 @@ class Resumed(NamedTuple):
 
     @property
     def place(self) -> Mapping[str, Any] | None:
-        """The learner's place in its epoch."""
-        return self.learner["own"].get("place") if self.learner else None
+        """The learner's place in its epoch, and the number of that epoch."""
+        own = self.learner["own"] if self.learner else {}
+        if "place" not in own:
+            return None
+        epoch = _epochs(own["lightning"]["loops"])["current"]["processed"]
+        return {**own["place"], "epoch": epoch}
 
 
 def resumed_from(
@@ -57,6 +61,8 @@ def resumed_from(
     if learner is not None:
         checkpoint["optimizer_states"] = learner["states"]
         checkpoint.update(learner["own"].get("lightning", {}))
+        if learner["own"].get("place", {}).get("num_batches"):
+            _go_back_into_epoch(checkpoint["loops"])
     epoch, num_samples = checkpoint.get(EPOCH), checkpoint.get(_SAMPLES, 0)
     return Resumed(learner, epoch, num_samples, is_within_epoch)
 
@@ -65,6 +71,24 @@ def _is_within_epoch(loops: Mapping[str, Any]) -> bool:
     batches = loops.get("fit_loop", {}).get("epoch_loop.batch_progress", {})
     begun = batches.get("current", {}).get("ready", 0)
     return begun > 0 and not batches.get("is_last_batch", True)
+
+
+def _go_back_into_epoch(loops: Mapping[str, Any]) -> None:
+    """Makes the epoch under way whose rest is read next.
+
+    Lightning counts an epoch as processed before its end's hooks, even one that
+    `max_steps`, a clock or a callback has cut. Samplers would draw the next one.
+    """
+    progress = _epochs(loops)
+    if progress["current"]["processed"] < progress["current"]["started"]:
+        return
+    for counts in progress.values():  # of this run, and of all
+        counts["processed"] -= 1
+        counts["completed"] = min(counts["completed"], counts["processed"])
+
+
+def _epochs(loops: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    return loops["fit_loop"]["epoch_progress"]
 
 
 def learner_of(

@@ -139,6 +139,9 @@ class PlaceInEpoch:
         batches = PlacedBatches(loader.batch_sampler, self._device)
         if self._saved is not None:
             batches.resume(self._saved["begin"], self._saved["num_batches"])
+            # Workers read before Lightning tells the sampler.
+            if callable(tell := getattr(batches.sampler, "set_epoch", None)):
+                tell(self._saved["epoch"])
             if not self._saved["num_batches"]:
                 self.begin()  # the epoch that begins draws from these
         return copy_with(loader, batch_sampler=batches)

@@ -18,13 +18,22 @@ from lightning_adpsgd.topology.partition import Partition
 ALONE = Partition((1,))
 
 
+def loops_of(processed: int, completed: int) -> dict[str, Any]:
+    """The loops of a learner in its third epoch."""
+    counts = {"started": 3, "processed": processed, "completed": completed}
+    return {"fit_loop": {"epoch_progress": {"total": counts, "current": {**counts}}}}
+
+
 def saved(num_super_learners: int, size: int) -> list[Any]:
     """As `gather_learners` keeps it; every value says whose it is."""
     return [
         {
             "states": [f"optimizer of {group}"],
             "learners": [
-                {"lightning": {"loops": (group, place)}, "place": place}
+                {
+                    "lightning": {"loops": loops_of(group, place)},
+                    "place": {"num_samples": 0, "num_batches": place},
+                }
                 for place in range(size)
             ],
         }
@@ -37,10 +46,33 @@ def test_each_learner_takes_up_its_own_state(rank: int) -> None:
     checkpoint = {NAMESPACE: saved(2, 2), f"{NAMESPACE}/samples": 12, "loops": {}}
     resumed = resumed_from(checkpoint, rank, Partition((2, 2)))
     group, place = divmod(rank, 2)
-    assert resumed.place == place
+    assert resumed.place == {"num_samples": 0, "num_batches": place, "epoch": group}
     assert resumed.num_samples == 12
     assert checkpoint["optimizer_states"] == [f"optimizer of {group}"]
-    assert checkpoint["loops"] == (group, place)
+    assert checkpoint["loops"] == loops_of(group, place)
+
+
+@pytest.mark.parametrize(
+    ("processed", "completed", "num_batches", "epoch"),
+    [
+        (2, 2, 4, 2),  # within the epoch
+        (3, 2, 4, 2),  # it was cut, in the hook of its end
+        (3, 3, 4, 2),  # and after that
+        (3, 2, 0, 3),  # it ended
+    ],
+)
+def test_a_learner_goes_on_in_the_epoch_whose_batches_are_left(
+    processed: int, completed: int, num_batches: int, epoch: int
+) -> None:
+    kept = saved(1, 1)
+    (own,) = kept[0]["learners"]
+    own["lightning"]["loops"] = loops_of(processed, completed)
+    own["place"]["num_batches"] = num_batches
+    checkpoint: dict[str, Any] = {NAMESPACE: kept}
+    place = resumed_from(checkpoint, 0, ALONE).place
+    assert place is not None
+    assert place["epoch"] == epoch
+    assert checkpoint["loops"] == loops_of(epoch, 2)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +93,16 @@ def test_a_checkpoint_that_keeps_no_learners_is_taken_up_as_it_is() -> None:
     assert checkpoint == {"optimizer_states": [1]}
 
 
+OF_FIVE = {"place": {"num_samples": 5}, "lightning": {"loops": loops_of(2, 2)}}
+
+
 @pytest.mark.parametrize(
     ("learner", "is_first", "expected"),
     [
         (None, True, 12),  # of all learners that were, in one place
         (None, False, 0),
-        ({"own": {"place": {"num_samples": 5}}}, True, 5),
-        ({"own": {"place": {"num_samples": 5}}}, False, 5),
+        ({"own": OF_FIVE}, True, 5),
+        ({"own": OF_FIVE}, False, 5),
     ],
 )
 def test_the_samples_of_a_job_of_another_shape_are_counted_once(
@@ -97,7 +132,7 @@ def test_all_learners_go_by_the_epoch_of_learner_0() -> None:
     for rank in range(2):
         checkpoint = {NAMESPACE: saved(2, 1), "loops": loops}
         assert resumed_from(checkpoint, rank, Partition((1, 1))).is_within_epoch
-        assert checkpoint["loops"] == (rank, 0)
+        assert checkpoint["loops"] == loops_of(rank, 0)
 
 
 PROGRESS = {"epoch_loop.batch_progress": {"current": {"ready": 3}}}

@@ -5,19 +5,30 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning.pytorch as pl
 import numpy
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+)
+from typing_extensions import override
 
+from lightning_adpsgd.strategy.checkpoints.contents import Resumed
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlacedBatches, PlaceInEpoch
 from lightning_adpsgd.strategy.checkpoints.rng_state import (
     generator_states,
     set_generator_states,
 )
+from tests.learners import Linear, Rows, gossip, trainer_of
 
 CPU = torch.device("cpu")
 DRAWS = [
@@ -175,6 +186,93 @@ def test_samples_of_all_runs_are_counted() -> None:
         place: Any = PlaceInEpoch(None, CPU, **start)  # pyright: ignore
         place.count(torch.zeros(3, 7))
         assert place._num_samples == expected
+
+
+class Seen(Linear):
+    """Keeps the batches that it trains on, by epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[tuple[int, list[float]]] = []
+
+    @override
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.batches.append((self.trainer.current_epoch, batch[:, 0].tolist()))
+        return super().training_step(batch, batch_idx)
+
+
+class StopAt(pl.Callback):
+    @override
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        trainer.should_stop = trainer.global_step == CUT_AT
+
+
+class SaveAtTheEnd(pl.Callback):
+    def __init__(self, hook: str, path: Path) -> None:
+        self.path = path
+        setattr(self, hook, self._save)
+
+    def _save(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+CUT_AT, NUM_BATCHES = 7, 5
+
+
+def seen_by(
+    *callbacks: Any, max_steps: int = 3 * NUM_BATCHES, ckpt_path: Any = None
+) -> Seen:
+    module, rows = Seen(), Rows(2 * NUM_BATCHES)
+    sampler = DistributedSampler(rows, 1, 0, shuffle=True)  # as Lightning's
+    arguments: Any = {
+        "max_steps": max_steps,
+        "callbacks": [*callbacks],
+        "max_epochs": -1,
+    }
+    trainer = trainer_of(
+        gossip(communication="sync", save_learners=True), 1, **arguments
+    )
+    trainer.fit(module, DataLoader(rows, 2, sampler=sampler), ckpt_path=ckpt_path)
+    return module
+
+
+@pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_train_end"])
+@pytest.mark.parametrize("by", ["steps", "callback"])
+def test_an_epoch_that_was_cut_goes_on_in_its_own_order(
+    tmp_path: Path, hook: str, by: str
+) -> None:
+    """A sampler draws it from its number, which Lightning raises before the hooks."""
+    whole = seen_by()
+    assert [epoch for epoch, _ in whole.batches] == [0] * 5 + [1] * 5 + [2] * 5
+    path = tmp_path / "cut.ckpt"
+    stops = {"steps": {"max_steps": CUT_AT}, "callback": {}}[by]
+    callbacks = [SaveAtTheEnd(hook, path), *([StopAt()] if by == "callback" else [])]
+    cut = seen_by(*callbacks, **stops)
+    assert cut.batches == whole.batches[:CUT_AT]
+    rest = seen_by(ckpt_path=path)
+    assert rest.batches == whole.batches[CUT_AT:]
+    assert rest.weight.equal(whole.weight)
+
+
+def test_a_sampler_knows_the_epoch_before_workers_read() -> None:
+    """Lightning tells it once they have begun to read the rest."""
+    rows = Rows(8)
+    sampler = DistributedSampler(rows, 1, 0, shuffle=True)
+    loops = {"fit_loop": {"epoch_progress": {"current": {"processed": 3}}}}
+    saved = {"num_samples": 0, "num_batches": 1, "begin": None, "generators": {}}
+    learner = {"own": {"place": saved, "lightning": {"loops": loops}}}
+    found = Resumed(learner).place
+    assert found == {**saved, "epoch": 3}
+    place: Any = PlaceInEpoch(None, CPU, found)  # pyright: ignore[reportArgumentType]
+    place.prepare(DataLoader(rows, 2, sampler=sampler))
+    assert sampler.epoch == 3
+
+
+def test_a_checkpoint_without_places_has_none() -> None:
+    assert Resumed().place is None
+    assert Resumed({"own": {}}).place is None
 
 
 class Training:
