@@ -21,8 +21,12 @@ def average(
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether the sums of all tensors, and therefore all elements, are finite."""
-    return all(cmath.isfinite(tensor.sum().item()) for tensor in tensors)
+    """Whether all elements of all tensors are finite."""
+    # The sum is quick, and finite only if all are; that of large values is not.
+    return all(
+        cmath.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
+        for tensor in tensors
+    )
 
 
 def keep_change(average: Tensor, own: Tensor, gain: float) -> Tensor:

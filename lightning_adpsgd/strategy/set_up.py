@@ -23,7 +23,7 @@ from lightning_adpsgd.strategy.engines import (
 )
 from lightning_adpsgd.strategy.job import NAMESPACE, Job
 from lightning_adpsgd.topology.partition import Partition
-from lightning_adpsgd.weights.flat import Weights
+from lightning_adpsgd.weights.flat import FlatParameters, Weights
 from lightning_adpsgd.weights.shards import LocalShards, local_part
 
 _BROADCAST_BYTES = 250 * 1024 * 1024
@@ -60,6 +60,12 @@ def set_up_job(
     )
     _take_first_weights(module, flat, groups, dials.timeout)
     _tell_of_frozen(module, dials)
+    if isinstance(flat, FlatParameters) and flat.without_mean:
+        rank_zero_info(
+            f"{', '.join(flat.without_mean)}: values that are infinite, NaN or close "
+            "to the largest number have no mean. Each learner keeps its own, and a "
+            "checkpoint has those of learner 0"
+        )
     job = Job(dials, flat, groups, store, on_reload)
     job.coordinator.start()
     return job

@@ -2,8 +2,8 @@
 
 A snapshot of a model is then one copy and a merge one addition, however many layers it
 has. Floating-point buffers (batch-norm statistics) are averaged with the parameters and
-lie in the vector too. Integer buffers, and buffers that no checkpoint holds, stay
-outside. Nothing here communicates.
+lie in the vector too. Integer buffers, buffers that no checkpoint holds, and what has
+no mean (an attention mask of -inf) stay outside. Nothing here communicates.
 """
 
 from abc import ABC, abstractmethod
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_adpsgd.weights.sections import Range, even_ranges
+
+# Sums over as many learners must be finite.
+_MOST_LEARNERS = 1 << 20
 
 
 class Weights(ABC):
@@ -63,6 +66,20 @@ class _Slot(NamedTuple):
     address: int
 
 
+class _Buffer(NamedTuple):
+    """A slot's buffer, and where the module has it."""
+
+    slot: _Slot
+    owner: nn.Module
+    leaf: str
+
+    @property
+    def given(self) -> Tensor | None:
+        """The tensor that the program has assigned in its place; None if it has not."""
+        found = self.owner._buffers.get(self.leaf)
+        return None if found is self.slot.tensor else found
+
+
 class FlatParameters(Weights):
     """The flat vectors of a module and the views that tie the module to them.
 
@@ -74,6 +91,10 @@ class FlatParameters(Weights):
         shards: number of shards; each vector is padded with zeros to a multiple of it.
         with_frozen: whether the vectors include frozen parameters. If not, these must
             stay frozen.
+
+    Attributes:
+        without_mean: names of buffers and frozen parameters that the vectors leave out,
+            because their values have no mean.
 
     Raises:
         ValueError: A parameter is not materialised yet or is on a different device than
@@ -88,13 +109,21 @@ class FlatParameters(Weights):
         self.vectors: list[Tensor] = []
         tensors = _recurrent_first(module, dict(floating_tensors(module)))
         check_one_device(tensors.values())
-        self._left_out = {} if with_frozen else _frozen(tensors)
+        untrained = _untrained(tensors)
+        self.without_mean = [n for n, t in untrained.items() if not _has_mean(t)]
+        self._left_out = {
+            name: tensor
+            for name, tensor in untrained.items()
+            if name in self.without_mean
+            or (isinstance(tensor, nn.Parameter) and not with_frozen)
+        }
         tensors = {n: t for n, t in tensors.items() if n not in self._left_out}
         if self._left_out and not tensors:
             raise ValueError("all weights are frozen, so there is nothing to average")
         for dtype in sorted({t.dtype for t in tensors.values()}, key=str):
             group = {n: t for n, t in tensors.items() if t.dtype == dtype}
             self._flatten(group, shards)
+        self._buffers = list(_buffers_among(self._slots, module))
 
     @override
     def check_views(self) -> None:
@@ -136,15 +165,19 @@ class FlatParameters(Weights):
     def rebind(self) -> None:
         """Copies weights that have moved to other memory back into the vectors.
 
-        ``p.data = values`` moves a weight out of its vector. This copies the values
-        into the vector and makes the weight a view again. It costs little if no weight
-        has moved.
+        ``p.data = values`` moves a weight out of its vector, and ``self.mean = values``
+        puts another tensor in a buffer's place. This copies the values into the vector,
+        and makes the weight a view again. It costs little if nothing has moved.
 
         Raises:
             RuntimeError: A weight has changed its shape, dtype or device, or is no
                 longer frozen.
         """
         self._check_frozen()
+        for buffer in self._buffers:
+            if (given := buffer.given) is not None:
+                buffer.slot.tensor.data = given.detach()
+                buffer.owner._buffers[buffer.leaf] = buffer.slot.tensor
         for slot in self._slots:
             if slot.tensor.data_ptr() != slot.address:
                 _put_back(slot.tensor, slot.view)
@@ -152,10 +185,12 @@ class FlatParameters(Weights):
     def _check_frozen(self) -> None:
         for name, weight in self._left_out.items():
             if weight.requires_grad:
+                reason = "`exchange_frozen=False` does not average it; leave that out"
+                if name in self.without_mean:
+                    reason = "its values have no mean; make them finite"
                 raise RuntimeError(
-                    f"`{name}` was frozen at set-up and is now trained, but "
-                    "`exchange_frozen=False` does not average it; leave that out, or "
-                    "keep the weight frozen"
+                    f"`{name}` was frozen at set-up and is now trained, but {reason}, "
+                    "or keep the weight frozen"
                 )
 
     @torch.no_grad()
@@ -183,14 +218,24 @@ class FlatParameters(Weights):
         self.vectors.append(vector)
 
 
-def _frozen(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters that are not trained and share no memory with a trained one."""
+def _untrained(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those that are not trained and share no memory with a trained parameter."""
     trained = {t.data_ptr() for t in tensors.values() if t.requires_grad}
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if isinstance(tensor, nn.Parameter) and tensor.data_ptr() not in trained
-    }
+    return {n: t for n, t in tensors.items() if t.data_ptr() not in trained}
+
+
+def _has_mean(tensor: Tensor) -> bool:
+    """Whether sums of these values over all learners are finite."""
+    # Half precision is averaged in float32.
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    return bool(tensor.abs().amax() <= torch.finfo(dtype).max / _MOST_LEARNERS)
+
+
+def _buffers_among(slots: Iterable[_Slot], module: nn.Module) -> Iterator[_Buffer]:
+    for slot in slots:
+        path, _, leaf = slot.name.rpartition(".")
+        if not isinstance(slot.tensor, nn.Parameter):
+            yield _Buffer(slot, module.get_submodule(path), leaf)
 
 
 @torch.no_grad()

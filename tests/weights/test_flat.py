@@ -1,9 +1,11 @@
+import math
 import warnings
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.weights.flat import FlatParameters, shard
 
 
@@ -288,6 +290,73 @@ def test_a_weight_that_was_left_out_as_frozen_must_stay_frozen() -> None:
     for check in (flat.rebind, flat.check_views):
         with pytest.raises(RuntimeError, match=r"`0\.weight` was frozen at set-up"):
             check()
+
+
+class Masked(nn.Module):
+    """Constants without a mean beside what has one."""
+
+    mask: Tensor
+    mean: Tensor
+
+    def __init__(self, value: float, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.net = nn.Linear(2, 2, dtype=dtype)
+        self.table = nn.Parameter(torch.tensor([value, 1.0]), requires_grad=False)
+        mask = torch.triu(torch.full((3, 3), value, dtype=dtype), 1)
+        self.register_buffer("mask", mask)
+        self.register_buffer("mean", torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [-math.inf, math.inf, math.nan, torch.finfo(torch.float32).min],
+)
+def test_what_has_no_mean_stays_outside(value: float) -> None:
+    """Such as the mask of `nn.Transformer.generate_square_subsequent_mask`."""
+    module = Masked(value)
+    mask = module.mask
+    flat = FlatParameters(module)
+    assert flat.without_mean == ["table", "mask"]
+    assert flat.layout() == FlatParameters(Masked(value)).layout()
+    assert [len(vector) for vector in flat.vectors] == [6 + 2]
+    assert all_finite(flat.vectors)
+    flat.rebind()
+    flat.check_views()
+    assert module.mask is mask
+    module.table.requires_grad_(True)
+    with pytest.raises(RuntimeError, match="its values have no mean"):
+        flat.rebind()
+
+
+def test_large_values_that_have_a_mean_are_averaged() -> None:
+    assert FlatParameters(Masked(-1e30)).without_mean == []
+    half = Masked(torch.finfo(torch.float16).min, torch.float16)
+    assert FlatParameters(half).without_mean == []
+
+
+def test_weights_that_are_trained_are_never_left_out() -> None:
+    """They have diverged, which a mean must tell."""
+    module = nn.Linear(2, 2)
+    nn.init.constant_(module.weight, math.nan)
+    assert FlatParameters(module).without_mean == []
+
+
+def test_a_buffer_that_is_assigned_anew_is_taken_into_the_vector() -> None:
+    masked = Masked(1.0)
+    flat = FlatParameters(nn.Sequential(masked))
+    buffer = masked.mean
+    weight = masked.net.weight.sum()
+    masked.mean = 0.5 * masked.mean + weight  # with a graph of its own
+    flat.rebind()
+    assert masked.mean is buffer
+    assert not buffer.requires_grad
+    assert buffer.tolist() == pytest.approx([0.5 + weight.item()] * 2)
+    flat.check_views()
+    flat.vectors[0].fill_(3.0)
+    assert buffer.tolist() == [3.0, 3.0]
+    masked.mean = torch.ones(5)
+    with pytest.raises(RuntimeError, match="was given"):
+        flat.rebind()
 
 
 def test_where_all_is_frozen_nothing_can_be_left_out() -> None:
