@@ -85,6 +85,7 @@ READ = (
     _of(_SAVER, "_every_n_epochs", "compatibility", "by `save_period`"),
     _of(_SAVER, "_train_time_interval", "compatibility", "by `save_period`"),
     _of(_SAVER, "_last_time_checked", "clocks", "when it saved last"),
+    _of(_SAVER, "_last_global_step_saved", "work_sharing", "when it saved last"),
     _of(_SAVER, "_should_skip_saving_checkpoint", "clocks", "whether it has saved"),
     _of(_SAVER, "_find_last_checkpoints", "last_good", "files that `last` may mean"),
     _of(_SWA, "_average_model", "weight_callbacks", "its average; also of EMA"),

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import RunningStage
 from torch._C._distributed_c10d import PrefixStore
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
@@ -33,6 +34,7 @@ from lightning_adpsgd.strategy.checkpoints.mid_epoch import (
     copy_with,
     reads_out_of_order,
 )
+from lightning_adpsgd.strategy.compatibility import callbacks_of
 from lightning_adpsgd.strategy.default_sharing import DefaultSharing
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -130,6 +132,7 @@ class WorkSharing:
         """Starts an epoch; Lightning calls it as it does on a distributed sampler."""
         assert self._batches is not None
         self._batches.start_epoch(epoch)
+        self._let_all_save()
         stale = self.under_way is None or self.under_way.number != epoch
         if stale and not self._lightning_iterates():
             iter(self._trainer.fit_loop._data_fetcher)  # pyright: ignore
@@ -155,6 +158,16 @@ class WorkSharing:
         """The state of the epoch for a checkpoint, in learner 0; a collective."""
         state = self._batches.state() if self._batches is not None else None
         return state._asdict() if state is not None else None
+
+    def _let_all_save(self) -> None:
+        """Makes callbacks save in this epoch, whether or not this learner steps in it.
+
+        A callback does not save twice at one step. But where a program accumulates
+        gradients by itself, a slow learner may get too few batches for a step. The
+        others, which have made steps, would wait for it at their checkpoint.
+        """
+        for saver in callbacks_of(self._trainer, ModelCheckpoint):
+            saver._last_global_step_saved = -1
 
     def _shared(self, loader: DataLoader[Any]) -> SharedBatches:
         # By default that of `seed_everything`, as in Lightning's distributed sampler.

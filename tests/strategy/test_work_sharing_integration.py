@@ -252,6 +252,44 @@ def test_a_learner_that_waits_for_fifteen_batches_of_others_gets_a_sixteenth() -
         assert 1 <= nums[3] <= 13
 
 
+class StepsAlone(Linear):
+    """After the first epoch learner 1 never has the batches for a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    @override
+    def training_step(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, batch: Tensor, batch_idx: int
+    ) -> None:
+        self.manual_backward(self.loss(batch))
+        if self.global_rank == 0 or self.current_epoch == 0:
+            optimizer: Any = self.optimizers()
+            optimizer.step()
+
+
+def test_a_learner_without_a_step_in_an_epoch_saves_with_the_others(
+    tmp_path: Path,
+) -> None:
+    def program(rank: int, validation: Any) -> int:
+        saver = ModelCheckpoint(tmp_path / str(bool(validation)), save_top_k=-1)
+        trainer = trainer_of(
+            sharing(),
+            2,
+            use_distributed_sampler=True,
+            callbacks=[saver],
+            enable_checkpointing=True,
+            max_epochs=3,
+        )
+        trainer.fit(StepsAlone(), numbered(12), validation)
+        return trainer.global_step
+
+    validation = numbered(4, shuffle=False)
+    in_every_mode(2, program, [None, validation])
+    assert [len([*folder.iterdir()]) for folder in tmp_path.iterdir()] == [3, 3]
+
+
 def test_the_mean_is_what_all_batches_make_it(of_three: Any) -> None:
     rows, first = Numbered(48).rows, of_three["all"][0]
     # 24 batches of two, wherever they were trained on, in the mean of three learners.
