@@ -5,15 +5,19 @@ only on the learners of the same super-learner. All learners come to two excepti
 evaluations, and hooks of a checkpoint. Outside of epochs, a collective is over all
 learners. The first collective of each kind with fewer learners than under `ddp` is
 logged, because its value alone does not show it.
+
+A metric of torchmetrics makes collectives of its own, of which no strategy knows. So
+within epochs its method `sync`, which makes them, is replaced.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning_utilities.core.rank_zero import rank_zero_warn
+from torchmetrics import Metric
 
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -26,6 +30,8 @@ _REMEDIES = {
     "sync_dist=True)`: its mean over an epoch is over all learners",
     "all_gather": "Gather in `on_train_epoch_end` or in a validation, to which all "
     "learners come",
+    "compute": "Compute a metric in `on_train_epoch_end`, or log the object itself "
+    'with `self.log("name", metric)`: its value of an epoch is over all learners',
 }
 
 
@@ -62,7 +68,8 @@ class CollectiveScope:
     def _run_epoch(self, run: Any, data_fetcher: Any) -> Any:
         self._in_epoch = True
         try:
-            return run(data_fetcher)
+            with _metrics_over(self):
+                return run(data_fetcher)
         finally:
             self._in_epoch = False
 
@@ -84,3 +91,36 @@ class CollectiveScope:
             "those of one super-learner: the others are at other steps and are not "
             f"waited for. {_REMEDIES[operation]}. This warning appears once."
         )
+
+
+@contextmanager
+def _metrics_over(scope: CollectiveScope) -> Iterator[None]:
+    """A context in which metrics are computed over the learners of a scope."""
+    own: Callable[..., None] = Metric.sync
+    kept: list[Metric] = []
+
+    def sync(
+        metric: Metric,
+        dist_sync_fn: Any = None,
+        process_group: Any = None,
+        should_sync: bool = True,
+        distributed_available: Any = None,
+    ) -> None:
+        asked = process_group or metric.process_group
+        available = distributed_available or metric.distributed_available_fn
+        group = scope(asked, "compute") if should_sync and available() else asked
+        if group not in (None, asked) and metric.compute_with_cache:
+            # A value that is kept would hold this learner back from a collective of
+            # all, in a validation or at the end of the epoch.
+            metric.compute_with_cache = False
+            kept.append(metric)
+        if group is not ALONE:
+            own(metric, dist_sync_fn, group, should_sync, distributed_available)
+
+    Metric.sync = sync  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        Metric.sync = own
+        for metric in kept:
+            metric.compute_with_cache = True

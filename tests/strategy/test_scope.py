@@ -4,9 +4,11 @@ import warnings
 from typing import Any
 
 import lightning.pytorch as pl
+import pytest
 import torch
 from lightning.pytorch.trainer import call
 from torch import Tensor
+from torchmetrics import Metric, SumMetric
 from typing_extensions import override
 
 from tests.learners import Linear, gossip, learners, loader, trainer_of, values
@@ -91,11 +93,61 @@ class LogsEachStep(Linear):
         self.all_gather(torch.zeros(1))
 
 
-def said_of_collectives(strategy: Any, num: int) -> list[list[str]]:
+class Sums(Linear):
+    """Adds up 1 + its rank, and computes the sum wherever it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metric, self.sums = SumMetric(), dict[str, float]()
+
+    def look(self, where: str) -> None:
+        self.sums[where] = self.metric.compute().item()
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.metric.update(1.0 + self.global_rank)
+        self.look("batch")
+        return super().training_step(batch, batch_idx)
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        self.look("validation")
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        self.look("end of the epoch")
+
+
+@pytest.mark.parametrize(("num", "size"), [(2, 1), (4, 2)])
+def test_a_metric_is_over_one_super_learner_in_a_step_and_over_all_elsewhere(
+    num: int, size: int
+) -> None:
+    own = Metric.sync
+
+    def program(rank: int) -> dict[str, float]:
+        module, strategy = Sums(), gossip(super_learner_size=size)
+        trainer_of(strategy, num).fit(module, loader(3), loader(2))
+        assert Metric.sync is own
+        assert module.metric.compute_with_cache
+        return module.sums
+
+    numbers = [1.0 + rank for rank in range(num)]
+    for rank, sums in enumerate(values(learners(num, program))):
+        first = rank // size * size
+        assert sums == {
+            "batch": 3 * sum(numbers[first : first + size]),
+            "validation": 3 * sum(numbers),
+            "end of the epoch": 3 * sum(numbers),
+        }
+
+
+def said_of_collectives(
+    strategy: Any, num: int, module: type[Linear] = LogsEachStep
+) -> list[list[str]]:
     def program(rank: int) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            trainer_of(strategy, num).fit(LogsEachStep(), loader(4))
+            trainer_of(strategy, num).fit(module(), loader(4))
         said = [str(warning.message) for warning in caught]
         return [words for words in said if "of one super-learner" in words]
 
@@ -110,6 +162,13 @@ def test_a_step_is_told_once_that_its_collectives_are_over_one_super_learner() -
     assert "`all_gather` in `training_step` is over 1 of the 2" in gathered
     assert "`on_train_epoch_end`" in gathered
     assert second == []  # learner 0 speaks for all
+
+
+def test_a_step_is_told_once_that_its_metrics_are_over_one_super_learner() -> None:
+    (said,), others = said_of_collectives(gossip(), 2, Sums)
+    assert "`compute` in `training_step` is over 1 of the 2 learners" in said
+    assert '`self.log("name", metric)`' in said
+    assert others == []
 
 
 def test_learners_that_step_together_are_told_nothing() -> None:
