@@ -69,6 +69,9 @@ def test_learners_at_different_meetings_fail_with_both_names() -> None:
     first, second = messages
     assert first == second
     assert all(name in first for name in ("learner 0", "learner 1", *names))
+    # What differs between learners that share an epoch, and what to do.
+    told = ("batches or steps", "in every batch", "`work_sharing=False`")
+    assert all(words in first for words in told)
 
 
 def test_a_failure_reaches_all_and_the_first_message_wins() -> None:
