@@ -109,7 +109,9 @@ def _metrics_over(scope: CollectiveScope) -> Iterator[None]:
         asked = process_group or metric.process_group
         available = distributed_available or metric.distributed_available_fn
         group = scope(asked, "compute") if should_sync and available() else asked
-        if group not in (None, asked) and metric.compute_with_cache:
+        # Before torchmetrics 1.0 there is no such choice.
+        keeps = getattr(metric, "compute_with_cache", False)
+        if group not in (None, asked) and keeps:
             # A value that is kept would hold this learner back from a collective of
             # all, in a validation or at the end of the epoch.
             metric.compute_with_cache = False
