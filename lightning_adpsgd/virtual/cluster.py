@@ -80,7 +80,8 @@ class VirtualCluster:
             training step.
         optimizer: ``optimizer(parameters)``; by default what the module configures.
             Each super-learner has its own.
-        gradient_clip: largest norm of a super-learner's mean gradient; None: no bound.
+        gradient_clip: largest norm of a super-learner's mean gradient, over the weights
+            of its optimizer; None: no bound.
         samples_in: function that counts the samples of a batch; by default the length
             of its first tensor.
         **options: `compute`: time that a learner computes for a step. `link`: link of
@@ -257,6 +258,7 @@ class VirtualCluster:
     def _gradient(self, update: Update, batches: list[Any], number: int) -> Tensor:
         """Puts the mean of the learners' gradients into the module."""
         update.optimizer.zero_grad()
+        self.module.zero_grad()  # of weights that no optimizer has, too
         loss = self._add_gradient(batches[0], number, len(batches))
         if len(batches) > 1:
             # As in DDP, all learners get the buffers of the first.
@@ -266,8 +268,7 @@ class VirtualCluster:
             for buffer, kept in buffers:
                 buffer.copy_(kept)
         if self._gradient_clip is not None:
-            parameters = self.module.parameters()
-            nn.utils.clip_grad_norm_(parameters, self._gradient_clip)
+            nn.utils.clip_grad_norm_(update.parameters, self._gradient_clip)
         return loss
 
     def _add_gradient(self, batch: Any, number: int, num_learners: int) -> Tensor:

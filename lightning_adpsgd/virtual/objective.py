@@ -55,6 +55,11 @@ class Update:
     def __post_init__(self) -> None:
         self._first_rates = [group["lr"] for group in self.optimizer.param_groups]
 
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The weights that the optimizer changes."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
     def scale(self, factor: float) -> None:
         """Sets each learning rate to this multiple of its initial value."""
         groups = self.optimizer.param_groups

@@ -450,6 +450,23 @@ def test_gradients_are_clipped_by_their_norm() -> None:
     assert moved.item() == pytest.approx(1e-3, rel=1e-3)
 
 
+def test_the_norm_is_of_the_weights_that_the_optimizer_has() -> None:
+    weights = []
+    for is_frozen in (True, False):
+        module = perceptron()
+        module[0].requires_grad_(not is_frozen)
+        head = module[2].parameters()
+        virtual = cluster(
+            2,
+            module,
+            optimizer=lambda _, head=[*head]: torch.optim.SGD(head, 0.1),
+            gradient_clip=0.1,
+        )
+        virtual.fit(batches_of, 80)
+        weights.append(virtual.weights()[0].clone())
+    assert torch.equal(*weights)
+
+
 # --- LightningModules and data sets
 
 
