@@ -137,12 +137,13 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
             )
         assert self.model is not None
         self.learners = make_learners(self.model, self.dials, self._scenario)
-        self._states = [defaultdict(dict) for _ in range(self.num_super_learners)]
+        self._states = self._copied_states()
         self._turn = -1  # the last `fit` may have ended within a turn
         # Before the first hook that sees the end of training.
         self._overrides.wrap(trainer.fit_loop, "on_run_end", self._end_run)
 
     def _end_run(self, on_run_end: Callable[[], None]) -> None:
+        self._turn = -1  # the run may end within a turn, which a save would go back to
         self._enter_consensus()
         on_run_end()
 
@@ -232,10 +233,14 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
             "simulated time 0; for the same numbers as without a break, train again "
             "from the start, without `ckpt_path`"
         )
-        loaded = self.optimizers[0].state.items()
-        self._states = [
-            defaultdict(dict, {weight: deepcopy(kept) for weight, kept in loaded})
-            for _ in self._states
+        self._states = self._copied_states()
+
+    def _copied_states(self) -> list[_State]:
+        """The optimizer's state for each super-learner; some have one at the start."""
+        items = self.optimizers[0].state.items()
+        return [
+            defaultdict(dict, {weight: deepcopy(kept) for weight, kept in items})
+            for _ in range(self.num_super_learners)
         ]
 
 

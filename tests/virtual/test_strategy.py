@@ -200,6 +200,40 @@ def test_momentum_stays_with_its_super_learner() -> None:
     torch.testing.assert_close(module.weight.detach(), expected, atol=1e-14, rtol=0)
 
 
+def test_an_optimizer_whose_state_begins_with_it_has_one_for_each() -> None:
+    class Adagrad(Quadratic):
+        @override
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adagrad(self.parameters(), LR)
+
+    module = Adagrad()
+    trainer_of(virtual(3, 1, "ring", "sync")).fit(module, loader(18))
+    cluster = VirtualCluster(Adagrad(), 3, 1, "ring", "sync")
+    cluster.fit(lambda i: loader(18, i, 3), 18)
+    expected = cluster.weights()[0].mean(0)
+    torch.testing.assert_close(module.weight.detach(), expected, atol=1e-14, rtol=0)
+
+
+def test_a_run_that_ends_within_a_turn_ends_in_the_consensus(tmp_path: Path) -> None:
+    class Stop(pl.Callback):
+        @override
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            trainer.should_stop = batch_idx == 4
+
+        @override
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "last.ckpt")
+
+    module = Quadratic()
+    strategy = virtual(4, 1, "ring", "sync")
+    trainer = trainer_of(strategy, callbacks=[Stop()], accumulate_grad_batches=2)
+    trainer.fit(module, loader(24))
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    assert torch.equal(module.weight.detach(), saved["weight"])
+
+
 def test_validation_within_an_epoch_changes_nothing() -> None:
     weights = []
     for interval in (1.0, 7):
