@@ -262,9 +262,11 @@ class VirtualCluster:
         loss = self._add_gradient(batches[0], number, len(batches))
         if len(batches) > 1:
             # As in DDP, all learners get the buffers of the first.
+            self.learners.rows.take_assigned()
             buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
             for batch in batches[1:]:
                 loss = loss + self._add_gradient(batch, number, len(batches))
+            self.learners.rows.take_assigned()
             for buffer, kept in buffers:
                 buffer.copy_(kept)
         if self._gradient_clip is not None:

@@ -215,6 +215,7 @@ class LockstepLearners(VirtualLearners):
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
         row = self._turn
         output = step(AveragingClosure(closure, lambda: self._mixer.take_in(row)))
+        self.rows.take_assigned()
         self.steps[row] += 1
         if self.between_rounds:
             self._communication.after_update()
@@ -270,6 +271,7 @@ class AsynchronousLearners(VirtualLearners):
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
         side = self._sides[self._turn]
         output = step(AveragingClosure(closure, side.before_update))
+        self.rows.take_assigned()
         side.after_update()
         self.steps[self._turn] += 1
         return output

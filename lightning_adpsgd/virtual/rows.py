@@ -6,10 +6,19 @@ are averaged and so lie in a row. The others (integer buffers) are kept separate
 each row.
 """
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 from torch import Tensor, nn
 
-from lightning_adpsgd.weights.flat import FlatParameters
+from lightning_adpsgd.weights.flat import FlatParameters, put_back
 from lightning_adpsgd.weights.replica import as_real
+
+
+class _Buffer(NamedTuple):
+    place: dict[str, Tensor | None]  # of its module
+    key: str
+    tensor: Tensor
 
 
 class Rows:
@@ -35,7 +44,8 @@ class Rows:
         ]
         # Each tensor of the module, with its view in each row.
         self._tensors: list[tuple[Tensor, list[Tensor]]] = []
-        self._beside: list[list[Tensor]] = []
+        self._beside: dict[Tensor, list[Tensor]] = {}
+        self._buffers = [*_buffers(module)]
         for tensor in (*module.parameters(), *module.buffers()):
             address = tensor.untyped_storage().data_ptr()
             if address in addresses:
@@ -44,7 +54,7 @@ class Rows:
             else:
                 copies = [tensor.detach().clone() for _ in range(num_rows)]
                 self._tensors.append((tensor, copies))
-                self._beside.append(copies)
+                self._beside[tensor] = copies
         self._held = -1
         self.hold(0)
 
@@ -52,9 +62,27 @@ class Rows:
         """Points the module at a row; they then share memory."""
         if row == self._held:
             return
+        self.take_assigned()
         for tensor, views in self._tensors:
             tensor.data = views[row]
         self._held = row
+
+    def take_assigned(self) -> None:
+        """Takes buffers that a forward has assigned into the row that is held.
+
+        Raises:
+            RuntimeError: A buffer that is averaged has another shape or dtype.
+        """
+        for place, key, tensor in self._buffers:
+            assigned = place.get(key)
+            if assigned is None or assigned is tensor:
+                continue
+            if tensor in self._beside:
+                tensor.data = assigned.detach().clone()
+                self._beside[tensor][self._held] = tensor.data
+            else:
+                put_back(assigned.detach(), tensor)
+            place[key] = tensor
 
     def release(self) -> None:
         """Copies the module's current tensors into memory of its own."""
@@ -68,8 +96,11 @@ class Rows:
 
     def copy_beside(self, source: int, target: int) -> None:
         """Copies the tensors that are kept outside of the rows."""
-        for copies in self._beside:
-            copies[target].copy_(copies[source])
+        self.take_assigned()
+        for tensor, copies in self._beside.items():
+            copies[target] = copies[source].clone()  # an assigned one has any shape
+            if target == self._held:
+                tensor.data = copies[target]
 
 
 def _views(matrix: Tensor, tensor: Tensor) -> list[Tensor]:
@@ -79,3 +110,10 @@ def _views(matrix: Tensor, tensor: Tensor) -> list[Tensor]:
         matrix.as_strided(tensor.shape, tensor.stride(), row * length + begin)
         for row in range(len(matrix))
     ]
+
+
+def _buffers(module: nn.Module) -> Iterator[_Buffer]:
+    for child in module.modules():
+        for key, tensor in child._buffers.items():
+            if tensor is not None:
+                yield _Buffer(child._buffers, key, tensor)

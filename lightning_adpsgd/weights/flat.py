@@ -180,7 +180,7 @@ class FlatParameters(Weights):
                 buffer.owner._buffers[buffer.leaf] = buffer.slot.tensor
         for slot in self._slots:
             if slot.tensor.data_ptr() != slot.address:
-                _put_back(slot.tensor, slot.view)
+                put_back(slot.tensor, slot.view)
 
     def _check_frozen(self) -> None:
         for name, weight in self._left_out.items():
@@ -239,7 +239,12 @@ def _buffers_among(slots: Iterable[_Slot], module: nn.Module) -> Iterator[_Buffe
 
 
 @torch.no_grad()
-def _put_back(tensor: Tensor, view: Tensor) -> None:
+def put_back(tensor: Tensor, view: Tensor) -> None:
+    """Copies a weight to its view of the vector, and makes it that view.
+
+    Raises:
+        RuntimeError: The two differ in shape, dtype or device.
+    """
     mine, other = _kind(view), _kind(tensor)
     if mine != other:
         raise RuntimeError(

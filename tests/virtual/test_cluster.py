@@ -347,6 +347,30 @@ def test_in_a_super_learner_batch_norm_keeps_the_first_learners_statistics() -> 
     torch.testing.assert_close(norm.running_mean, inputs.mean(0))
 
 
+class Counts(nn.Module):
+    """Assigns its count of batches, which others change in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = perceptron()
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.count = self.count + 1
+        return self.net(inputs)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_assigned_count_is_of_each_super_learner(mode: Any, size: int) -> None:
+    virtual = cluster(3, Counts(), super_learner_size=size, communication=mode)
+    report = virtual.fit(batches_of, 240 * size, evaluate=held_out())
+    assert report.steps == [10] * 3
+    assert virtual.module.count.item() == 10
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,9 @@
 """Weights as rows, and a module that holds any of them."""
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_adpsgd.virtual.rows import Rows
 
@@ -61,6 +63,59 @@ def test_buffers_that_are_not_averaged_are_kept_for_each_row() -> None:
     assert counter.item() == 0
     rows.copy_beside(1, 0)
     assert counter.item() == 1
+
+
+class Assigns(nn.Module):
+    """Its forward assigns buffers where others change theirs in place."""
+
+    def __init__(self, assigned: str) -> None:
+        super().__init__()
+        self.weight, self.assigned = nn.Parameter(torch.ones(2)), assigned
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(2))
+
+    @override
+    def forward(self) -> Tensor:
+        old = getattr(self, self.assigned)
+        grows = self.assigned == "cache"
+        setattr(self, self.assigned, torch.cat([old, old + 1]) if grows else old + 1)
+        return self.weight.sum()
+
+
+@pytest.mark.parametrize("name", ["count", "cache"])
+def test_assigned_buffers_that_are_not_averaged_are_of_the_row_that_was_held(
+    name: str,
+) -> None:
+    module = Assigns(name)
+    rows = Rows(module, 3)
+    buffer = getattr(module, name)
+    for row, num in enumerate((2, 1)):
+        rows.hold(row)
+        for _ in range(num):
+            module()
+    found = []
+    for row in range(3):
+        rows.hold(row)
+        assert getattr(module, name) is buffer
+        found.append(buffer.max().item())
+    assert found == [2, 1, 0]
+    rows.copy_beside(0, 2)
+    assert buffer.max().item() == 2
+
+
+def test_averaged_buffers_that_are_assigned_are_taken_into_their_row() -> None:
+    module = Assigns("mean")
+    rows = Rows(module, 2)
+    module()
+    rows.hold(1)
+    assert module.mean.tolist() == [0.0, 0.0]
+    assert rows.vectors(0)[0].tolist() == [1.0] * 4
+    assert rows.vectors(1)[0].tolist() == [1.0, 1.0, 0.0, 0.0]
+    module.mean = torch.zeros(3)
+    with pytest.raises(RuntimeError, match="was given"):
+        rows.take_assigned()
 
 
 def test_rows_are_padded_for_shards() -> None:
