@@ -243,7 +243,7 @@ class VirtualCluster:
         number = self.learners.steps[index]
         gradient = partial(self._gradient, update, batches, number)
         loss = self.learners.update(update.optimizer.step, gradient)
-        update.passed("step", number + 1)
+        update.passed("step", self._sources[index][0].batches)
         self.samples += sum(self._samples_in(batch) for batch in batches)
         return loss
 

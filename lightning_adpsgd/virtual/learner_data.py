@@ -9,12 +9,17 @@ BatchesOf = Callable[[int], Iterable[Any]]
 
 
 class Source:
-    """The batches of one learner over all epochs; `epochs` counts finished ones."""
+    """The batches of one learner over all epochs.
+
+    Attributes:
+        epochs: number of finished epochs.
+        batches: number of batches taken in this epoch.
+    """
 
     def __init__(self, batches_of: BatchesOf, learner: int) -> None:
         self._batches_of, self._learner = batches_of, learner
         self._batches: Iterator[Any] = iter(batches_of(learner))
-        self.epochs = 0
+        self.epochs = self.batches = 0
 
     def next(self) -> Any:
         """The next batch; starts the next epoch at the end of one.
@@ -22,9 +27,10 @@ class Source:
         Raises:
             ValueError: An epoch has no batch.
         """
+        self.batches += 1
         for batch in self._batches:
             return batch
-        self.epochs += 1
+        self.epochs, self.batches = self.epochs + 1, 1
         self._batches = iter(self._batches_of(self._learner))
         for batch in self._batches:
             return batch

@@ -67,7 +67,10 @@ class Update:
             group["lr"] = rate * factor
 
     def passed(self, interval: str, number: int) -> None:
-        """Advances the schedulers after this step or epoch, counted from 1."""
+        """Advances the schedulers after a step or epoch.
+
+        As in Lightning, `number` counts epochs, or the steps of an epoch, from 1.
+        """
         for config in self.schedulers:
             if config.interval == interval and number % config.frequency == 0:
                 config.scheduler.step()  # pyright: ignore[reportCallIssue]

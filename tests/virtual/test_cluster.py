@@ -525,6 +525,22 @@ def test_a_lightning_module_trains_on_the_shares_of_its_loader() -> None:
     assert report.points[-1].learning_rate == pytest.approx(0.2 * 0.5**2)
 
 
+class EverySecondStep(Lit):
+    @override
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.2)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5**n)
+        each = {"scheduler": scheduler, "interval": "step", "frequency": 2}
+        return [optimizer], [each]
+
+
+def test_steps_between_those_of_a_scheduler_are_counted_within_the_epoch() -> None:
+    virtual = VirtualCluster(EverySecondStep(), 4, communication="sync")
+    report = virtual.fit(data_set(), 96 * 3, local_batch_size=8)
+    # Three steps to an epoch: the second of each halves the rate.
+    assert report.points[-1].learning_rate == pytest.approx(0.2 * 0.5**3)
+
+
 def test_a_learning_rate_schedule_counts_the_samples_of_all() -> None:
     virtual = cluster(2)
     report = virtual.fit(
