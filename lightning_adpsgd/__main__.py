@@ -38,7 +38,7 @@ from lightning_adpsgd.strategy.checkpoints.sharded import export
 from lightning_adpsgd.topology.named import TOPOLOGIES
 from lightning_adpsgd.transport.links.credentials import FOLDER
 from lightning_adpsgd.transport.links.issuing import issue
-from lightning_adpsgd.virtual.clock import Compute, Link
+from lightning_adpsgd.virtual.clock import Compute, Link, check_count, check_positive
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -117,6 +117,8 @@ def _add_calibrate(commands: _Commands) -> None:
 
 
 def _calibrate(chosen: argparse.Namespace) -> None:
+    if chosen.step_s is not None:
+        check_positive("--step-s", chosen.step_s)
     num_bytes = int(chosen.weight_mb * 1e6)
     if chosen.master is not None:
         wire = _measure_wire(chosen.master, chosen.rank, num_bytes)
@@ -196,8 +198,10 @@ def _add_predict(commands: _Commands) -> None:
 
 def _predict(chosen: argparse.Namespace) -> None:
     found = calibration.read(chosen.calibration)
+    for name in ("learners", "super_learner_size", "learners_per_machine"):
+        check_count("--" + name.replace("_", "-"), getattr(chosen, name))
     num_super_learners, rest = divmod(chosen.learners, chosen.super_learner_size)
-    if rest or chosen.learners < 1:
+    if rest:
         raise ValueError(
             f"`--super-learner-size` must divide `--learners`, got "
             f"{chosen.super_learner_size} and {chosen.learners}"
@@ -230,12 +234,13 @@ def _workload(chosen: argparse.Namespace, mode: Mode) -> Workload:
 
 
 def _compute(chosen: argparse.Namespace, found: Calibration) -> Compute:
-    step_s = chosen.step_s or found.step_seconds
+    step_s = found.step_seconds if chosen.step_s is None else chosen.step_s
     if step_s is None:
         raise ValueError(
             "the seconds of a step are missing. Give `--step-s` to `predict` or "
             "`calibrate`"
         )
+    check_positive("--step-s", step_s)
     slow = {chosen.learners - 1: chosen.slow}
     return Compute(step_s, chosen.spread, slow if chosen.slow != 1 else {})
 

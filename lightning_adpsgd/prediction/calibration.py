@@ -30,7 +30,12 @@ from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import SYNCHRONOUS_LANE, one_behind
 from lightning_adpsgd.transport.process_group import DistributedTransport
-from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Link, check_positive
+from lightning_adpsgd.virtual.clock import (
+    BUCKET_BYTES,
+    Link,
+    check_count,
+    check_positive,
+)
 from lightning_adpsgd.weights.replica import Replica
 
 _PATIENCE = timedelta(minutes=2)
@@ -93,7 +98,11 @@ class Calibration:
         buckets and back. The rest of a round, apart from its link, is waiting.
         Exchanges use the cores that a step leaves free if it was measured, and
         otherwise as many as they need.
+
+        Raises:
+            ValueError: The number is not whole, or below 1.
         """
+        check_count("learners_per_machine", learners_per_machine)
         crowd = max(1.0, learners_per_machine / self.cores) - 1
         return Costs(
             round=self.round + crowd * min(self.round, self.copy + self.merge),

@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 
 BUCKET_BYTES = 25 << 20
 """Gradients that torch's DDP reduces together while the rest is computed."""
@@ -201,6 +202,14 @@ class Network:
             self._at[end].remove(crossing)
         self._share(crossing.ends)  # the others share what it leaves
         crossing.done()
+
+
+def check_count(name: str, value: int) -> None:
+    """Raises ValueError unless a value is a whole number of at least 1."""
+    if not isinstance(value, Integral):
+        raise ValueError(f"`{name}` must be a whole number, got {value!r}")
+    if value < 1:
+        raise ValueError(f"`{name}` must be at least 1, got {value}")
 
 
 def check_positive(name: str, value: float, or_zero: bool = False) -> None:

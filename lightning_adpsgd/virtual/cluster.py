@@ -30,7 +30,7 @@ from lightning_adpsgd.dials import (
 )
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
-from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
+from lightning_adpsgd.virtual.clock import Compute, Link, check_count, check_positive
 from lightning_adpsgd.virtual.learner_data import BatchesOf, Source, shares_of
 from lightning_adpsgd.virtual.learners import make_learners
 from lightning_adpsgd.virtual.objective import (
@@ -394,10 +394,7 @@ def dials_and_scenario(
     **dials: Any,
 ) -> tuple[Dials, Scenario]:
     """Checks the options of averaging and the super-learners that take part."""
-    if num_super_learners < 1:
-        raise ValueError(
-            f"`num_super_learners` must be at least 1, got {num_super_learners}"
-        )
+    check_count("num_super_learners", num_super_learners)
     if isinstance(super_learner_size, str | Sequence):
         raise ValueError(
             "`super_learner_size` must be one number in a virtual cluster, which has "

@@ -28,6 +28,7 @@ from lightning_adpsgd.virtual.clock import (
     Link,
     Network,
     StepTimes,
+    check_count,
     overlapped,
 )
 from lightning_adpsgd.virtual.requests import Requests
@@ -50,7 +51,8 @@ class Scenario:
         gradient_seconds: additional seconds for a super-learner's mean gradient.
 
     Raises:
-        ValueError: The topology does not exist for the number of super-learners.
+        ValueError: A number is not whole or below 1, or the topology does not exist for
+            the number of super-learners.
     """
 
     topology: Topology
@@ -66,6 +68,8 @@ class Scenario:
     gradient_seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("num_super_learners", "super_learner_size", "gossip_every"):
+            check_count(name, getattr(self, name))
         self.schedule()
 
     @property

@@ -62,6 +62,11 @@ def test_exchanges_find_the_cores_that_steps_leave() -> None:
     assert replace(FOUND, step_seconds=None).costs(4).busy == 0
 
 
+def test_a_machine_has_a_learner() -> None:
+    with pytest.raises(ValueError, match="`learners_per_machine` must be at least 1"):
+        FOUND.costs(0)
+
+
 def test_no_more_is_repeated_than_there_is() -> None:
     quick = replace(FOUND, round=1e-11, gradient=0.0)
     assert quick.costs(4).round == pytest.approx(2e-11)
@@ -153,7 +158,19 @@ def test_what_a_weight_is_sent_as_is_in_the_table(
     ("words", "message"),
     [
         (["--learners", "6", "--super-learner-size", "4"], "must divide `--learners`"),
-        (["--learners", "4", "--step-s", "-1"], "`seconds` must be positive"),
+        (["--learners", "0"], "`--learners` must be at least 1, got 0"),
+        (
+            ["--learners", "4", "--super-learner-size", "0"],
+            "`--super-learner-size` must be at least 1, got 0",
+        ),
+        (
+            ["--learners", "4", "--learners-per-machine", "0"],
+            "`--learners-per-machine` must be at least 1, got 0",
+        ),
+        (
+            ["--learners", "4", "--step-s", "0"],
+            "`--step-s` must be positive and finite",
+        ),
     ],
 )
 def test_an_error_is_one_line(
@@ -163,6 +180,13 @@ def test_an_error_is_one_line(
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
+
+
+def test_a_step_of_no_time_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    assert command_line.main(["calibrate", "--step-s", "0"]) == 2
+    assert "`--step-s` must be positive and finite" in capsys.readouterr().err
 
 
 def test_a_missing_step_is_asked_for(

@@ -332,6 +332,11 @@ def test_hours_are_samples_over_speed() -> None:
     ("arguments", "message"),
     [
         ({"cpu_share": 0.0}, r"`cpu_share` must be in \(0, 1\], got 0.0"),
+        ({"num": 0}, "`num_super_learners` must be at least 1, got 0"),
+        ({"num": 2.5}, "`num_super_learners` must be a whole number, got 2.5"),
+        ({"size": -1}, "`super_learner_size` must be at least 1, got -1"),
+        ({"gossip_every": 0}, "`gossip_every` must be at least 1, got 0"),
+        ({"gossip_every": 2.5}, "`gossip_every` must be a whole number, got 2.5"),
         ({"communication": "often"}, "`communication` must be one of"),
         (
             {"num": 65, "topology": "complete"},
@@ -340,9 +345,9 @@ def test_hours_are_samples_over_speed() -> None:
     ],
 )
 def test_what_has_no_meaning_is_refused(arguments: dict, message: str) -> None:
-    num = arguments.pop("num", 4)
+    num, size = arguments.pop("num", 4), arguments.pop("size", 1)
     with pytest.raises(ValueError, match=message):
-        speed(num, **arguments)
+        speed(num, size, **arguments)
 
 
 def test_a_wire_dtype_is_for_exchanges_alone() -> None:

@@ -563,6 +563,7 @@ def test_the_class_is_public() -> None:
     ("given", "message"),
     [
         ({"size": 0}, "`num_super_learners` must be at least 1, got 0"),
+        ({"size": 2.5}, "`num_super_learners` must be a whole number, got 2.5"),
         ({"super_learner_size": 0}, "`super_learner_size` must be at least 1, got 0"),
         ({"super_learner_size": "node"}, "`super_learner_size` must be one number"),
         ({"mixing_gain": 2.0}, r"`mixing_gain` must be in \(0, 1\], got 2.0"),
