@@ -202,13 +202,20 @@ def _in_step(
     work = _boundary_seconds(workload, scenario, costs, mode)
     if mode == "allreduce" and num_learners > 1:
         work += scenario.gradient_seconds
+    rounds = _rounds_per_step(scenario, mode)
     return Prediction(
         samples_per_second=rate * num_learners * workload.local_batch_size,
         steps_per_second=rate,
         exposed=max(0.0, 1 - (computed + work) * rate),
-        exchanges_per_step=1.0 if mode == "allreduce" else 1 / scenario.gossip_every,
-        staleness={int(mode == "delay_by_one"): 1.0},
+        exchanges_per_step=rounds,
+        staleness={int(mode == "delay_by_one"): 1.0} if rounds else {},
     )
+
+
+def _rounds_per_step(scenario: Scenario, mode: Mode) -> float:
+    if mode == "allreduce":
+        return float(scenario.num_learners > 1)
+    return (scenario.num_super_learners > 1) / scenario.gossip_every
 
 
 def _step_seconds(

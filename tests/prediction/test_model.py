@@ -83,6 +83,14 @@ def test_one_learner_alone_computes() -> None:
     assert rates == pytest.approx([2.0] * 3, rel=0.02)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_one_super_learner_has_nobody_to_exchange_with(mode: Mode) -> None:
+    found = speed(1, 1, communication=mode)
+    assert (found.exchanges_per_step, found.staleness) == (0.0, {})
+    found = speed(1, 2, communication=mode)
+    assert found.exchanges_per_step == (mode == "allreduce")
+
+
 # --- links
 
 
