@@ -148,6 +148,26 @@ def test_a_pair_on_a_saturated_link_exchanges_without_a_pause() -> None:
     assert rate == pytest.approx(20.0 / WEIGHTS, rel=0.1)
 
 
+def test_a_crossing_of_very_many_steps_is_as_with_all_its_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = {"link": Link(bandwidth=1.0), "compute": Compute(0.5, 0.2)}
+    found = speed(4, **slow)
+    monkeypatch.setattr("lightning_adpsgd.prediction.exchanges._LONGEST", 1000)
+    whole = speed(4, **slow)
+    assert found != whole
+    assert found.exchanges_per_step == pytest.approx(whole.exchanges_per_step, rel=0.03)
+    assert found.mean_staleness == pytest.approx(whole.mean_staleness, rel=0.03)
+
+
+def test_the_slowest_links_take_no_longer_to_predict() -> None:
+    slow, slower = (speed(2, link=Link(bandwidth=x)) for x in (1e-3, 1e-6))
+    assert slow.exchanges_per_step == pytest.approx(1000 * slower.exchanges_per_step)
+    assert slower.mean_staleness == pytest.approx(1e8 / 0.5, rel=0.1)
+    rare = speed(2, link=Link(bandwidth=1e-3), gossip_every=1_000_000)
+    assert rare.exchanges_per_step == pytest.approx(1e-6, rel=0.2)
+
+
 def test_smaller_messages_are_exchanged_more_often() -> None:
     link = Link(bandwidth=20.0)
     half = speed(2, link=link, workload=Workload(WEIGHTS, wire_dtype=torch.bfloat16))
