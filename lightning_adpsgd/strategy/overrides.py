@@ -40,6 +40,7 @@ _EPOCH, _SAVER = "_TrainingEpochLoop", "ModelCheckpoint"
 _SWA, _CHECKPOINTS = "StochasticWeightAveraging", "_CheckpointConnector"
 _EVERY_STEP = "it asks learner 0 for the time after each batch"
 _SIGNAL = "it ties all learners together, and hangs when one alone gets the signal"
+_NAMES = "a file's name has the learner's own number of steps"
 _LEAVE = "learners of an island agree on the step at which they leave"
 REPLACED = (
     _of("_FitLoop", "on_run_end", "run virtual", "the consensus model comes first"),
@@ -50,6 +51,9 @@ REPLACED = (
     _of(_EPOCH, "_should_check_val_fx", "clocks", "the last question of a batch"),
     _of("Timer", "on_train_batch_end", "clocks", _EVERY_STEP),
     _of(_SAVER, "on_train_batch_end", "clocks", _EVERY_STEP),
+    _of(_SAVER, "file_exists", "file_names", "files that are being written"),
+    _of(_SAVER, "_save_topk_checkpoint", "file_names", _NAMES),
+    _of(_SAVER, "_save_last_checkpoint", "file_names", _NAMES),
     _of("_DataConnector", "_prepare_dataloader", "work_sharing", "other samplers"),
     _of("_DataLoaderSource", "dataloader", "default_sharing", "tells no number"),
     _of(_CHECKPOINTS, "_parse_ckpt_path", "launchers", "it takes damaged files too"),
@@ -88,6 +92,7 @@ READ = (
     _of(_SAVER, "_last_global_step_saved", "work_sharing", "when it saved last"),
     _of(_SAVER, "_should_skip_saving_checkpoint", "clocks", "whether it has saved"),
     _of(_SAVER, "_find_last_checkpoints", "last_good", "files that `last` may mean"),
+    _of(_SAVER, "_fs", "file_names", "has the files; asked where learners cannot be"),
     _of(_SWA, "_average_model", "weight_callbacks", "its average; also of EMA"),
     _of("ParallelStrategy", "_layer_sync", "trainer compatibility", _GIVEN),
     _of("DDPStrategy", "_ddp_kwargs", "trainer fabric options", _GIVEN),

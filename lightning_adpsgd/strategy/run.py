@@ -17,6 +17,7 @@ from lightning_adpsgd.epochs.claims import LearnerIndex
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.strategy.checkpoints.contents import Resumed
+from lightning_adpsgd.strategy.checkpoints.file_names import agree_on_names
 from lightning_adpsgd.strategy.checkpoints.last_good import PREEMPTED
 from lightning_adpsgd.strategy.checkpoints.own_folders import hold_folders
 from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
@@ -101,6 +102,7 @@ class TrainingRun:
         self.scope.follow(overrides)
         transfer_in_consensus(trainer, self.enter, job.leave_consensus, overrides)
         prune_together(trainer, job, overrides)
+        agree_on_names(trainer, overrides)
         overrides.wrap(trainer.fit_loop, "on_run_end", self._end)
 
     def begin(self, resumed: Resumed) -> None:

@@ -36,6 +36,7 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
     place_in_epoch,
     resumed_from,
 )
+from lightning_adpsgd.strategy.checkpoints.file_names import keep_files_apart
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.checkpoints.saving import (
     BackgroundCheckpointIO,
@@ -119,6 +120,7 @@ class HADPSGDStrategy(ModelParallelInside):
             super().setup(trainer)
             return
         self._overrides = Overrides()
+        keep_files_apart(trainer, self._overrides)
         if self._dials.tensor_parallel_size > 1:
             clip_on_all_meshes(self.precision_plugin, self._overrides)
         if self._dials.save_learners:

@@ -52,6 +52,7 @@ from lightning_adpsgd.strategy import (
 from lightning_adpsgd.strategy import trainer as trainer_face
 from lightning_adpsgd.strategy.checkpoints import (
     contents,
+    file_names,
     io,
     last_good,
     mid_epoch,
@@ -82,7 +83,7 @@ MODULES = (
         mid_epoch,
     ),
     *(default_sharing, saving, clocks, compatibility, launchers, module_jobs, options),
-    *(model_parallel, gradients, run, scope, signals, weight_callbacks),
+    *(file_names, model_parallel, gradients, run, scope, signals, weight_callbacks),
     *(allreduce, objective, virtual_strategy),
 )
 PACKAGE = Path(str(lightning_adpsgd.__file__)).parent

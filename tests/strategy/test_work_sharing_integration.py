@@ -449,10 +449,10 @@ ENDS = ("at the end of an epoch", "after its validation")
 
 
 def test_a_resume_at_the_end_of_an_epoch_begins_the_next(tmp_path: Path) -> None:
-    def run(saved: str, max_epochs: int, ckpt_path: Path | None) -> Seen:
+    def run(saved: str, max_epochs: int, ckpt_path: Path | None) -> Any:
         folder, at_epoch_end = tmp_path / saved, saved == ENDS[0]
         saver = ModelCheckpoint(folder, save_on_train_epoch_end=at_epoch_end)
-        return train(
+        seen = train(
             2,
             numbered(21),
             validation=numbered(4, shuffle=False),
@@ -461,12 +461,16 @@ def test_a_resume_at_the_end_of_an_epoch_begins_the_next(tmp_path: Path) -> None
             enable_checkpointing=True,
             max_epochs=max_epochs,
         )
+        return seen, Path(saver.best_model_path)
 
-    in_every_mode(2, lambda rank, saved: run(saved, 2, None), ENDS)
+    first = in_every_mode(2, lambda rank, saved: run(saved, 2, None), ENDS)
     paths = {saved: the_only_file(tmp_path / saved) for saved in ENDS}
+    for saved, learners_own in first.items():
+        # Their numbers of steps differ, and only learner 0 has written.
+        assert {path for _, path in learners_own} == {paths[saved]}
     told = in_every_mode(2, lambda rank, saved: run(saved, 4, paths[saved]), ENDS)
     for saved, seen in told.items():
-        modules = list(map(known, seen))
+        modules = [known(one) for one, _ in seen]
         epochs = {epoch for module in modules for epoch in module.seen}
         assert epochs == {2, 3}, saved
         for epoch in (2, 3):

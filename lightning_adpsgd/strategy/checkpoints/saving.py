@@ -40,6 +40,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     def __init__(self, checkpoint_io: CheckpointIO) -> None:
         self._io = checkpoint_io
         self._work: _Work | None = None
+        self._pending: set[str] = set()
 
     @override
     def save_checkpoint(
@@ -55,7 +56,8 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         """Takes a snapshot, which a thread writes; waits for the previous save."""
         self.wait()
         snapshot = snapshot_of(checkpoint)
-        self._begin(partial(self._io.save_checkpoint, snapshot, path, storage_options))
+        save = partial(self._io.save_checkpoint, snapshot, path, storage_options)
+        self._begin(save, path)
 
     @override
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
@@ -70,7 +72,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         if self._work is None:
             remove()
         else:
-            self._begin(remove)
+            self._begin(remove, path)
 
     @override
     def teardown(self) -> None:
@@ -86,10 +88,17 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
             return
         work.join()
         self._work = None
+        self._pending.clear()
         if work.error is not None:
             raise work.error
 
-    def _begin(self, action: Callable[[], None]) -> None:
+    def wait_for(self, path: Any) -> None:
+        """Waits if this file is being written or removed; raises as `wait` does."""
+        if str(path) in self._pending:
+            self.wait()
+
+    def _begin(self, action: Callable[[], None], path: Any) -> None:
+        self._pending.add(str(path))
         self._work = _Work(action, after=self._work)
         self._work.start()
 
