@@ -7,9 +7,12 @@ replaced.
 """
 
 import os
-from collections.abc import Callable, Iterator
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from io import BytesIO
 from threading import Thread
 from typing import Any, final
 
@@ -17,10 +20,12 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
+from torch.nn import Parameter
 from typing_extensions import override
+
+_IMMUTABLE = {type(None), bool, int, float, complex, str, bytes}
 
 
 @final
@@ -178,19 +183,87 @@ def must_wait(trainer: pl.Trainer | None, path: Any) -> bool:
 
 
 def snapshot_of(checkpoint: Any) -> Any:
-    """A copy of a checkpoint on the host: all tensors, in copies of all containers.
+    """A copy of a checkpoint on the host, which does not change with the training.
 
-    Tensors that share memory in the checkpoint do so in the copy.
+    Tensors that share memory in the checkpoint do so in the copy. An object that cannot
+    be pickled stays as it is: the write says why.
     """
-    copies: dict[tuple[Any, ...], Tensor] = {}
+    return _Snapshot().of(checkpoint)
 
-    def copy(tensor: Tensor) -> Tensor:
-        if tensor.numel() == 0 or tensor.layout != torch.strided:
+
+@final
+class _Snapshot:
+    """Copies that are under way, with what they are of.
+
+    Its originals live as long, so that no other tensor takes their place in memory.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+
+    def of(self, value: Any) -> Any:
+        kind = type(value)
+        if isinstance(value, Tensor):
+            return self._on_host(value)
+        if kind in (dict, OrderedDict):
+            return kind((key, self.of(one)) for key, one in value.items())
+        if kind in (list, tuple):
+            return kind(map(self.of, value))
+        return value if kind in _IMMUTABLE else self._of_object(value)
+
+    def _of_object(self, value: Any) -> Any:
+        """A copy of any other object, by what a file would hold of it."""
+        file = BytesIO()
+        try:
+            pickler = _Pickler(file)
+            pickler.dump(value)
+            file.seek(0)
+            return _Unpickler(file, map(self._of_its_kind, pickler.tensors)).load()
+        except Exception:  # whatever a class of the user raises
+            return value
+
+    def _of_its_kind(self, tensor: Tensor) -> Tensor:
+        copy = self._on_host(tensor).detach()
+        if isinstance(tensor, Parameter):  # a module knows its weights by that
+            return Parameter(copy, tensor.requires_grad)
+        return copy.requires_grad_(tensor.requires_grad)
+
+    def _on_host(self, tensor: Tensor) -> Tensor:
+        is_plain = type(tensor) in (Tensor, Parameter)  # others may have no address
+        if not is_plain or tensor.numel() == 0 or tensor.layout != torch.strided:
             return tensor.detach().to("cpu", copy=True)
         at = tensor.device, tensor.data_ptr()
         key = (*at, tensor.dtype, tensor.shape, tensor.stride())
-        if key not in copies:
-            copies[key] = tensor.detach().to("cpu", copy=True)
-        return copies[key]
+        if key not in self._copies:
+            self._copies[key] = tensor, tensor.detach().to("cpu", copy=True)
+        return self._copies[key][1]
 
-    return apply_to_collection(checkpoint, Tensor, copy)
+
+class _Pickler(pickle.Pickler):
+    """Leaves tensors out, which are copied by themselves."""
+
+    def __init__(self, file: BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.tensors: list[Tensor] = []
+        self._numbers: dict[int, int] = {}
+
+    @override
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, Tensor):
+            return None
+        if id(obj) not in self._numbers:
+            self._numbers[id(obj)] = len(self.tensors)
+            self.tensors.append(obj)
+        return self._numbers[id(obj)]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what this process has just pickled, with other tensors."""
+
+    def __init__(self, file: BytesIO, tensors: Iterable[Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = [*tensors]
+
+    @override
+    def persistent_load(self, pid: Any) -> Tensor:
+        return self._tensors[pid]

@@ -1,11 +1,14 @@
 """Saving beside the training: what is written, in what order, and where errors go."""
 
+import collections
+import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
@@ -90,6 +93,84 @@ def test_tied_tensors_stay_tied_and_views_are_not_taken_for_the_whole() -> None:
     scale = torch.ones(1)
     tied = snapshot_of({"a": scale, "b": scale})
     assert tied["a"] is tied["b"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    weights: torch.Tensor
+    width: int = 4
+
+
+class Pair(tuple[int, int]):
+    def __new__(cls, first: int, second: int) -> "Pair":
+        return super().__new__(cls, (first, second))
+
+    def __getnewargs__(self) -> tuple[int, int]:
+        return self[0], self[1]
+
+
+ORDINARY = {
+    "range": range(3),
+    "tuple": Pair(1, 2),
+    "deque": collections.deque([1, 2], maxlen=2),
+    "default": collections.defaultdict(list, a=[1]),
+    "counter": collections.Counter("aab"),
+    "ordered": collections.OrderedDict(b=[1], a=2),
+    "size": torch.Size([2, 3]),
+    "set": {1, 2},
+    "path": Path("a"),
+    "class": Frozen,
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_hyper_parameters_of_any_kind_are_copied_as_what_they_are(name: str) -> None:
+    value = ORDINARY[name]
+    copy = snapshot_of({"hyper_parameters": [value]})["hyper_parameters"][0]
+    assert copy == value
+    assert type(copy) is type(value)
+    assert getattr(copy, "maxlen", None) == getattr(value, "maxlen", None)
+
+
+def test_objects_are_copied_with_all_that_can_change_in_them() -> None:
+    weights, array, counts = torch.zeros(2), numpy.zeros(2), collections.Counter("a")
+    layer = torch.nn.Linear(1, 1, dtype=torch.float64)
+    tied = torch.nn.ModuleList([layer, layer])
+    values = {"object": Frozen(weights), "array": array, "counts": counts, "net": tied}
+    copy = snapshot_of({**values, "weights": weights})
+    before = layer.weight.item()
+    weights.add_(1)
+    array += 1
+    counts["a"] = 5
+    with torch.no_grad():
+        layer.weight.add_(1)
+    assert copy["object"].weights.tolist() == copy["weights"].tolist() == [0, 0]
+    assert copy["array"].tolist() == [0, 0]
+    assert copy["counts"] == {"a": 1}
+    weight, bias = copy["net"].parameters()
+    assert weight.item() == before
+    assert weight.requires_grad
+    assert bias is copy["net"][1].bias
+
+
+def test_what_cannot_be_pickled_is_left_to_the_write() -> None:
+    function = lambda: 0  # noqa: E731
+    assert snapshot_of([function, 1]) == [function, 1]
+
+
+class MakesTensors:
+    """Its state is tensors that nobody else holds."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"value": torch.full((1000,), self.value)}
+
+
+def test_tensors_that_are_made_to_be_pickled_are_told_apart() -> None:
+    copies = snapshot_of([MakesTensors(float(n)) for n in range(5)])
+    assert [copy.value[0].item() for copy in copies] == [0, 1, 2, 3, 4]
 
 
 # --- the thread
