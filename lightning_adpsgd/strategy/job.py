@@ -33,7 +33,7 @@ from lightning_adpsgd.strategy.engines import (
     average_of,
     make_engine,
 )
-from lightning_adpsgd.weights.flat import Weights
+from lightning_adpsgd.weights.flat import Weights, first_difference, same_order
 
 NAMESPACE = "lightning_adpsgd"
 """Prefix of the job's keys in the store, and its key in a checkpoint."""
@@ -48,6 +48,17 @@ def _in_process(process: int, action: Callable[[], None]) -> None:
     # A forked child shares connections.
     if os.getpid() == process:
         action()
+
+
+def _check_layout(saved: str | None, here: str) -> None:
+    if saved is None or same_order(saved, here):
+        return
+    raise ValueError(
+        "the checkpoint holds each learner's weights (`save_learners`) in the order of "
+        f"another module: {first_difference(saved, here)}. Define the module as it was "
+        "when the checkpoint was saved, or load only the checkpoint's `state_dict`, "
+        "which goes by names, and train without `ckpt_path`"
+    )
 
 
 def _let_go_of_groups() -> None:
@@ -347,6 +358,7 @@ class Job:
         kept = consensus.local_weights if consensus is not None else None
         return {
             "weights": kept or self.flat.vectors,
+            "layout": self.flat.layout(),
             "states": optimizer_states,
             # None after the end, where all hold the consensus model.
             "position": engine and engine.communication.step_and_round,
@@ -354,7 +366,13 @@ class Job:
 
     @torch.no_grad()
     def restore_learner(self, learner: Mapping[str, Any]) -> None:
-        """Restores the weights of a checkpoint, and its round, now or in `start`."""
+        """Restores the weights of a checkpoint, and its round, now or in `start`.
+
+        Raises:
+            ValueError: The module has other weights, or the same in another order.
+        """
+        # Up to version 0.2 a checkpoint kept no layout.
+        _check_layout(learner.get("layout"), self.flat.layout())
         for vector, weights in zip(self.flat.vectors, learner["weights"], strict=True):
             vector.copy_(weights)
         position = learner.get("position")

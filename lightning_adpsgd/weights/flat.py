@@ -362,6 +362,15 @@ def layout_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
     return ";".join(f"{n}:{tuple(t.shape)}:{t.dtype}" for n, t in tensors)
 
 
+def same_order(theirs: str, ours: str) -> bool:
+    """Whether two layouts have the same names and shapes; their dtypes may differ."""
+    kept = [
+        [entry.rpartition(":")[0] for entry in layout.split(";")]
+        for layout in (theirs, ours)
+    ]
+    return kept[0] == kept[1]
+
+
 def first_difference(theirs: str, ours: str) -> str:
     """The first weight in which two results of `FlatParameters.layout()` differ."""
     pairs = zip_longest(ours.split(";"), theirs.split(";"), fillvalue="")

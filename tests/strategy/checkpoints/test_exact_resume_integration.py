@@ -216,7 +216,7 @@ def test_what_is_kept_is_plain_data(folder: Path) -> None:
     kept = checkpoint["lightning_adpsgd"]
     assert len(kept) == 2
     for group in kept:
-        assert set(group) == {"weights", "states", "position", "learners"}
+        assert set(group) == {"layout", "weights", "states", "position", "learners"}
         (own,) = group["learners"]
         assert own["place"]["num_batches"] == SAVE_AT
         assert set(own["place"]["generators"]) == {"python", "numpy", "torch"}

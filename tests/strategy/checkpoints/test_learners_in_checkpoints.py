@@ -1,10 +1,12 @@
 """What a learner takes up from a checkpoint, without a training."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from lightning_adpsgd.strategy.checkpoints.contents import (
     Resumed,
@@ -12,8 +14,9 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
     place_in_epoch,
     resumed_from,
 )
-from lightning_adpsgd.strategy.job import NAMESPACE
+from lightning_adpsgd.strategy.job import NAMESPACE, Job
 from lightning_adpsgd.topology.partition import Partition
+from lightning_adpsgd.weights.flat import FlatParameters
 
 ALONE = Partition((1,))
 
@@ -142,3 +145,60 @@ PROGRESS = {"epoch_loop.batch_progress": {"current": {"ready": 3}}}
 def test_a_checkpoint_without_loops_is_of_no_epoch(loops: dict[str, Any]) -> None:
     assert not resumed_from({"loops": loops}, 0, ALONE).is_within_epoch
     assert not resumed_from({}, 0, ALONE).is_within_epoch
+
+
+# --- weights of each learner
+
+
+class Layers(nn.Module):
+    """Linear layers of one shape, with names in an order."""
+
+    def __init__(self, names: str, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.Linear(2, 2, dtype=dtype))
+
+
+def job_of(module: nn.Module) -> Any:
+    """What a job knows when it saves a learner and restores it."""
+    flat = FlatParameters(module)
+    return SimpleNamespace(
+        flat=flat, partition=ALONE, _rank=0, _engine=None, _consensus=None
+    )
+
+
+def saved_of(module: nn.Module) -> dict[str, Any]:
+    return {**Job.learner_state(job_of(module), [])}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("of_before", [False, True])
+def test_weights_go_back_to_the_module_that_they_are_of(
+    dtype: torch.dtype, of_before: bool
+) -> None:
+    saved, here = Layers("ab"), Layers("ab", dtype)
+    learner = saved_of(saved)
+    if of_before:
+        del learner["layout"]
+    Job.restore_learner(job_of(here), learner)
+    for one, other in zip(saved.parameters(), here.parameters(), strict=True):
+        assert torch.equal(one.to(dtype), other)
+
+
+@pytest.mark.parametrize(
+    ("names", "difference"),
+    [
+        ("ba", "`b.weight` of shape (2, 2) in torch.float32, and there `a.weight`"),
+        ("abc", "`c.weight` of shape (2, 2) in torch.float32, and there none"),
+        ("a", "none, and there `b.weight`"),
+    ],
+)
+def test_weights_of_another_order_are_refused_by_name_and_nothing_is_overwritten(
+    names: str, difference: str
+) -> None:
+    here = Layers(names)
+    before = [weight.clone() for weight in here.parameters()]
+    with pytest.raises(ValueError, match=re.escape(difference)):
+        Job.restore_learner(job_of(here), saved_of(Layers("ab")))
+    for weight, kept in zip(here.parameters(), before, strict=True):
+        assert torch.equal(weight, kept)
