@@ -76,8 +76,11 @@ def write_shards(
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
     dist.barrier(group)
-    writer = FileSystemWriter(unfinished)
-    save(dict(state), storage_writer=writer, process_group=group)
+    writer = _Writer(unfinished)
+    try:
+        save(dict(state), storage_writer=writer, process_group=group)
+    except CheckpointException as error:
+        raise _not_written(path, error) from error
     own = _sums_of(unfinished.glob(f"__{dist.get_rank(group)}_*.distcp"))
     all_sums = gather_weights_only(own, torch.device("cpu"), group)
     if all_sums is not None:
@@ -151,7 +154,7 @@ def read_shards(state: dict[str, Any], path: Path, strict: bool = True) -> None:
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             load(state, storage_reader=_Reader(path), planner=planner, no_dist=True)
     except CheckpointException as error:
-        (first,) = [cause for cause, _ in error.failures.values()][:1]
+        first = _first_of(error)
         if isinstance(first, OSError | EOFError | pickle.UnpicklingError):
             _refuse(path, str(first))
         raise RuntimeError(f"checkpoint {path} does not fit the model: {first}") from (
@@ -174,6 +177,25 @@ def check_sums(path: Path, place: int, number: int) -> None:
     for name in sorted(written)[place::number]:
         if _sums_of([path / name])[name] != written[name]:
             _refuse(path, f"the SHA-256 of {name} is another than when it was written")
+
+
+class _Writer(FileSystemWriter):
+    """Raises the disk's own error, which torch replaces by one of its archive."""
+
+    @override
+    def write_data(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().write_data(*arguments, **options)
+        except Exception as error:
+            # Other learners see the error without what it came of.
+            raise _of_disk(error) from error
+
+
+def _of_disk(error: BaseException) -> BaseException:
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return found or error
 
 
 class _Reader(FileSystemReader):
@@ -218,6 +240,19 @@ class _Index(pickle.Unpickler):
         if known or plain or is_dtype:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it holds a {module}.{name}, which can run code")
+
+
+def _not_written(path: Path, error: CheckpointException) -> OSError:
+    first = _first_of(error)
+    number = first.errno if isinstance(first, OSError) else None
+    message = f"checkpoint {path} could not be written ({first}); "
+    message += "an earlier folder at this path is intact"
+    return OSError(number, message) if number else OSError(message)
+
+
+def _first_of(error: CheckpointException) -> BaseException:
+    """What failed in the first of the learners that failed."""
+    return next(cause for cause, _ in error.failures.values())
 
 
 def _opened(path: Path) -> Any:

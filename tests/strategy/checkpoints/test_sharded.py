@@ -119,6 +119,49 @@ def test_an_error_in_the_middle_leaves_the_old_one(
     check_sums(folder, 0, 1)
 
 
+FULL = OSError(28, "No space left")
+
+
+def of_the_archive() -> None:
+    """As torch, whose archive fails once more when it is closed."""
+    try:
+        raise FULL
+    finally:
+        raise RuntimeError("unexpected pos 704 vs 598")
+
+
+def of_the_disk() -> None:
+    raise FULL
+
+
+def of_the_program() -> None:
+    raise RuntimeError("cannot pickle it")
+
+
+@pytest.mark.parametrize(
+    ("fails", "number", "cause"),
+    [
+        (of_the_archive, 28, "No space left"),
+        (of_the_disk, 28, "No space left"),
+        (of_the_program, None, "cannot pickle it"),
+    ],
+)
+def test_an_error_of_a_shard_names_the_folder_and_the_cause(
+    group: dist.ProcessGroup,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: Callable[[], None],
+    number: int | None,
+    cause: str,
+) -> None:
+    monkeypatch.setattr(sharded.FileSystemWriter, "write_data", lambda *_: fails())
+    expected = rf"last\.ckpt could not be written \(.*{cause}"
+    with pytest.raises(OSError, match=expected) as told:
+        write_shards(state(2.0), {"epoch": 6}, folder, group)
+    assert told.value.errno == number
+    assert read_rest(folder) == {"epoch": 5}
+
+
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
