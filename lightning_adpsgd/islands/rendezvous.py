@@ -145,13 +145,17 @@ class Rendezvous:
         if self._line is not None and _is_readable(self._line):
             raise ConnectionError("the server has closed the connection")
         if self._line is None:
-            self._line = connect(Address(self.address.host, self.address.port))
-            tune(self._line)
-            self._server = _host_and_port(self._line.getpeername())
+            self._in_time(self._make_line)
         if self._store is None:
             store = self._in_time(self._make_store)
             self._store = cast(Store, _TimedStore(store, self._in_time))
         return self._store
+
+    def _make_line(self) -> None:
+        # A look-up of the name has no time limit: a late line serves the next request.
+        line = connect(Address(self.address.host, self.address.port))
+        tune(line)
+        self._server, self._line = _host_and_port(line.getpeername()), line
 
     def _make_store(self) -> Store:
         plain = TCPStore(
