@@ -275,8 +275,9 @@ class Membership(ServiceThread):
             return
         if self._was_stopped:
             self._stand_aside(
-                "this process was stopped for so long that the others continued "
-                "without it; it takes their weights before it exchanges with them again"
+                "this process was stopped, or a call held Python's interpreter lock, "
+                "for so long that the others continued without it; it takes their "
+                "weights before it exchanges with them again"
             )
             return
         if self.member.number in self.members.by_number:

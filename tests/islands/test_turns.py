@@ -261,7 +261,7 @@ def test_the_time_between_making_a_membership_and_its_start_is_no_stop(
 
 @pytest.mark.parametrize("seconds", [SILENCE_S, SILENCE_S + 0.25])
 def test_who_rests_for_longer_than_a_silence_and_was_evicted_stands_aside(
-    turns: Turns, seconds: float
+    turns: Turns, seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     turns.enter()
     turns.listed.change(0, lambda old: {7: OTHER})
@@ -269,6 +269,7 @@ def test_who_rests_for_longer_than_a_silence_and_was_evicted_stands_aside(
     turns.stop(seconds)
     turns.take()
     was_stopped = seconds > SILENCE_S
+    assert ("a call held Python's interpreter lock" in caplog.text) == was_stopped
     assert turns.one.is_in != was_stopped
     assert turns.numbers == ({7} if was_stopped else {0, 7})
     assert ("left behind" in turns.seen) == was_stopped
