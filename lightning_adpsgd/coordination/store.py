@@ -40,6 +40,15 @@ def store_at(listener: int | None, *place: Any, **options: Any) -> TCPStore:
         return make(use_libuv=False)
 
 
+def _in_time(call: Callable[[], T]) -> T:
+    """The result of a call of the store; raises `CallTimedOut` after some seconds."""
+    calls = TimedCalls("adpsgd-failure")
+    try:
+        return calls.run(call, _ANSWER_S)
+    finally:
+        calls.stop()
+
+
 class LearnerFailed(RuntimeError):
     """Another learner of the job has failed, so this one ends too."""
 
@@ -68,9 +77,9 @@ class Coordinator:
     """Failure notices and meetings of the learners of one job.
 
     The watch thread, its look at the store, or `announce_failure` in any thread writes
-    `failure` under `_lock`, and the training thread reads it. `_lock` also guards
-    `_calls`. The watch thread counts `_silent_turns`, and its look sets them to 0.
-    Everything else belongs to the training thread.
+    `failure` under `_lock`, and the training thread reads it. The watch thread counts
+    `_silent_turns`, and its look sets them to 0. Everything else belongs to the
+    training thread.
 
     No call hangs that is made once a failure is known, or that looks for one: the host
     of the store may be stopped with its connections open.
@@ -100,7 +109,6 @@ class Coordinator:
         self._store, self._rank, self._world_size = store, rank, world_size
         self._timeout, self._poll_s = timeout, poll.total_seconds()
         self._lock = threading.Lock()
-        self._calls = TimedCalls("adpsgd-failure")
         self._looks = TimedCalls("adpsgd-look")
         self._silent_turns = 0
         self._stopped = threading.Event()
@@ -122,8 +130,6 @@ class Coordinator:
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(5 * self._poll_s + 1)
-        with self._lock:
-            self._calls.stop()
 
     def announce_failure(self, message: str) -> None:
         """Tells all learners; the first message of the job wins."""
@@ -192,21 +198,20 @@ class Coordinator:
         ends, because the store ends with it.
         """
         deadline = time.perf_counter() + patience.total_seconds()
-        while silent := self._in_time(self._unseen, []):
+        while silent := self._unseen():
             if time.perf_counter() > deadline:
                 break
             self._stopped.wait(0.05)
         return silent
 
     def _unseen(self) -> list[int]:
-        ranks = range(self._world_size)
-        return [r for r in ranks if not self._store.check([f"failure/seen/{r}"])]
+        def look() -> list[int]:
+            ranks = range(self._world_size)
+            return [r for r in ranks if not self._store.check([f"failure/seen/{r}"])]
 
-    def _in_time(self, call: Callable[[], T], otherwise: T) -> T:
-        """The result of a call of the store, if it has one within some seconds."""
-        with self._lock, suppress(RuntimeError, CallTimedOut):
-            return self._calls.run(call, _ANSWER_S)
-        return otherwise
+        with suppress(RuntimeError, CallTimedOut):
+            return _in_time(look)
+        return []
 
     def _check_same_meeting(self, key: str, name: str) -> None:
         mine = f"{name}\t{self._rank}"
@@ -228,7 +233,7 @@ class Coordinator:
     def _publish(self, message: str) -> str:
         try:
             publish = partial(self._store.compare_set, "failure", "", message)
-            return self._calls.run(publish, _ANSWER_S).decode()
+            return _in_time(publish).decode()
         except RuntimeError:
             return message
         except CallTimedOut:
@@ -259,7 +264,7 @@ class Coordinator:
         self._when_failed()
         with suppress(RuntimeError, CallTimedOut):  # the store is gone, or its host is
             seen = partial(self._store.set, f"failure/seen/{self._rank}", "")
-            self._looks.run(seen, _ANSWER_S)
+            _in_time(seen)
         if not self._stopped.wait(self._timeout.total_seconds()):
             self._end_process()
 
