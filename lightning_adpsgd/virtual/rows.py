@@ -6,19 +6,10 @@ are averaged and so lie in a row. The others (integer buffers) are kept separate
 each row.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 from torch import Tensor, nn
 
-from lightning_adpsgd.weights.flat import FlatParameters, put_back
+from lightning_adpsgd.weights.flat import FlatParameters, buffer_places, put_back
 from lightning_adpsgd.weights.replica import as_real
-
-
-class _Buffer(NamedTuple):
-    place: dict[str, Tensor | None]  # of its module
-    key: str
-    tensor: Tensor
 
 
 class Rows:
@@ -45,7 +36,7 @@ class Rows:
         # Each tensor of the module, with its view in each row.
         self._tensors: list[tuple[Tensor, list[Tensor]]] = []
         self._beside: dict[Tensor, list[Tensor]] = {}
-        self._buffers = [*_buffers(module)]
+        self._buffers = [*buffer_places(module)]
         for tensor in (*module.parameters(), *module.buffers()):
             address = tensor.untyped_storage().data_ptr()
             if address in addresses:
@@ -73,16 +64,15 @@ class Rows:
         Raises:
             RuntimeError: A buffer that is averaged has another shape or dtype.
         """
-        for place, key, tensor in self._buffers:
-            assigned = place.get(key)
-            if assigned is None or assigned is tensor:
+        for buffer in self._buffers:
+            tensor = buffer.tensor
+            if (assigned := buffer.take_assigned()) is None:
                 continue
             if tensor in self._beside:
-                tensor.data = assigned.detach().clone()
+                tensor.data = assigned.clone()
                 self._beside[tensor][self._held] = tensor.data
             else:
-                put_back(assigned.detach(), tensor)
-            place[key] = tensor
+                put_back(assigned, tensor)
 
     def release(self) -> None:
         """Copies the module's current tensors into memory of its own."""
@@ -110,10 +100,3 @@ def _views(matrix: Tensor, tensor: Tensor) -> list[Tensor]:
         matrix.as_strided(tensor.shape, tensor.stride(), row * length + begin)
         for row in range(len(matrix))
     ]
-
-
-def _buffers(module: nn.Module) -> Iterator[_Buffer]:
-    for child in module.modules():
-        for key, tensor in child._buffers.items():
-            if tensor is not None:
-                yield _Buffer(child._buffers, key, tensor)

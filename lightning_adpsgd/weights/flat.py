@@ -66,18 +66,23 @@ class _Slot(NamedTuple):
     address: int
 
 
-class _Buffer(NamedTuple):
-    """A slot's buffer, and where the module has it."""
+class BufferPlace(NamedTuple):
+    """A buffer, and where a module has it."""
 
-    slot: _Slot
+    tensor: Tensor
     owner: nn.Module
-    leaf: str
+    key: str
 
-    @property
-    def given(self) -> Tensor | None:
-        """The tensor that the program has assigned in its place; None if it has not."""
-        found = self.owner._buffers.get(self.leaf)
-        return None if found is self.slot.tensor else found
+    def take_assigned(self) -> Tensor | None:
+        """The values that the program has assigned in its place; None if it has not.
+
+        The buffer, with its values of before, is in its place afterwards.
+        """
+        found = self.owner._buffers.get(self.key)
+        if found is None or found is self.tensor:
+            return None
+        self.owner._buffers[self.key] = self.tensor
+        return found.detach()
 
 
 class FlatParameters(Weights):
@@ -123,7 +128,8 @@ class FlatParameters(Weights):
         for dtype in sorted({t.dtype for t in tensors.values()}, key=str):
             group = {n: t for n, t in tensors.items() if t.dtype == dtype}
             self._flatten(group, shards)
-        self._buffers = list(_buffers_among(self._slots, module))
+        inside = {id(slot.tensor) for slot in self._slots}
+        self._buffers = [b for b in buffer_places(module) if id(b.tensor) in inside]
 
     @override
     def check_views(self) -> None:
@@ -175,9 +181,8 @@ class FlatParameters(Weights):
         """
         self._check_frozen()
         for buffer in self._buffers:
-            if (given := buffer.given) is not None:
-                buffer.slot.tensor.data = given.detach()
-                buffer.owner._buffers[buffer.leaf] = buffer.slot.tensor
+            if (assigned := buffer.take_assigned()) is not None:
+                buffer.tensor.data = assigned
         for slot in self._slots:
             if slot.tensor.data_ptr() != slot.address:
                 put_back(slot.tensor, slot.view)
@@ -231,11 +236,12 @@ def _has_mean(tensor: Tensor) -> bool:
     return bool(tensor.abs().amax() <= torch.finfo(dtype).max / _MOST_LEARNERS)
 
 
-def _buffers_among(slots: Iterable[_Slot], module: nn.Module) -> Iterator[_Buffer]:
-    for slot in slots:
-        path, _, leaf = slot.name.rpartition(".")
-        if not isinstance(slot.tensor, nn.Parameter):
-            yield _Buffer(slot, module.get_submodule(path), leaf)
+def buffer_places(module: nn.Module) -> Iterator[BufferPlace]:
+    """All buffers of a module, in their places."""
+    for owner in module.modules():
+        for key, tensor in owner._buffers.items():
+            if tensor is not None:
+                yield BufferPlace(tensor, owner, key)
 
 
 @torch.no_grad()
