@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,29 +187,23 @@ def test_accumulated_batches_are_of_one_turn() -> None:
     assert watch.turns == [i for i in (0, 1, 2, 3) for _ in range(2)] * 3
 
 
-def test_momentum_stays_with_its_super_learner() -> None:
-    class Momentum(Quadratic):
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(torch.optim.SGD, lr=LR, momentum=0.9),
+        partial(torch.optim.Adagrad, lr=LR),  # its state begins with it
+    ],
+    ids=["momentum", "Adagrad"],
+)
+def test_an_optimizers_state_stays_with_its_super_learner(make: Any) -> None:
+    class Optimized(Quadratic):
         @override
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), LR, momentum=0.9)
+            return make(self.parameters())
 
-    module = Momentum()
+    module = Optimized()
     trainer_of(virtual(3, 1, "ring", "sync")).fit(module, loader(18))
-    cluster = VirtualCluster(Momentum(), 3, 1, "ring", "sync")
-    cluster.fit(lambda i: loader(18, i, 3), 18)
-    expected = cluster.weights()[0].mean(0)
-    torch.testing.assert_close(module.weight.detach(), expected, atol=1e-14, rtol=0)
-
-
-def test_an_optimizer_whose_state_begins_with_it_has_one_for_each() -> None:
-    class Adagrad(Quadratic):
-        @override
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.Adagrad(self.parameters(), LR)
-
-    module = Adagrad()
-    trainer_of(virtual(3, 1, "ring", "sync")).fit(module, loader(18))
-    cluster = VirtualCluster(Adagrad(), 3, 1, "ring", "sync")
+    cluster = VirtualCluster(Optimized(), 3, 1, "ring", "sync")
     cluster.fit(lambda i: loader(18, i, 3), 18)
     expected = cluster.weights()[0].mean(0)
     torch.testing.assert_close(module.weight.detach(), expected, atol=1e-14, rtol=0)
