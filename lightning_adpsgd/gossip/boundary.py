@@ -4,6 +4,7 @@
 the training thread waits for a partner, for an answer, and for the end of the exchange.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,10 +12,13 @@ from datetime import timedelta
 import torch
 
 from lightning_adpsgd.gossip.account import Account
-from lightning_adpsgd.gossip.pairing import Pair, Pairing
+from lightning_adpsgd.gossip.pairing import Pair, Pairing, Word
 from lightning_adpsgd.gossip.peers import Peers, Threads
 from lightning_adpsgd.gossip.protocol import Patience
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
+
+_log = logging.getLogger(__name__)
+_MANY_IN_VAIN = 50
 
 
 class Boundary:
@@ -46,7 +50,7 @@ class Boundary:
         self._peers = peers_by_section[0]
         self._account, self._threads, self._state = account, threads, threads.state
         self._patience, self._timeout = patience, timeout
-        self._left_at = time.perf_counter()
+        self._left_at, self._has_warned = time.perf_counter(), False
 
     def leave(self) -> None:
         """Leaves the boundary for the next step."""
@@ -57,7 +61,7 @@ class Boundary:
         if self._pairing.is_alone:
             return False
         begin = time.perf_counter()
-        seconds = self._patience.seconds(begin - self._left_at)
+        seconds = begin - self._left_at
         pair = self._agreed(self._find(seconds) if self._group.index == 0 else Pair())
         waited = time.perf_counter() - begin
         if pair.partner is not None:
@@ -65,15 +69,41 @@ class Boundary:
         self._account.was_at_boundary(pair, waited, time.perf_counter() - begin)
         return pair.partner is not None
 
-    def _find(self, seconds: float) -> Pair:
-        pairing = self._pairing
-        with self._state:
-            self._peers.say(pairing.arrive())
-        self._threads.wait_for(lambda: pairing.is_decided, seconds)
-        with self._state:
-            self._peers.say(pairing.give_up())
+    def rest(self) -> None:
+        """Tells the peers that this learner goes to a meeting of all."""
+        if self._group.index == 0:
+            with self._state:
+                self._peers.say(self._pairing.rest())
+
+    def _find(self, of_step: float) -> Pair:
+        pairing, patience = self._pairing, self._patience
+        waits = patience.waits(of_step)
+        self._say_and_wait(lambda: pairing.arrive(patience.partner), waits.for_others)
+        self._say_and_wait(pairing.relent, waits.for_anyone - waits.for_others)
+        self._say_and_wait(pairing.give_up, 0.0)
         self._wait(lambda: pairing.is_decided, "the answer to its offer of an exchange")
+        self._remember(pairing.pair.partner, waits.for_anyone)
         return pairing.pair
+
+    def _say_and_wait(self, act: Callable[[], list[Word]], seconds: float) -> None:
+        with self._state:
+            self._peers.say(act())
+        self._threads.wait_for(lambda: self._pairing.is_decided, seconds)
+
+    def _remember(self, partner: int | None, waited: float) -> None:
+        if partner is None and not self._pairing.may_come:
+            return  # all others are at a meeting, which says nothing of the waits
+        self._patience.met(partner)
+        is_alone = partner is None and self._patience.times >= _MANY_IN_VAIN
+        if is_alone and waited and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "super-learner %d has met no partner at its last %d step boundaries, "
+                "so that its weights were averaged with no other's: no peer came to "
+                "its own within %.3g s; raise `max_wait` of `ReadyPairs`, or take "
+                '`communication="async"`',
+                *(self._pairing.own, self._patience.times, waited),
+            )
 
     def _agreed(self, pair: Pair) -> Pair:
         """The first learner's decision, in all learners of the super-learner."""

@@ -157,7 +157,12 @@ class Gossip(Communication, Exchanges):
         self.threads = Threads(replica.device, state, on_error, not options.in_pairs)
         live = members.live_schedule
         draw = random.Random(f"{live.schedule.seed} {live.own}")
-        pairing = Pairing(live.own, live.peers(), draw) if options.in_pairs else None
+        patience = Patience(options.max_wait, draw)
+        pairing = (
+            Pairing(live.own, live.peers(), patience.choose)
+            if options.in_pairs
+            else None
+        )
         buffers, wire_dtype = Buffers(replica, options.wire_dtype), options.wire_dtype
 
         def peers_of(section: int, carrier: Transport) -> Peers:
@@ -173,7 +178,7 @@ class Gossip(Communication, Exchanges):
         self.peers_by_section = [peers_of(*carrier) for carrier in carriers]
         self._boundary = pairing and Boundary(
             *(pairing, group, self.peers_by_section, self._account, self.threads),
-            Patience(options.max_wait),
+            patience,
             timeout,
         )
         self._adoption: tuple[Sequence[Tensor], threading.Event] | None = None
@@ -293,6 +298,8 @@ class Gossip(Communication, Exchanges):
     def pause(self) -> None:
         """Pauses exchanges, unless members come and go: islands keep exchanging."""
         if self.members.are_fixed:
+            if self._boundary is not None:
+                self._boundary.rest()
             self._traffic.pause()
             self._wait_until(self._traffic.is_idle, "exchanges in flight to end")
 

@@ -8,6 +8,13 @@ be ready. If it knows of none, it tells all peers that it is ready, and waits::
     OFFER    you are ready, so let us exchange
     YES, NO  the answer, which comes at once
 
+One that has not offered to its last partner as yet, since others may come, says that it
+is ready, too. All learners of a job meet now and then, for a validation, say::
+
+    REST     I go to the next meeting, and come to no boundary before it
+
+A super-learner whose peers all rest waits for nobody.
+
 A super-learner that has made an offer decides nothing else until the answer arrives,
 and refuses all other offers meanwhile. Two offers that cross answer each other. So both
 ends of a pair agree, however late words arrive, and no super-learner is in two pairs.
@@ -16,13 +23,16 @@ Words from one end arrive in the order in which they were sent.
 The rules are pure, without threads, networks or clocks.
 """
 
-import random
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
-READY, GONE, OFFER, YES, NO = 6, 7, 8, 9, 10
-WORDS = frozenset((READY, GONE, OFFER, YES, NO))
+READY, GONE, OFFER, YES, NO, REST = 6, 7, 8, 9, 10, 17
+WORDS = frozenset((READY, GONE, OFFER, YES, NO, REST))
 """Words of a lane, beside those of `exchange`."""
+
+Choice = Callable[[Sequence[int]], int]
+"""Which one to take of several peers."""
 
 _State = Literal["away", "ready", "offering", "paired"]
 
@@ -56,11 +66,14 @@ class Pairing:
         partner: peer with which all learners of this super-learner are exchanging.
     """
 
-    def __init__(self, own: int, peers: Iterable[int], draw: random.Random) -> None:
-        self.own, self._peers, self._draw = own, tuple(peers), draw
+    def __init__(self, own: int, peers: Iterable[int], choose: Choice) -> None:
+        self.own, self._peers, self._choose = own, tuple(peers), choose
         self._state: _State = "away"
         self._ready, self._told = set[int](), set[int]()
-        self._in_hurry = False
+        self._in_hurry, self._avoided = False, None
+        # A peer that has gone to more meetings than this super-learner rests. A word
+        # at a meeting's end could come too late for the first boundary after it.
+        self._meetings, self._meetings_of = 0, Counter[int]()
         self.pair = Pair()
         self.partner: int | None = None
 
@@ -74,15 +87,36 @@ class Pairing:
         """Whether the outcome in `pair` is decided."""
         return self._state in ("away", "paired")
 
-    def arrive(self) -> list[Word]:
-        """Arrives at a step boundary."""
-        self._in_hurry, self.pair = False, Pair()
+    @property
+    def may_come(self) -> set[int]:
+        """The peers that may come to a boundary."""
+        gone_to = self._meetings_of
+        return {peer for peer in self._peers if gone_to[peer] <= self._meetings}
+
+    def arrive(self, avoided: int | None = None) -> list[Word]:
+        """Arrives at a step boundary.
+
+        Args:
+            avoided: peer to which this super-learner does not offer before `relent`,
+                unless no other can come.
+        """
+        self._in_hurry, self._avoided, self.pair = False, avoided, Pair()
         return self._offer_or_wait()
+
+    def relent(self) -> list[Word]:
+        """Avoids no peer any more."""
+        self._avoided = None
+        return self._reconsider()
 
     def give_up(self) -> list[Word]:
         """Stops waiting for peers, except for the answer to an offer."""
         self._in_hurry = True
         return self._end("away", Pair()) if self._state == "ready" else []
+
+    def rest(self) -> list[Word]:
+        """Goes to the next meeting of all."""
+        self._meetings += 1
+        return [Word(peer, REST) for peer in self._peers]
 
     def leave(self) -> None:
         """Leaves the boundary after the exchange."""
@@ -95,9 +129,12 @@ class Pairing:
         if word == READY:
             self._ready.add(peer)
             # Both may wait: then one of the two offers.
-            waits = self._state == "ready" and self.own < peer
-            return self._offer_to(peer) if waits else []
+            offers = self._state == "ready" and self.own < peer != self._avoided
+            return self._offer_to(peer) if offers else []
         self._ready.discard(peer)
+        if word == REST:
+            self._meetings_of[peer] += 1
+            return self._reconsider()
         if word == YES:
             return self._end("paired", Pair(peer, asks=True))
         return self._refused() if word == NO else []
@@ -115,9 +152,16 @@ class Pairing:
             return self._end("away", Pair())
         return self._offer_or_wait()
 
+    def _reconsider(self) -> list[Word]:
+        return self._offer_or_wait() if self._state == "ready" else []
+
     def _offer_or_wait(self) -> list[Word]:
-        if self._ready:
-            return self._offer_to(self._draw.choice(sorted(self._ready)))
+        if self.may_come <= {self._avoided}:
+            self._avoided = None
+        if ready := sorted(self._ready - {self._avoided}):
+            return self._offer_to(self._choose(ready))
+        if not self.may_come:
+            return self._end("away", Pair())
         self._state, self.pair = "ready", Pair()
         untold = [peer for peer in self._peers if peer not in self._told]
         self._told.update(untold)

@@ -7,6 +7,7 @@ the virtual cluster (`virtual.timeline`) share them.
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from random import Random
 from statistics import median
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from torch import Tensor
 
 # With a few, the median ignores the end of an epoch, which takes many times a step.
 _NUM_STEPS, _SHARE_OF_STEP = 5, 0.25
+# One that is left over by pairs of the others meets one of them a few steps later.
+_FEW_IN_VAIN = 3
 _MOST = 1 << 53
 _MOMENT = 1e-9  # seconds, which clocks do not tell apart
 # An exchange that takes a little longer than the last one is worth waiting for.
@@ -115,17 +118,69 @@ def exchange_weight(gain: float, num_mine: int, num_theirs: int) -> float:
     return gain / (1 + max(num_mine, num_theirs))
 
 
-class Patience:
-    """The longest wait for a partner at a step boundary.
+class Waits(NamedTuple):
+    """The waits at a step boundary, in seconds from the arrival.
 
-    `max_wait` is in seconds; None: a quarter of the median duration of the last steps.
+    Attributes:
+        for_others: time from which on the last partner is taken again.
+        for_anyone: longest wait.
     """
 
-    def __init__(self, max_wait: float | None) -> None:
-        self._max_wait, self._steps = max_wait, deque[float](maxlen=_NUM_STEPS)
+    for_others: float
+    for_anyone: float
 
-    def seconds(self, of_step: float) -> float:
-        """The longest wait, in seconds, after a step that took `of_step` seconds."""
+
+class Patience:
+    """How long a super-learner waits at its step boundaries, and for whom.
+
+    Two that have met leave together and arrive together, and would take each other for
+    ever. So for half of the wait the last partner is avoided: always at first, and by
+    chance if the two have met again, since others may be slow. Of several peers the one
+    met longest ago is taken.
+
+    Two that are equally fast and half a step apart would wait equally long at each
+    boundary, and never meet. So after a few boundaries without a partner, chance
+    decides whether to wait.
+
+    Args:
+        max_wait: longest wait, in seconds; None: a quarter of the median duration of
+            the last steps.
+
+    Attributes:
+        partner: peer met at the last boundary; None if none was.
+        times: number of boundaries in a row that ended like the last one.
+    """
+
+    def __init__(self, max_wait: float | None, draw: Random) -> None:
+        self._max_wait, self._draw = max_wait, draw
+        self._steps = deque[float](maxlen=_NUM_STEPS)
+        self._meetings = list[int]()  # peers, those met last at the end
+        self.partner: int | None = None
+        self.times = 0
+
+    def waits(self, of_step: float) -> Waits:
+        """The waits after a step that took `of_step` seconds."""
+        longest, is_chosen = self._longest(of_step), self._draw.random() < 0.5
+        if self.partner is not None:
+            avoids = self.times == 1 or is_chosen
+            return Waits(longest / 2 if avoids else 0.0, longest)
+        skips = self.times > _FEW_IN_VAIN and is_chosen
+        return Waits(0.0, 0.0 if skips else longest)
+
+    def choose(self, peers: Sequence[int]) -> int:
+        """The one to take of several peers."""
+        new = [peer for peer in peers if peer not in self._meetings]
+        return self._draw.choice(new) if new else min(peers, key=self._meetings.index)
+
+    def met(self, partner: int | None) -> None:
+        """Remembers how a boundary has ended."""
+        self.times = self.times + 1 if partner == self.partner else 1
+        self.partner = partner
+        if partner is not None:
+            self._meetings = [one for one in self._meetings if one != partner]
+            self._meetings.append(partner)
+
+    def _longest(self, of_step: float) -> float:
         self._steps.append(of_step)
         if self._max_wait is not None:
             return self._max_wait

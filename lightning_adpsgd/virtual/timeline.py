@@ -7,11 +7,11 @@ only counts the events.
 """
 
 import itertools
-import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from random import Random
 from typing import NamedTuple
 
 from lightning_adpsgd.gossip.protocol import (
@@ -226,6 +226,7 @@ class _State:
     def __init__(self, index: int, patience: Patience) -> None:
         self.under_way, self.patience = UnderWay(lambda: index), patience
         self.began = self.arrived = 0.0  # at its computation, at its step boundary
+        self.avoided: int | None = None  # a peer that it does not take as yet
         self.steps = self.last_exchange_step = 0
 
 
@@ -267,8 +268,10 @@ class Asynchronous:
         self._times = StepTimes(scenario.compute, scenario.seed)
         self._in_pairs = in_pairs
         self._ready = set[int]()  # those that wait for a partner
-        self._draw = random.Random(f"{scenario.seed} pairs")
-        self._states = [_State(i, Patience(max_wait)) for i in range(self._size)]
+        names = [f"{scenario.seed} pairs {i}" for i in range(self._size)]
+        self._states = [
+            _State(i, Patience(max_wait, Random(name))) for i, name in enumerate(names)
+        ]
         under_ways = [state.under_way for state in self._states]
         latency = scenario.link.latency
         self._requests = Requests(
@@ -329,40 +332,59 @@ class Asynchronous:
     # --- pairs at step boundaries
 
     def _arrive(self, index: int, state: _State) -> None:
-        state.arrived = self._agenda.now
-        # After all steps that end at this time.
-        self._agenda.enter(self._agenda.now, _ASKING, self._pair, index, state)
-
-    def _pair(self, index: int, state: _State) -> None:
-        now = self._agenda.now
-        if ready := [peer for peer in self._peers(index) if peer in self._ready]:
-            partner = self._draw.choice(ready)
-            self._ready.remove(partner)
-            self._meet(index, partner)
-            return
+        now = state.arrived = self._agenda.now
         self._ready.add(index)
-        seconds = now + state.patience.seconds(now - state.began)
-        self._agenda.enter(seconds, _SKIPPING, self._skip, index, state.steps)
+        waits = state.patience.waits(now - state.began)
+        is_choice = len(self._peers(index)) > 1
+        state.avoided = state.patience.partner if is_choice else None
+        # After all steps that end at this time, so that a partner is drawn from all
+        # that are there.
+        self._agenda.enter(now, _ASKING, self._pair, index, state.steps)
+        relents = now + waits.for_others
+        self._agenda.enter(relents, _ASKING, self._relent, index, state.steps)
+        ends = now + waits.for_anyone
+        self._agenda.enter(ends, _SKIPPING, self._skip, index, state.steps)
+
+    def _relent(self, index: int, steps: int) -> None:
+        if self._waits(index, steps):
+            self._states[index].avoided = None
+            self._pair(index, steps)
+
+    def _pair(self, index: int, steps: int) -> None:
+        ready = [peer for peer in self._peers(index) if self._would_pair(index, peer)]
+        if ready and self._waits(index, steps):
+            self._meet(index, self._states[index].patience.choose(ready))
+
+    def _would_pair(self, index: int, peer: int) -> bool:
+        # Of two that wait, the one with the smaller number offers.
+        offers = self._states[index].avoided != peer
+        is_offered = peer < index and self._states[peer].avoided != index
+        return peer in self._ready and (offers or is_offered)
+
+    def _waits(self, index: int, steps: int) -> bool:
+        return index in self._ready and self._states[index].steps == steps
 
     def _meet(self, asker: int, asked: int) -> None:
+        self._ready -= {asker, asked}
         weight = exchange_weight(self._scenario.mixing_gain, 1, 1)
         exchange = SimulatedExchange(asker, asked, weight)
         for end in exchange.ends:
             peer, now = exchange.other(end), self._agenda.now
             self._states[end].under_way.enter(peer, now=now)
-            self._end_wait(end, met=True)
+            self._end_wait(end, peer)
         seconds = self._agenda.now + 2 * self._scenario.link.latency
         self._agenda.enter(seconds, _ASKING, self._begin, exchange)
 
     def _skip(self, index: int, steps: int) -> None:
-        if self._states[index].steps == steps and index in self._ready:
+        if self._waits(index, steps):
             self._ready.remove(index)
-            self._end_wait(index, met=False)
+            self._end_wait(index, None)
             self._compute(index, self._agenda.now)
 
-    def _end_wait(self, index: int, met: bool) -> None:
-        now = self._agenda.now
-        waited = now - self._states[index].arrived
+    def _end_wait(self, index: int, partner: int | None) -> None:
+        now, state = self._agenda.now, self._states[index]
+        state.patience.met(partner)
+        waited, met = now - state.arrived, partner is not None
         self._events.append(Waited(now, index, waited, met))
 
     def _leave(self, index: int) -> None:

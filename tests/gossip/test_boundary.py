@@ -329,9 +329,70 @@ def test_an_offer_that_is_not_answered_ends_in_an_error_that_names_the_peer() ->
 
 
 def test_patience_is_a_share_of_the_usual_step_unless_it_is_given() -> None:
-    assert Patience(3.0).seconds(100.0) == 3.0
-    patience = Patience(None)
-    assert patience.seconds(4.0) == 1.0
-    for _ in range(4):
-        patience.seconds(4.0)
-    assert patience.seconds(1000.0) == 1.0  # a validation, say
+    draw = random.Random(0)
+    assert Patience(3.0, draw).waits(100.0) == (0.0, 3.0)
+    patience = Patience(None, draw)
+    for _ in range(5):
+        assert patience.waits(4.0) == (0.0, 1.0)
+    assert patience.waits(1000.0) == (0.0, 1.0)  # a validation, say
+
+
+def test_others_are_waited_for_after_a_meeting_and_by_chance_after_the_same() -> None:
+    patience = Patience(2.0, random.Random(0))
+    patience.met(1)
+    assert {patience.waits(1.0) for _ in range(20)} == {(1.0, 2.0)}
+    patience.met(1)
+    assert {patience.waits(1.0) for _ in range(20)} == {(1.0, 2.0), (0.0, 2.0)}
+    patience.met(2)
+    assert patience.waits(1.0) == (1.0, 2.0)
+    assert patience.choose([1, 2]) == 1
+    assert patience.choose([1, 2, 3]) == 3
+
+
+def test_after_some_boundaries_in_vain_chance_decides_whether_to_wait() -> None:
+    patience = Patience(2.0, random.Random(0))
+    for _ in range(3):
+        patience.met(None)
+        assert patience.waits(1.0) == (0.0, 2.0)
+    patience.met(None)
+    assert {patience.waits(1.0) for _ in range(20)} == {(0.0, 0.0), (0.0, 2.0)}
+
+
+# --- equal speeds
+
+
+def test_equally_fast_learners_meet_others_than_their_first_partners() -> None:
+    vectors, gossips = pairs_of(random_rows(4), "complete", 0.2)
+
+    def learner(i: int) -> list[Boundary]:
+        return train(vectors[i], gossips[i], 20, lambda number: 0.02)
+
+    with running(gossips):
+        logs = together([lambda i=i: learner(i) for i in range(4)])
+    pairs = {frozenset((b.learner, b.partner)) for log in logs for b in log}
+    assert len([pair for pair in pairs if None not in pair]) > 2
+
+
+def test_peers_at_a_meeting_cost_no_wait_even_if_it_has_begun() -> None:
+    vectors, gossips = pairs_of(random_rows(2), "complete", PATIENCE_S / 2)
+    with running(gossips):
+        threading.Timer(0.05, gossips[1].pause).start()
+        begin = time.monotonic()
+        log = train(vectors[0], gossips[0], 3)
+        gossips[0].pause()
+        assert time.monotonic() - begin < PATIENCE_S / 4
+        assert [boundary.partner for boundary in log] == [None] * 3
+        for gossip in gossips:
+            gossip.resume()
+        logs = together([lambda i=i: train(vectors[i], gossips[i], 2) for i in (0, 1)])
+    assert [b.partner for log in logs for b in log] == [1, 1, 0, 0]
+
+
+def test_one_that_never_meets_anybody_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    vectors, gossips = pairs_of(random_rows(2), "complete", 1e-4)
+    with running(gossips):
+        train(vectors[0], gossips[0], 120)
+    (record,) = caplog.records
+    assert "super-learner 0 has met no partner at its last 5" in record.message

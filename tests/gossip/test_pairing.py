@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_adpsgd.gossip.pairing import READY, Pair, Pairing
+from lightning_adpsgd.gossip.pairing import READY, REST, Pair, Pairing, Word
+from lightning_adpsgd.gossip.protocol import Patience
 
 Edges = dict[int, list[int]]
 
@@ -25,8 +26,9 @@ class World:
 
     def __init__(self, edges: Edges) -> None:
         self.edges = edges
+        self.patience = {i: Patience(None, random.Random(i)) for i in edges}
         self.ends = {
-            i: Pairing(i, peers, random.Random(i)) for i, peers in edges.items()
+            i: Pairing(i, peers, self.patience[i].choose) for i, peers in edges.items()
         }
         self.channels = {(i, j): deque[int]() for i in edges for j in edges[i]}
         self.at_boundary = set[int]()
@@ -38,7 +40,10 @@ class World:
 
     def arrive(self, i: int) -> None:
         self.at_boundary.add(i)
-        self.say(i, self.ends[i].arrive())
+        self.say(i, self.ends[i].arrive(self.patience[i].partner))
+
+    def relent(self, i: int) -> None:
+        self.say(i, self.ends[i].relent())
 
     def give_up(self, i: int) -> None:
         self.say(i, self.ends[i].give_up())
@@ -66,6 +71,7 @@ class World:
                 self.leave(partner)
 
     def leave(self, i: int) -> None:
+        self.patience[i].met(self.ends[i].pair.partner)
         self.ends[i].leave()
         self.at_boundary.remove(i)
 
@@ -79,12 +85,13 @@ class World:
 
 
 def run(world: World, draw: random.Random, num_events: int) -> None:
-    """Arrivals, ends of patience and deliveries in a random order."""
+    """Arrivals, ends of waits and deliveries in a random order."""
     for _ in range(num_events):
         acts = [(world.arrive, (i,)) for i in world.ends if i not in world.at_boundary]
         acts += [
             (world.give_up, (i,)) for i in world.at_boundary if draw.random() < 0.3
         ]
+        acts += [(world.relent, (i,)) for i in world.at_boundary]
         acts += [
             (world.deliver, edge) for edge, words in world.channels.items() if words
         ]
@@ -120,6 +127,8 @@ def test_both_ends_agree_whatever_comes_late(world: World, seed: int) -> None:
 def test_no_two_that_could_pair_are_left_waiting(world: World, seed: int) -> None:
     draw = random.Random(seed)
     run(world, draw, 60)
+    for i in world.at_boundary:
+        world.relent(i)
     world.deliver_all(draw)
     world.exchange()
     waiting = world.at_boundary
@@ -219,3 +228,78 @@ def test_a_partner_is_not_taken_for_ready_after_the_exchange() -> None:
     for i in (0, 1):
         world.arrive(i)
         assert list(world.channels[i, 1 - i]) == [READY]
+
+
+# --- those that are avoided, and those that rest
+
+
+def end(own: int, *peers: int) -> Pairing:
+    return Pairing(own, peers, Patience(None, random.Random(0)).choose)
+
+
+def test_the_last_partner_is_taken_when_no_other_has_come() -> None:
+    world = World(complete(3))
+    for _ in range(2):
+        world.arrive(0)
+        world.arrive(1)
+        world.deliver_all(random.Random(0))
+        world.exchange()
+        assert world.pairs == [(0, 1)]
+    world.relent(0)
+    world.deliver_all(random.Random(0))
+    world.exchange()
+    assert world.pairs == [(0, 1), (0, 1)]
+
+
+def test_another_than_the_last_partner_is_taken_at_once() -> None:
+    world = World(complete(3))
+    for both in ((0, 1), (0, 1, 2)):
+        for i in both:
+            world.arrive(i)
+        world.deliver_all(random.Random(0))
+        world.exchange()
+    assert [set(pair) - {2} for pair in world.pairs] in ([{0, 1}, {0}], [{0, 1}, {1}])
+
+
+def test_the_only_peer_is_taken_again_at_once() -> None:
+    world = World(complete(2))
+    for number in (1, 2, 3):
+        world.arrive(0)
+        world.arrive(1)
+        world.deliver_all(random.Random(0))
+        world.exchange()
+        assert len(world.pairs) == number
+
+
+def test_the_last_partner_is_taken_if_all_others_rest() -> None:
+    one = end(0, 1, 2)
+    one.hear(1, READY)
+    assert one.arrive(avoided=1) == [Word(2, READY), Word(1, READY)][::-1]
+    assert [word.peer for word in one.hear(2, REST)] == [1]
+    assert not one.is_decided  # it awaits the answer
+
+
+def test_nobody_is_waited_for_who_is_at_a_meeting() -> None:
+    one = end(0, 1, 2)
+    one.arrive()
+    one.hear(1, REST)
+    assert not one.is_decided
+    one.hear(2, REST)
+    assert one.is_decided
+    assert one.pair == Pair()
+    one.leave()
+    one.arrive()
+    assert one.is_decided
+
+
+def test_after_the_meeting_all_may_come_whichever_word_is_late() -> None:
+    one = end(0, 1, 2)
+    one.hear(1, REST)
+    assert [word.word for word in one.rest()] == [REST, REST]
+    assert one.may_come == {1, 2}
+    one.hear(2, REST)  # of the same meeting
+    assert one.may_come == {1, 2}
+    one.hear(2, REST)  # of the next one
+    assert one.may_come == {1}
+    one.rest()
+    assert one.may_come == {1, 2}

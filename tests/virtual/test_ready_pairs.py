@@ -134,6 +134,31 @@ def test_the_shards_of_a_super_learner_cross_side_by_side_and_are_gathered() -> 
     assert of(Stepped, found)[2].seconds == pytest.approx(crossed + 50 / 1000 + 1.1)
 
 
+@pytest.mark.parametrize("size", [4, 6, 8])
+def test_those_that_arrive_together_meet_others_than_their_last_partner(
+    size: int,
+) -> None:
+    found = of(Ended, until(timeline(size, None), 25.0))
+    pairs = [frozenset(event.exchange.ends) for event in found]
+    assert len(set(pairs[: 20 * size // 2])) > size // 2
+
+
+class Late(Asynchronous):
+    """The second of two begins half a step later."""
+
+    def _compute(self, index: int, begin: float) -> None:
+        super()._compute(index, begin or index / 2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_that_are_half_a_step_apart_meet_before_long(seed: int) -> None:
+    scenario = Scenario(
+        find_topology("complete"), 2, link=Link(BANDWIDTH, LATENCY), seed=seed
+    )
+    found = until(Late(scenario, WEIGHTS, WEIGHTS, in_pairs=True), 40.0)
+    assert len(of(Ended, found)) > 10
+
+
 # --- with weights
 
 
