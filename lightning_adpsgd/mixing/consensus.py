@@ -133,8 +133,9 @@ def average_whole(
 ) -> Consensus:
     """Replaces the vectors by their mean over all super-learners with finite weights.
 
-    The learners of a super-learner hold equal weights. Where all are of one size, the
-    mean over learners is the mean over super-learners.
+    The learners of a super-learner hold equal weights; their floating-point buffers may
+    differ until the next forward. Where all are of one size, the mean over learners is
+    the mean over super-learners.
 
     Args:
         partition: super-learners of different sizes, of which the first learner of each
