@@ -78,7 +78,7 @@ class Boundary:
     def _find(self, of_step: float) -> Pair:
         pairing, patience = self._pairing, self._patience
         waits = patience.waits(of_step)
-        self._say_and_wait(lambda: pairing.arrive(patience.partner), waits.for_others)
+        self._say_and_wait(lambda: pairing.arrive(patience.avoided), waits.for_others)
         self._say_and_wait(pairing.relent, waits.for_anyone - waits.for_others)
         self._say_and_wait(pairing.give_up, 0.0)
         self._wait(lambda: pairing.is_decided, "the answer to its offer of an exchange")
@@ -94,15 +94,15 @@ class Boundary:
         if partner is None and not self._pairing.may_come:
             return  # all others are at a meeting, which says nothing of the waits
         self._patience.met(partner)
-        is_alone = partner is None and self._patience.times >= _MANY_IN_VAIN
-        if is_alone and waited and not self._has_warned:
+        num = self._patience.in_vain
+        if num >= _MANY_IN_VAIN and waited and not self._has_warned:
             self._has_warned = True
             _log.warning(
                 "super-learner %d has met no partner at its last %d step boundaries, "
                 "so that its weights were averaged with no other's: no peer came to "
                 "its own within %.3g s; raise `max_wait` of `ReadyPairs`, or take "
                 '`communication="async"`',
-                *(self._pairing.own, self._patience.times, waited),
+                *(self._pairing.own, num, waited),
             )
 
     def _agreed(self, pair: Pair) -> Pair:

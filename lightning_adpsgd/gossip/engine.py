@@ -157,7 +157,7 @@ class Gossip(Communication, Exchanges):
         self.threads = Threads(replica.device, state, on_error, not options.in_pairs)
         live = members.live_schedule
         draw = random.Random(f"{live.schedule.seed} {live.own}")
-        patience = Patience(options.max_wait, draw)
+        patience = Patience(options.max_wait, draw, len(live.peers()))
         pairing = (
             Pairing(live.own, live.peers(), patience.choose)
             if options.in_pairs

@@ -8,8 +8,8 @@ be ready. If it knows of none, it tells all peers that it is ready, and waits::
     OFFER    you are ready, so let us exchange
     YES, NO  the answer, which comes at once
 
-One that has not offered to its last partner as yet, since others may come, says that it
-is ready, too. All learners of a job meet now and then, for a validation, say::
+One that has not offered to a peer met lately as yet, since others may come, says that
+it is ready, too. All learners of a job meet now and then, for a validation, say::
 
     REST     I go to the next meeting, and come to no boundary before it
 
@@ -70,7 +70,7 @@ class Pairing:
         self.own, self._peers, self._choose = own, tuple(peers), choose
         self._state: _State = "away"
         self._ready, self._told = set[int](), set[int]()
-        self._in_hurry, self._avoided = False, None
+        self._in_hurry, self._avoided = False, frozenset[int]()
         # A peer that has gone to more meetings than this super-learner rests. A word
         # at a meeting's end could come too late for the first boundary after it.
         self._meetings, self._meetings_of = 0, Counter[int]()
@@ -93,11 +93,11 @@ class Pairing:
         gone_to = self._meetings_of
         return {peer for peer in self._peers if gone_to[peer] <= self._meetings}
 
-    def arrive(self, avoided: int | None = None) -> list[Word]:
+    def arrive(self, avoided: frozenset[int] = frozenset()) -> list[Word]:
         """Arrives at a step boundary.
 
         Args:
-            avoided: peer to which this super-learner does not offer before `relent`,
+            avoided: peers to which this super-learner does not offer before `relent`,
                 unless no other can come.
         """
         self._in_hurry, self._avoided, self.pair = False, avoided, Pair()
@@ -105,7 +105,7 @@ class Pairing:
 
     def relent(self) -> list[Word]:
         """Avoids no peer any more."""
-        self._avoided = None
+        self._avoided = frozenset()
         return self._reconsider()
 
     def give_up(self) -> list[Word]:
@@ -129,8 +129,9 @@ class Pairing:
         if word == READY:
             self._ready.add(peer)
             # Both may wait: then one of the two offers.
-            offers = self._state == "ready" and self.own < peer != self._avoided
-            return self._offer_to(peer) if offers else []
+            offers = self._state == "ready" and self.own < peer
+            is_avoided = peer in self._avoided
+            return self._offer_to(peer) if offers and not is_avoided else []
         self._ready.discard(peer)
         if word == REST:
             self._meetings_of[peer] += 1
@@ -156,9 +157,9 @@ class Pairing:
         return self._offer_or_wait() if self._state == "ready" else []
 
     def _offer_or_wait(self) -> list[Word]:
-        if self.may_come <= {self._avoided}:
-            self._avoided = None
-        if ready := sorted(self._ready - {self._avoided}):
+        if self.may_come <= self._avoided:
+            self._avoided = frozenset()
+        if ready := sorted(self._ready - self._avoided):
             return self._offer_to(self._choose(ready))
         if not self.may_come:
             return self._end("away", Pair())

@@ -122,7 +122,7 @@ class Waits(NamedTuple):
     """The waits at a step boundary, in seconds from the arrival.
 
     Attributes:
-        for_others: time from which on the last partner is taken again.
+        for_others: time from which on those met last are taken again.
         for_anyone: longest wait.
     """
 
@@ -134,9 +134,10 @@ class Patience:
     """How long a super-learner waits at its step boundaries, and for whom.
 
     Two that have met leave together and arrive together, and would take each other for
-    ever. So for half of the wait the last partner is avoided: always at first, and by
-    chance if the two have met again, since others may be slow. Of several peers the one
-    met longest ago is taken.
+    ever; so would a few that step at the same times. So for half of the wait that half
+    of the peers is avoided that was met last: always at first, and by chance if one of
+    them was met again, since others may be slow. Of several peers the one met longest
+    ago is taken.
 
     Two that are equally fast and half a step apart would wait equally long at each
     boundary, and never meet. So after a few boundaries without a partner, chance
@@ -145,40 +146,46 @@ class Patience:
     Args:
         max_wait: longest wait, in seconds; None: a quarter of the median duration of
             the last steps.
+        num_peers: number of peers that may be met.
 
     Attributes:
-        partner: peer met at the last boundary; None if none was.
-        times: number of boundaries in a row that ended like the last one.
+        in_vain: number of boundaries in a row without a partner.
     """
 
-    def __init__(self, max_wait: float | None, draw: Random) -> None:
-        self._max_wait, self._draw = max_wait, draw
+    def __init__(self, max_wait: float | None, draw: Random, num_peers: int) -> None:
+        self._max_wait, self._draw, self._num_avoided = max_wait, draw, num_peers // 2
         self._steps = deque[float](maxlen=_NUM_STEPS)
-        self._meetings = list[int]()  # peers, those met last at the end
-        self.partner: int | None = None
-        self.times = 0
+        self._meetings = list[int]()  # peers, those met last at the beginning
+        self._repeats = self.in_vain = 0
+
+    @property
+    def avoided(self) -> frozenset[int]:
+        """The peers to avoid for the first part of a wait."""
+        return frozenset(() if self.in_vain else self._meetings[: self._num_avoided])
 
     def waits(self, of_step: float) -> Waits:
         """The waits after a step that took `of_step` seconds."""
         longest, is_chosen = self._longest(of_step), self._draw.random() < 0.5
-        if self.partner is not None:
-            avoids = self.times == 1 or is_chosen
-            return Waits(longest / 2 if avoids else 0.0, longest)
-        skips = self.times > _FEW_IN_VAIN and is_chosen
-        return Waits(0.0, 0.0 if skips else longest)
+        if self.in_vain:
+            skips = self.in_vain > _FEW_IN_VAIN and is_chosen
+            return Waits(0.0, 0.0 if skips else longest)
+        avoids = self.avoided and (not self._repeats or is_chosen)
+        return Waits(longest / 2 if avoids else 0.0, longest)
 
     def choose(self, peers: Sequence[int]) -> int:
         """The one to take of several peers."""
         new = [peer for peer in peers if peer not in self._meetings]
-        return self._draw.choice(new) if new else min(peers, key=self._meetings.index)
+        return self._draw.choice(new) if new else max(peers, key=self._meetings.index)
 
     def met(self, partner: int | None) -> None:
         """Remembers how a boundary has ended."""
-        self.times = self.times + 1 if partner == self.partner else 1
-        self.partner = partner
-        if partner is not None:
-            self._meetings = [one for one in self._meetings if one != partner]
-            self._meetings.append(partner)
+        if partner is None:
+            self.in_vain += 1
+            return
+        is_repeat = partner in self._meetings[: self._num_avoided]
+        self._repeats = self._repeats + 1 if is_repeat else 0
+        self._meetings = [partner, *(one for one in self._meetings if one != partner)]
+        self.in_vain = 0
 
     def _longest(self, of_step: float) -> float:
         self._steps.append(of_step)

@@ -226,7 +226,7 @@ class _State:
     def __init__(self, index: int, patience: Patience) -> None:
         self.under_way, self.patience = UnderWay(lambda: index), patience
         self.began = self.arrived = 0.0  # at its computation, at its step boundary
-        self.avoided: int | None = None  # a peer that it does not take as yet
+        self.avoided = frozenset[int]()  # peers that it does not take as yet
         self.steps = self.last_exchange_step = 0
 
 
@@ -268,9 +268,8 @@ class Asynchronous:
         self._times = StepTimes(scenario.compute, scenario.seed)
         self._in_pairs = in_pairs
         self._ready = set[int]()  # those that wait for a partner
-        names = [f"{scenario.seed} pairs {i}" for i in range(self._size)]
         self._states = [
-            _State(i, Patience(max_wait, Random(name))) for i, name in enumerate(names)
+            _State(i, self._patience_of(i, max_wait)) for i in range(self._size)
         ]
         under_ways = [state.under_way for state in self._states]
         latency = scenario.link.latency
@@ -331,12 +330,15 @@ class Asynchronous:
 
     # --- pairs at step boundaries
 
+    def _patience_of(self, index: int, max_wait: float | None) -> Patience:
+        draw = Random(f"{self._scenario.seed} pairs {index}")
+        return Patience(max_wait, draw, len(self._peers(index)))
+
     def _arrive(self, index: int, state: _State) -> None:
         now = state.arrived = self._agenda.now
         self._ready.add(index)
         waits = state.patience.waits(now - state.began)
-        is_choice = len(self._peers(index)) > 1
-        state.avoided = state.patience.partner if is_choice else None
+        state.avoided = state.patience.avoided
         # After all steps that end at this time, so that a partner is drawn from all
         # that are there.
         self._agenda.enter(now, _ASKING, self._pair, index, state.steps)
@@ -347,7 +349,7 @@ class Asynchronous:
 
     def _relent(self, index: int, steps: int) -> None:
         if self._waits(index, steps):
-            self._states[index].avoided = None
+            self._states[index].avoided = frozenset()
             self._pair(index, steps)
 
     def _pair(self, index: int, steps: int) -> None:
@@ -357,8 +359,8 @@ class Asynchronous:
 
     def _would_pair(self, index: int, peer: int) -> bool:
         # Of two that wait, the one with the smaller number offers.
-        offers = self._states[index].avoided != peer
-        is_offered = peer < index and self._states[peer].avoided != index
+        offers = peer not in self._states[index].avoided
+        is_offered = peer < index and index not in self._states[peer].avoided
         return peer in self._ready and (offers or is_offered)
 
     def _waits(self, index: int, steps: int) -> bool:

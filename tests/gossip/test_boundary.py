@@ -331,15 +331,15 @@ def test_an_offer_that_is_not_answered_ends_in_an_error_that_names_the_peer() ->
 
 def test_patience_is_a_share_of_the_usual_step_unless_it_is_given() -> None:
     draw = random.Random(0)
-    assert Patience(3.0, draw).waits(100.0) == (0.0, 3.0)
-    patience = Patience(None, draw)
+    assert Patience(3.0, draw, 2).waits(100.0) == (0.0, 3.0)
+    patience = Patience(None, draw, 2)
     for _ in range(5):
         assert patience.waits(4.0) == (0.0, 1.0)
     assert patience.waits(1000.0) == (0.0, 1.0)  # a validation, say
 
 
 def test_others_are_waited_for_after_a_meeting_and_by_chance_after_the_same() -> None:
-    patience = Patience(2.0, random.Random(0))
+    patience = Patience(2.0, random.Random(0), 3)
     patience.met(1)
     assert {patience.waits(1.0) for _ in range(20)} == {(1.0, 2.0)}
     patience.met(1)
@@ -351,7 +351,7 @@ def test_others_are_waited_for_after_a_meeting_and_by_chance_after_the_same() ->
 
 
 def test_after_some_boundaries_in_vain_chance_decides_whether_to_wait() -> None:
-    patience = Patience(2.0, random.Random(0))
+    patience = Patience(2.0, random.Random(0), 3)
     for _ in range(3):
         patience.met(None)
         assert patience.waits(1.0) == (0.0, 2.0)

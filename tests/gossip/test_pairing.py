@@ -26,7 +26,10 @@ class World:
 
     def __init__(self, edges: Edges) -> None:
         self.edges = edges
-        self.patience = {i: Patience(None, random.Random(i)) for i in edges}
+        self.patience = {
+            i: Patience(None, random.Random(i), len(peers))
+            for i, peers in edges.items()
+        }
         self.ends = {
             i: Pairing(i, peers, self.patience[i].choose) for i, peers in edges.items()
         }
@@ -40,7 +43,7 @@ class World:
 
     def arrive(self, i: int) -> None:
         self.at_boundary.add(i)
-        self.say(i, self.ends[i].arrive(self.patience[i].partner))
+        self.say(i, self.ends[i].arrive(self.patience[i].avoided))
 
     def relent(self, i: int) -> None:
         self.say(i, self.ends[i].relent())
@@ -234,7 +237,7 @@ def test_a_partner_is_not_taken_for_ready_after_the_exchange() -> None:
 
 
 def end(own: int, *peers: int) -> Pairing:
-    return Pairing(own, peers, Patience(None, random.Random(0)).choose)
+    return Pairing(own, peers, Patience(None, random.Random(0), len(peers)).choose)
 
 
 def test_the_last_partner_is_taken_when_no_other_has_come() -> None:
@@ -274,7 +277,7 @@ def test_the_only_peer_is_taken_again_at_once() -> None:
 def test_the_last_partner_is_taken_if_all_others_rest() -> None:
     one = end(0, 1, 2)
     one.hear(1, READY)
-    assert one.arrive(avoided=1) == [Word(2, READY), Word(1, READY)][::-1]
+    assert one.arrive(avoided=frozenset((1,))) == [Word(2, READY), Word(1, READY)][::-1]
     assert [word.peer for word in one.hear(2, REST)] == [1]
     assert not one.is_decided  # it awaits the answer
 
