@@ -134,9 +134,9 @@ class Patience:
     """How long a super-learner waits at its step boundaries, and for whom.
 
     Two that have met leave together and arrive together, and would take each other for
-    ever; so would a few that step at the same times. So for half of the wait that half
-    of the peers is avoided that was met last: always at first, and by chance if one of
-    them was met again, since others may be slow. Of several peers the one met longest
+    ever; so would a few that step at the same times. So for half of the usual wait that
+    half of the peers is avoided that was met last: always at first, and by chance if
+    one of them was met again, since others may be slow. Of several peers the one met longest
     ago is taken.
 
     Two that are equally fast and half a step apart would wait equally long at each
@@ -159,18 +159,24 @@ class Patience:
         self._repeats = self.in_vain = 0
 
     @property
+    def _usual(self) -> float:
+        return _SHARE_OF_STEP * median(self._steps)
+
+    @property
     def avoided(self) -> frozenset[int]:
         """The peers to avoid for the first part of a wait."""
         return frozenset(() if self.in_vain else self._meetings[: self._num_avoided])
 
     def waits(self, of_step: float) -> Waits:
         """The waits after a step that took `of_step` seconds."""
-        longest, is_chosen = self._longest(of_step), self._draw.random() < 0.5
+        self._steps.append(of_step)
+        usual, is_chosen = self._usual, self._draw.random() < 0.5
+        longest = usual if self._max_wait is None else self._max_wait
         if self.in_vain:
             skips = self.in_vain > _FEW_IN_VAIN and is_chosen
             return Waits(0.0, 0.0 if skips else longest)
         avoids = self.avoided and (not self._repeats or is_chosen)
-        return Waits(longest / 2 if avoids else 0.0, longest)
+        return Waits(min(longest, usual) / 2 if avoids else 0.0, longest)
 
     def choose(self, peers: Sequence[int]) -> int:
         """The one to take of several peers."""
@@ -187,11 +193,6 @@ class Patience:
         self._meetings = [partner, *(one for one in self._meetings if one != partner)]
         self.in_vain = 0
 
-    def _longest(self, of_step: float) -> float:
-        self._steps.append(of_step)
-        if self._max_wait is not None:
-            return self._max_wait
-        return _SHARE_OF_STEP * median(self._steps)
 
 
 class UnderWay:

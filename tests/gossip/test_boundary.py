@@ -341,13 +341,19 @@ def test_patience_is_a_share_of_the_usual_step_unless_it_is_given() -> None:
 def test_others_are_waited_for_after_a_meeting_and_by_chance_after_the_same() -> None:
     patience = Patience(2.0, random.Random(0), 3)
     patience.met(1)
-    assert {patience.waits(1.0) for _ in range(20)} == {(1.0, 2.0)}
+    assert {patience.waits(4.0) for _ in range(20)} == {(0.5, 2.0)}
     patience.met(1)
-    assert {patience.waits(1.0) for _ in range(20)} == {(1.0, 2.0), (0.0, 2.0)}
+    assert {patience.waits(4.0) for _ in range(20)} == {(0.5, 2.0), (0.0, 2.0)}
     patience.met(2)
-    assert patience.waits(1.0) == (1.0, 2.0)
+    assert patience.waits(4.0) == (0.5, 2.0)
     assert patience.choose([1, 2]) == 1
     assert patience.choose([1, 2, 3]) == 3
+
+
+def test_a_long_wait_that_is_allowed_makes_nobody_wait_longer_for_others() -> None:
+    patience = Patience(60.0, random.Random(0), 3)
+    patience.met(1)
+    assert patience.waits(4.0) == (0.5, 60.0)
 
 
 def test_after_some_boundaries_in_vain_chance_decides_whether_to_wait() -> None:
