@@ -131,8 +131,9 @@ class HADPSGDOptions(_DDPStrategy):
                 to which an exchange in full width takes more than half an optimizer
                 step. Averages are always computed in float32 or better.
             exchange_frozen: whether weights that are frozen when training begins are
-                averaged too. False: they do not travel, and must stay frozen, as in
-                fine-tuning with adapters.
+                averaged too, and with `find_unused_parameters=True` are among the
+                gradients that learners of a super-learner reduce. False: they do not
+                travel, and must stay frozen, as in fine-tuning with adapters.
             cpu_share: largest share of the training time that exchanges may take in
                 "async", in (0, 1] (docs/concepts.md); 1: no bound.
             work_sharing: whether an epoch is a pool from which each learner takes

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lightning_adpsgd.coordination.groups import wrap_in_ddp
+from lightning_adpsgd.coordination.unfreezing import Unfreezing, reduces_frozen
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.checkpoints.contents import (
@@ -77,6 +78,7 @@ class HADPSGDStrategy(ModelParallelInside):
     _resumed = Resumed()
     _initial_states: tuple[InitialState, ...] = ()
     _overrides: Overrides | None = None
+    _unfreezing: Unfreezing | None = None
     _statistics: Statistics | None = None
     _last_consensus: Consensus | None = None
 
@@ -169,11 +171,15 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @override
     def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:
+        reduces = reduces_frozen(self._dials.exchange_frozen, self._ddp_kwargs)
+        self._unfreezing = Unfreezing(reduces)
         if self._run is None:
-            return super()._setup_model(model)
+            return self._unfreezing.make(model, partial(super()._setup_model, model))
         job, device_ids = self._run.job, self.determine_ddp_device_ids()
         arguments = {"device_ids": device_ids, **self._ddp_kwargs}
-        return wrap_in_ddp(model, job.groups, job.flat.device, **arguments)
+        inside = job.groups, job.flat.device
+        wrap = partial(wrap_in_ddp, model, *inside, **arguments)
+        return self._unfreezing.make(model, wrap)
 
     @override
     def on_train_start(self) -> None:
@@ -201,7 +207,7 @@ class HADPSGDStrategy(ModelParallelInside):
                 self._last_consensus = self.last_consensus
             if self._overrides is not None:
                 self._overrides.undo()
-            self._run = self._place = self._overrides = None
+            self._run = self._place = self._overrides = self._unfreezing = None
             self._resumed, self._initial_states = Resumed(), ()
             super().teardown()
 
@@ -224,6 +230,8 @@ class HADPSGDStrategy(ModelParallelInside):
         **kwargs: Any,
     ) -> Any:
         step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
+        if self._unfreezing is not None:
+            closure = self._unfreezing.checked(closure)
         if self._run is None:
             return step(closure)
         return self._run.job.update(step, closure)
