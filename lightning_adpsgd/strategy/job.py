@@ -9,6 +9,7 @@ its averages.
 
 import atexit
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -122,7 +123,7 @@ class Job:
         self._restored_position: tuple[int, int] | None = None
         self._closed = self.has_departed = False
         # Torch aborts a process that exits while threads run torch's code.
-        self._at_exit = partial(_in_process, os.getpid(), self.close)
+        self._at_exit = partial(_in_process, os.getpid(), self._end_at_exit)
         atexit.register(self._at_exit)
 
     # --- what it is, and what it has done
@@ -237,6 +238,13 @@ class Job:
         self._abort()
         self._closed = True
         self.coordinator.stop()
+
+    def _end_at_exit(self) -> None:
+        # Lightning tells nobody if a callback raises while it hears of an exception.
+        if self.running:
+            cause = getattr(sys, "last_value", None)
+            self.fail(cause or RuntimeError("its process ended within training"))
+        self.close()
 
     def _abort(self) -> None:
         """Ends communication within seconds, without a peer's help."""

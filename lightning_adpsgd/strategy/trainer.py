@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from lightning_adpsgd.coordination.failures import FailureReport
 from lightning_adpsgd.coordination.groups import wrap_in_ddp
 from lightning_adpsgd.coordination.unfreezing import Unfreezing, reduces_frozen
 from lightning_adpsgd.mixing.consensus import Consensus
@@ -49,7 +50,11 @@ from lightning_adpsgd.strategy.compatibility import (
     refuse_unsupported,
 )
 from lightning_adpsgd.strategy.gradients import clip_on_all_meshes
-from lightning_adpsgd.strategy.launchers import check_launch, resume_from_whole
+from lightning_adpsgd.strategy.launchers import (
+    check_launch,
+    failures_outside_training,
+    resume_from_whole,
+)
 from lightning_adpsgd.strategy.model_parallel import ModelParallelInside
 from lightning_adpsgd.strategy.optimizer_reset import InitialState
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -79,6 +84,7 @@ class HADPSGDStrategy(ModelParallelInside):
     _initial_states: tuple[InitialState, ...] = ()
     _overrides: Overrides | None = None
     _unfreezing: Unfreezing | None = None
+    _outside: FailureReport | None = None
     _statistics: Statistics | None = None
     _last_consensus: Consensus | None = None
 
@@ -114,6 +120,9 @@ class HADPSGDStrategy(ModelParallelInside):
         with one_gpu_per_learner():
             super().setup_environment()
         del store
+        rank, size = self.global_rank, self.world_size
+        if size > 1:
+            self._outside = failures_outside_training(rank, size, self._dials.timeout)
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -134,7 +143,8 @@ class HADPSGDStrategy(ModelParallelInside):
             prepare_training_loaders(trainer, None, self._place, self._overrides)
             super().setup(trainer)
             return
-        self._set_up_without_ddp(trainer, self._overrides, gossips)
+        with self._outside.named() if self._outside is not None else nullcontext():
+            self._set_up_without_ddp(trainer, self._overrides, gossips)
 
     def _set_up_without_ddp(
         self, trainer: pl.Trainer, overrides: Overrides, gossips: bool
@@ -195,6 +205,8 @@ class HADPSGDStrategy(ModelParallelInside):
         super().on_exception(exception)
         if self._run is not None:
             self._run.fail(exception)
+        elif self._outside is not None:
+            self._outside.announce(exception)
 
     @override
     def teardown(self) -> None:
@@ -208,6 +220,7 @@ class HADPSGDStrategy(ModelParallelInside):
             if self._overrides is not None:
                 self._overrides.undo()
             self._run = self._place = self._overrides = self._unfreezing = None
+            self._outside = None
             self._resumed, self._initial_states = Resumed(), ()
             super().teardown()
 
@@ -313,7 +326,8 @@ class HADPSGDStrategy(ModelParallelInside):
         if self._interrupted():
             return
         if self._run is None or not self._run.job.running:
-            super().barrier(*args, **kwargs)
+            with self._outside.named() if self._outside is not None else nullcontext():
+                super().barrier(*args, **kwargs)
             return
         name = args[0] if args else kwargs.get("name")
         self._run.job.meet(str(name or "barrier"))
