@@ -33,7 +33,8 @@ class Unfreezing:
         frozen = _frozen(module)
         with _trained(frozen if self._reduces else {}):
             wrapped = make()
-        if not self._reduces and wrapped.process_group.size() > 1:
+        group = wrapped.process_group
+        if not self._reduces and group is not None and group.size() > 1:
             self._never_reduced |= frozen
         return wrapped
 

@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDFabricStrategy, Topology
 from tests import warm
@@ -288,13 +289,21 @@ def test_a_module_set_up_to_be_evaluated_alone_communicates_with_nobody() -> Non
     assert values(learners(2, program)) == [[], []]
 
 
+class WithHead(Bowl):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    @override
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.head * super().forward(batch)
+
+
 def test_super_learners_of_two_train_a_weight_that_was_frozen_at_first() -> None:
     def program(rank: int, find: bool) -> list[Tensor]:
         dials = {"super_learner_size": 2, "find_unused_parameters": find}
-        fabric, module = launched(gossip(**dials), 4), Bowl()
-        module.head = nn.Parameter(torch.ones(1, dtype=torch.float64))
+        fabric, module = launched(gossip(**dials), 4), WithHead()
         module.weight.requires_grad_(False)
-        module.register_forward_hook(lambda _, __, loss: loss * module.head)
         model, optimizer = fabric.setup(module, sgd(module))
         first, *rest = loader(16, rank, 4)
         trajectory = train(fabric, model, optimizer, [first])

@@ -112,10 +112,8 @@ PAIRS = {
     "delayed": both("complete", "delay_by_one", mixing_gain=0.5),
     "adopting": both("complete", "sync", gossip_every=3, after_evaluation="adopt"),
 }
-UNFREEZING = {
-    "ddp": partial(PAIRS["half-sync"]["ddp"], find_unused_parameters=True),
-    "model_parallel": PAIRS["half-sync"]["model_parallel"],
-}
+FINDING = both("complete", "sync", mixing_gain=0.5, find_unused_parameters=True)
+UNFREEZING = {**PAIRS["half-sync"], "ddp": FINDING["ddp"]}
 
 
 def recompute(network: Network) -> None:
