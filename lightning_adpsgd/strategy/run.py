@@ -24,7 +24,7 @@ from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
 from lightning_adpsgd.strategy.clocks import BatchEnd, describe_clocks, follow_clocks
 from lightning_adpsgd.strategy.compatibility import (
     problems_with_work_sharing,
-    refuse_averages_of_islands,
+    refuse_callbacks_of_islands,
 )
 from lightning_adpsgd.strategy.default_sharing import (
     DefaultSharing,
@@ -190,7 +190,7 @@ def set_up_run(
 ) -> TrainingRun:
     """Makes the job of a Trainer's `fit`; a collective over all learners."""
     if dials.islands is not None:
-        refuse_averages_of_islands(trainer)
+        refuse_callbacks_of_islands(trainer)
     partition: Partition = trainer.strategy.partition  # pyright: ignore
     asked, sharing = _shares_work(trainer, dials), None
     job = set_up_job(model, dials, partition, on_reload)
