@@ -87,8 +87,9 @@ class Recogniser:
             self._open(folder)
         except RecogniserError:
             raise
-        except (OSError, ValueError) as error:
-            raise RecogniserError(f"{folder}: cannot be used: {error}") from error
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            problem = f"it lacks {error}" if isinstance(error, KeyError) else error
+            raise RecogniserError(f"{folder}: cannot be used: {problem}") from error
 
     def _open(self, folder: Path) -> None:
         told = _read_description(folder / "recogniser.json")

@@ -1,8 +1,8 @@
 """Keeps diverged weights from spreading, and brings a diverged learner back.
 
 Both ends leave out a part of an exchange that is non-finite or too far away, so that
-the mean is preserved (`Disagreement`). A learner whose own weights are to blame
-continues from the weights of a peer, at most three times in ten minutes (`Quarantine`).
+the mean is preserved (`Disagreement`). A learner whose own weights are to blame tries
+to continue from those of a peer, at most three times in ten minutes (`Quarantine`).
 """
 
 import logging
@@ -180,8 +180,9 @@ class Quarantine:
         self._attempts.append(self._clock())
         if num >= limit:
             raise WeightsDiverged(
-                f"{what}, after {num} reloads from its peers in {_WINDOW_S / 60:g} "
-                "minutes: check its data and its device, or lower the learning rate"
+                f"{what}, after {num} attempts in {_WINDOW_S / 60:g} minutes to "
+                "continue from a peer's weights: check its data and its device, or "
+                "lower the learning rate"
             )
         found = self._healthy_weights(chosen, weights_of)
         if found is None and num + 1 == limit:
@@ -199,7 +200,7 @@ class Quarantine:
                 if found is not None
                 else f"none of its peers {chosen} has finite weights; it asks again"
             )
-            _log.warning("%s: %s (reload %d of %d)", what, outcome, num + 1, limit)
+            _log.warning("%s: %s (attempt %d of %d)", what, outcome, num + 1, limit)
 
     def _go_on_from(self, values: Sequence[Tensor]) -> None:
         self._replica.put(values)

@@ -173,7 +173,7 @@ class HADPSGDOptions(_DDPStrategy):
         duration, (mode, max_wait) = as_duration(timeout), as_mode(communication)
         kind, shared_by = as_inside(inside)
         super().__init__(timeout=duration or default_pg_timeout, **ddp)
-        check_ddp_arguments(self._ddp_kwargs)
+        check_ddp_arguments(self._ddp_kwargs, type(self).__name__)
         if work_sharing and not self._has_trainer:
             raise ValueError(
                 "`work_sharing` must be False in Fabric, got True: your program draws "
