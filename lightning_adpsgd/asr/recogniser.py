@@ -120,6 +120,9 @@ class Recogniser:
     def transcribe(self, path: Path) -> Iterator[SaidWord]:
         """Yields the words of a sound file as they are found, channel by channel.
 
+        Segments whose fit is below `least_fit`, which is an argument of the class or
+        stands in the folder, have no words.
+
         Args:
             path: Sound file of 8 kHz or more.
 

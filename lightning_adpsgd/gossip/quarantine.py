@@ -58,9 +58,10 @@ class Disagreement:
     parts together, and more than twice the norm of the smaller end's weights. The first
     condition alone would mistake a start from equal weights, or a merge after a long
     separation, for an explosion. The second alone would mistake weights that start at
-    zero. The usual disagreement follows by a quarter per exchange, so that it cannot
-    keep up with weights that double each time. During the first 16 exchanges that found
-    a disagreement, it is the largest so far.
+    zero. The usual disagreement grows by a quarter per exchange at most, and shrinks by
+    a fifth, so that it cannot keep up with weights that double each time. During the
+    first 16 exchanges that found a disagreement, it is the largest so far, and no part
+    counts as far.
     """
 
     def __init__(self) -> None:
