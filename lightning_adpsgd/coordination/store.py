@@ -13,9 +13,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch._C._distributed_c10d import Store, TCPStore
+
+from lightning_adpsgd.weights.worker import CallTimedOut, TimedCalls
+
+# How long a failure waits for the store of a host that may be stopped. torch's client
+# waits without limit.
+_ANSWER_S = 3.0
+_SILENT_HOST = (
+    "the job's store, which learner 0 or its launcher hosts, does not answer: see "
+    "whether that process or its machine is stopped or cut off"
+)
+T = TypeVar("T")
 
 
 def store_at(listener: int | None, *place: Any, **options: Any) -> TCPStore:
@@ -27,6 +38,15 @@ def store_at(listener: int | None, *place: Any, **options: Any) -> TCPStore:
         # In torch 2.6 only the older of its two servers takes a socket. It ends the
         # process when it can open no more files.
         return make(use_libuv=False)
+
+
+def _in_time(call: Callable[[], T]) -> T:
+    """The result of a call of the store; raises `CallTimedOut` after some seconds."""
+    calls = TimedCalls("adpsgd-failure")
+    try:
+        return calls.run(call, _ANSWER_S)
+    finally:
+        calls.stop()
 
 
 class LearnerFailed(RuntimeError):
@@ -56,15 +76,19 @@ class Meanwhile(Protocol):
 class Coordinator:
     """Failure notices and meetings of the learners of one job.
 
-    The watch thread, or `announce_failure` in any thread, writes `failure` under
-    `_lock`, and the training thread reads it. Everything else belongs to the training
-    thread.
+    The watch thread, its look at the store, or `announce_failure` in any thread writes
+    `failure` under `_lock`, and the training thread reads it. The watch thread counts
+    `_silent_turns`, and its look sets them to 0. Everything else belongs to the
+    training thread.
+
+    No call hangs that is made once a failure is known, or that looks for one: the host
+    of the store may be stopped with its connections open.
 
     Args:
         store: store of the job, shared by all learners under a prefix that nothing else
             uses.
         timeout: time that a learner may take to end after it knows of a failure, before
-            its process is killed.
+            its process is killed. A store that is silent for so long is a failure.
         poll: pause between two polls of the store.
         when_failed: function called once, by the watch thread, when it sees a failure.
 
@@ -85,6 +109,8 @@ class Coordinator:
         self._store, self._rank, self._world_size = store, rank, world_size
         self._timeout, self._poll_s = timeout, poll.total_seconds()
         self._lock = threading.Lock()
+        self._looks = TimedCalls("adpsgd-look")
+        self._silent_turns = 0
         self._stopped = threading.Event()
         self._meetings = 0
         self.num_meetings = 0
@@ -172,18 +198,20 @@ class Coordinator:
         ends, because the store ends with it.
         """
         deadline = time.perf_counter() + patience.total_seconds()
-        ranks = range(self._world_size)
-        while silent := [rank for rank in ranks if self._unseen(rank)]:
+        while silent := self._unseen():
             if time.perf_counter() > deadline:
                 break
             self._stopped.wait(0.05)
         return silent
 
-    def _unseen(self, rank: int) -> bool:
-        try:
-            return not self._store.check([f"failure/seen/{rank}"])
-        except RuntimeError:
-            return False
+    def _unseen(self) -> list[int]:
+        def look() -> list[int]:
+            ranks = range(self._world_size)
+            return [r for r in ranks if not self._store.check([f"failure/seen/{r}"])]
+
+        with suppress(RuntimeError, CallTimedOut):
+            return _in_time(look)
+        return []
 
     def _check_same_meeting(self, key: str, name: str) -> None:
         mine = f"{name}\t{self._rank}"
@@ -204,27 +232,54 @@ class Coordinator:
 
     def _publish(self, message: str) -> str:
         try:
-            return self._store.compare_set("failure", "", message).decode()
+            publish = partial(self._store.compare_set, "failure", "", message)
+            return _in_time(publish).decode()
         except RuntimeError:
             return message
+        except CallTimedOut:
+            return self._show(f"{message}; {_SILENT_HOST}")
 
     def _watch(self) -> None:
+        try:
+            self._look_until_failure()
+        finally:
+            self._looks.stop(1.0)
+        if not self._stopped.is_set():
+            self._follow_failure()
+
+    def _look_until_failure(self) -> None:
         while self.failure is None and not self._stopped.wait(self._poll_s):
-            failure = self._look()
-            with self._lock:
-                self.failure = self.failure or failure
-        if self._stopped.is_set():
-            return
+            try:
+                self._looks.run(self._look, self._poll_s)
+            except CallTimedOut:
+                self._judge_silence()
+
+    def _judge_silence(self) -> None:
+        # Counted in turns, so that a stop of this process is no silence of the store.
+        self._silent_turns += 1
+        silence_s = self._silent_turns * 2 * self._poll_s
+        with self._lock:
+            if self.failure is None and silence_s > self._timeout.total_seconds():
+                self.failure = self._show(f"{_SILENT_HOST} ({silence_s:.0f} s)")
+
+    def _follow_failure(self) -> None:
         if self._rank == 0:
             # At once: a launcher may kill this process before its exception is shown.
             print(f"Training ends: {self.failure}", file=sys.stderr, flush=True)
         self._when_failed()
-        with suppress(RuntimeError):  # the store is gone
-            self._store.set(f"failure/seen/{self._rank}", "")
+        with suppress(RuntimeError, CallTimedOut):  # the store is gone, or its host is
+            seen = partial(self._store.set, f"failure/seen/{self._rank}", "")
+            _in_time(seen)
         if not self._stopped.wait(self._timeout.total_seconds()):
             self._end_process()
 
-    def _look(self) -> str | None:
+    def _look(self) -> None:
+        failure = self._announced()
+        self._silent_turns = 0
+        with self._lock:
+            self.failure = self.failure or failure
+
+    def _announced(self) -> str | None:
         try:
             if self._store.check(["failure"]):
                 return self._store.get("failure").decode()
@@ -234,6 +289,11 @@ class Coordinator:
                 "learner 0 printed last"
             )
         return None
+
+    def _show(self, failure: str) -> str:
+        # Learner 0, which shows what others have announced, cannot.
+        print(f"learner {self._rank} ends: {failure}", file=sys.stderr, flush=True)
+        return failure
 
     def _end_process(self) -> None:
         # The training thread has been inside one call for the whole timeout, most

@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 _DIAL_TIMEOUT = timedelta(seconds=2)
 _TURN_S, _PROBE_AROUND_S = 1.0, 10.0
-# An exchange under way is completed if that takes no longer than this.
+# How long a turn waits until a member knows that it is not asked any more.
 _HANG_UP_S = 2.0
 _MOST_PROBES = 64
 MOST_UNLISTED = 32
@@ -207,6 +207,7 @@ class Connections(ServiceThread):
         self._follow_list()
         self._probe_around_without_list()
         with self._dialing:
+            self._links.break_off_ended()
             self._connect_to_peers()
             self._probe([one for one in self._present() if one.needs_probe])
             if self._retry_suspects():

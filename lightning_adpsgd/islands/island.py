@@ -359,9 +359,10 @@ class Island:
         if self._group.size > 1:
             raise RuntimeError(
                 f"the others went on without this island of {self._group.size} "
-                "learners: it was stopped for too long, or trains from other weights. "
-                "Start it again (with `torchrun --max-restarts`, say): it then begins "
-                "with theirs"
+                "learners: it was stopped for too long, or a call held Python's "
+                "interpreter lock for so long, or it trains from other weights. Start "
+                "it again (with `torchrun --max-restarts`, say): it then begins with "
+                "theirs"
             )
         origin = self.membership.member.origin
         # Without an origin, it is not refused the weights of another training.

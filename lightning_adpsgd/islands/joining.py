@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -17,6 +18,7 @@ from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.mean import mean_of
 from lightning_adpsgd.islands.member_list import (
     Heartbeat,
+    Member,
     MemberList,
     ahead_of,
     furthest_origin,
@@ -29,12 +31,17 @@ from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shar
 from lightning_adpsgd.topology.schedule import LiveSchedule
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.sockets import Address, connect
-from lightning_adpsgd.transport.network_interfaces import VARIABLE, gloo_addresses
+from lightning_adpsgd.transport.network_interfaces import (
+    VARIABLE,
+    gloo_addresses,
+    is_loopback,
+)
 
 _log = logging.getLogger(__name__)
 
 # The most neighbours of which a joining island takes the mean.
 _MOST_NEIGHBOURS = 4
+_MOST_NAMED = 4
 _LOOK_S, _GLANCE_S = 0.5, 0.01
 _HEARTBEAT = Heartbeat()
 
@@ -157,9 +164,19 @@ class Joining:
                 if (found := self._weights_for_all()) is not None:
                     return self._go_on_from(found)
                 refused_since = self._judge(refused_since)
-            numbers = sorted(self._membership.members.by_number)
-            none = f"none of {numbers} gave them" if numbers else "there is none"
-            wait.go_on(self._membership.outage or none)
+            wait.go_on(self._membership.outage or self._why_none())
+
+    def _why_none(self) -> str:
+        """Why no member gave its weights, as far as its address tells."""
+        listed, here = self._membership.members.by_number, self._membership.member.host
+        if not listed:
+            return "there is none"
+        asked = [listed[number] for number in sorted(listed)]
+        named = [f"{one} at {_first_address(one)}" for one in asked[:_MOST_NAMED]]
+        more = [f"{len(asked) - _MOST_NAMED} more"] * (len(asked) > _MOST_NAMED)
+        traps = [_loopback_trap(one) for one in asked if one.host != here]
+        reasons = [f"none of {', '.join([*named, *more])} gave them", *traps]
+        return "; ".join([*filter(None, reasons)][: 1 + _MOST_NAMED])
 
     def _judge(self, refused_since: float | None) -> float | None:
         """Raises a persistent refusal; returns the time of the first one.
@@ -257,3 +274,20 @@ class Joining:
             self._refusal = error
             return None
         return pulled if pulled is not None and all_finite(pulled.values) else None
+
+
+def _first_address(member: Member) -> str:
+    return next(iter(member.addresses), "no address")
+
+
+def _loopback_trap(member: Member) -> str:
+    """The reason why no other host reaches a member; empty if there is none."""
+    with suppress(ValueError):  # not an address, or a name
+        host = Address.parse(_first_address(member)).host
+        if is_loopback(host):
+            return (
+                f"{member} listens at {host}, a loopback address, which no other host "
+                f"can reach. Set {VARIABLE} on host {member.host} to the interface of "
+                "the job's network, or name the rendezvous there by an address of it"
+            )
+    return ""

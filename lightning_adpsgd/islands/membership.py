@@ -35,7 +35,7 @@ from lightning_adpsgd.islands.member_list import (
 )
 from lightning_adpsgd.islands.member_store import Edit, MemberStore
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
-from lightning_adpsgd.islands.service import ServiceThread
+from lightning_adpsgd.islands.service import ServiceThread, uptime_s
 
 _log = logging.getLogger(__name__)
 
@@ -105,15 +105,14 @@ class Membership(ServiceThread):
         self._begins_list, self._empty_since = False, 0.0
         self.services: list[ServiceThread] = [self]
         self._dead, self._evicted = set[str](), set[str]()
-        self._awake_at = time.monotonic()
-        self.list_read_at = self._awake_at
+        self._awake_at, self.list_read_at = uptime_s(), time.monotonic()
         self._began = self._awake_at, 0
 
     # --- for others
 
     @override
     def start(self) -> None:
-        self._awake_at = time.monotonic()
+        self._awake_at = uptime_s()
         super().start()
 
     def enter(self, seconds: float = 0.0) -> bool:
@@ -169,7 +168,7 @@ class Membership(ServiceThread):
     def is_awake(self) -> bool:
         """Whether this process runs; false just after it was stopped."""
         trains = self._steps() >= self._began[1] + 2
-        idle_s = time.monotonic() - self._awake_at
+        idle_s = uptime_s() - self._awake_at
         return trains or idle_s <= self._heartbeat.silence_s
 
     # --- the thread
@@ -183,7 +182,7 @@ class Membership(ServiceThread):
 
     @override
     def _take_turn(self) -> None:
-        self._began = time.monotonic(), self._steps()
+        self._began = uptime_s(), self._steps()
         if self.outage:
             # Before the next look: it was the rendezvous that stood still meanwhile.
             self._watch.forget()
@@ -196,7 +195,7 @@ class Membership(ServiceThread):
                 self._note_return()
             self.outage = ""
         self._note_stop_within_turn()
-        self._awake_at = time.monotonic()
+        self._awake_at = uptime_s()
         self._on_turn()
 
     @override
@@ -205,14 +204,14 @@ class Membership(ServiceThread):
         if is_fine and ((self._wanted and not self._was_in) or self._dead):
             return
         self._state.wait(self._heartbeat.interval_s)
-        self._note_stop(time.monotonic() - self._awake_at)
-        self._awake_at = time.monotonic()
+        self._note_stop(uptime_s() - self._awake_at)
+        self._awake_at = uptime_s()
 
     def _note_stop_within_turn(self) -> None:
         begin, steps = self._began
         # While a request hangs on a cut link, training goes on.
         if self._steps() < steps + 2:
-            self._note_stop(time.monotonic() - begin)
+            self._note_stop(uptime_s() - begin)
 
     def _note_stop(self, seconds: float) -> None:
         if seconds > self._heartbeat.silence_s:
@@ -276,8 +275,9 @@ class Membership(ServiceThread):
             return
         if self._was_stopped:
             self._stand_aside(
-                "this process was stopped for so long that the others continued "
-                "without it; it takes their weights before it exchanges with them again"
+                "this process was stopped, or a call held Python's interpreter lock, "
+                "for so long that the others continued without it; it takes their "
+                "weights before it exchanges with them again"
             )
             return
         if self.member.number in self.members.by_number:

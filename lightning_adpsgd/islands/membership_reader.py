@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.islands.member_list import Heartbeat, Member, MemberList
 from lightning_adpsgd.islands.membership import Membership
-from lightning_adpsgd.islands.service import ServiceThread
+from lightning_adpsgd.islands.service import ServiceThread, uptime_s
 
 _KEY, _THREAD = "membership", "adpsgd-members"
 
@@ -58,13 +58,13 @@ class MembershipReader(ServiceThread):
         self.member, self.members = Member(-1, "", "", ()), MemberList()
         self.left, self.steps_of, self.outage = frozenset[str](), dict[int, int](), ""
         self.is_in, self._text = False, ""
-        self._awake_at = self.list_read_at = time.monotonic()
+        self._awake_at, self.list_read_at = uptime_s(), time.monotonic()
         self.services: list[ServiceThread] = [self]
 
     @property
     def is_awake(self) -> bool:
         """Whether the thread has read the store recently."""
-        return time.monotonic() - self._awake_at <= self._heartbeat.silence_s
+        return uptime_s() - self._awake_at <= self._heartbeat.silence_s
 
     def enter(self, seconds: float = 0.0) -> bool:
         """Waits until the first learner has entered; returns whether it has."""
@@ -87,7 +87,7 @@ class MembershipReader(ServiceThread):
 
     @override
     def _rest(self) -> None:
-        self._awake_at = time.monotonic()
+        self._awake_at = uptime_s()
         self._state.wait(self._heartbeat.interval_s)
 
     @override

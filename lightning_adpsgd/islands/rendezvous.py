@@ -20,14 +20,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
-import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
@@ -36,7 +34,7 @@ from lightning_adpsgd.islands.signatures import Signatures
 from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.links.sockets import Address, connect, tune
 from lightning_adpsgd.transport.network_interfaces import ip_address
-from lightning_adpsgd.weights.worker import BackgroundWorker
+from lightning_adpsgd.weights.worker import CallTimedOut, TimedCalls
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -54,10 +52,6 @@ _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 class RendezvousUnreachable(Exception):
     """The store is currently unreachable."""
-
-
-class CallTimedOut(Exception):
-    """A call did not finish in time; it may still be under way."""
 
 
 class RendezvousAddress(NamedTuple):
@@ -88,37 +82,6 @@ class RendezvousAddress(NamedTuple):
 
     def __str__(self) -> str:
         return f"tcp://{Address(self.host, self.port)}/{self.job}"
-
-
-class TimedCalls:
-    """Makes calls one after another in a separate thread; for one calling thread."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._worker: BackgroundWorker | None = None
-        self._last: Future[Any] | None = None
-
-    def run(self, call: Callable[[], T], seconds: float) -> T:
-        """Returns the result of a call, or raises `CallTimedOut` and drops it."""
-        if not self.await_last(seconds):
-            raise CallTimedOut
-        if self._worker is None:
-            self._worker = BackgroundWorker(self._name, torch.device("cpu"))
-        self._last = future = self._worker.submit(call)
-        if not self.await_last(seconds):
-            raise CallTimedOut
-        return future.result()
-
-    def await_last(self, seconds: float) -> bool:
-        """Waits for a call under way, if any; returns whether it has ended."""
-        pending = [] if self._last is None else [self._last]
-        return not wait(pending, max(0.0, seconds)).not_done
-
-    def stop(self) -> None:
-        """Ends the thread once the call under way ends, without waiting for it."""
-        if self._worker is not None:
-            self._worker.stop(None if self.await_last(0.0) else 0.0)
-        self._worker = self._last = None
 
 
 class Rendezvous:
@@ -182,13 +145,17 @@ class Rendezvous:
         if self._line is not None and _is_readable(self._line):
             raise ConnectionError("the server has closed the connection")
         if self._line is None:
-            self._line = connect(Address(self.address.host, self.address.port))
-            tune(self._line)
-            self._server = _host_and_port(self._line.getpeername())
+            self._in_time(self._make_line)
         if self._store is None:
             store = self._in_time(self._make_store)
             self._store = cast(Store, _TimedStore(store, self._in_time))
         return self._store
+
+    def _make_line(self) -> None:
+        # A look-up of the name has no time limit: a late line serves the next request.
+        line = connect(Address(self.address.host, self.address.port))
+        tune(line)
+        self._server, self._line = _host_and_port(line.getpeername()), line
 
     def _make_store(self) -> Store:
         plain = TCPStore(

@@ -4,6 +4,7 @@ A member is asked for all sections or for none, and is lost in all of them at on
 islands have one size, there is one section, with one link each way.
 """
 
+import threading
 import time
 from collections.abc import Collection, Sequence
 from datetime import timedelta
@@ -14,6 +15,9 @@ from lightning_adpsgd.transport.base import PeerLost, lane_of
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.sockets import Address
 from lightning_adpsgd.transport.links.transport import LinkTransport
+
+# A member that gives its weights for longer takes this for a loss.
+_LONGEST_END_S = 300.0
 
 
 class SectionLinks:
@@ -36,6 +40,8 @@ class SectionLinks:
     ) -> None:
         self._transports, self._peers = transports, peers
         self._shards, self._timeout = shards, timeout
+        # Members that are no longer asked: when their threads end, and when they must.
+        self._ending: dict[int, tuple[list[threading.Event], float]] = {}
 
     @property
     def own(self) -> int:
@@ -44,6 +50,9 @@ class SectionLinks:
 
     def rename(self, own: Member) -> None:
         """Adopts this island's number and origin from the membership."""
+        if own.number != self.own:
+            for number in list(self._ending):
+                self._break_off(number)
         for transport in self._transports:
             transport.rename(own.number, own.incarnation, own.origin)
 
@@ -65,6 +74,8 @@ class SectionLinks:
         Raises:
             PeerLost, Refused: A section cannot be connected; then no section is.
         """
+        if member.number in self._ending:
+            self._break_off(member.number)
         try:
             for section, transport in enumerate(self._transports):
                 address = self.address_of(member, section)
@@ -78,19 +89,32 @@ class SectionLinks:
             peers.add(member.number)
 
     def stop_asking(self, numbers: Collection[int], seconds: float) -> None:
-        """Stops asking members; exchanges under way have `seconds` to end."""
+        """Stops asking members; waits for `seconds` until they are told.
+
+        An exchange or a pull under way may take longer: to the member a break in its
+        middle would be a loss. `break_off_ended` ends these connections.
+        """
         ended = [(n, [peers.drop(n) for peers in self._peers]) for n in numbers]
         deadline = time.monotonic() + seconds
         for number, events in ended:
             for event in events:
                 event.wait(max(0.0, deadline - time.monotonic()))
-            self._break_off(number)
+            self._ending[number] = events, deadline + _LONGEST_END_S
+        self.break_off_ended()
+
+    def break_off_ended(self) -> None:
+        """Ends the connections over which members were told that they are not asked."""
+        now = time.monotonic()
+        for number, (events, deadline) in list(self._ending.items()):
+            if now > deadline or all(event.is_set() for event in events):
+                self._break_off(number)
 
     def disconnect(self, number: int) -> None:
         """Stops asking and answering a member."""
         for peers, transport in zip(self._peers, self._transports, strict=True):
             peers.forget(number)
             transport.disconnect(number)
+        self._ending.pop(number, None)
 
     def address_of(self, member: Member, section: int = 0) -> Address:
         """The address at which a member listens for a section."""
@@ -100,5 +124,6 @@ class SectionLinks:
         return Address.parse(member.addresses[self._shards[section]])
 
     def _break_off(self, number: int) -> None:
+        self._ending.pop(number, None)
         for transport in self._transports:
             transport.disconnect(number, lane_of(self.own, number))

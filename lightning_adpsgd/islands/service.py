@@ -1,6 +1,7 @@
 """The turns of a service thread, which no unexpected error ends silently."""
 
 import logging
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -10,6 +11,16 @@ _log = logging.getLogger(__name__)
 
 MOST_ERRORS = 20
 """Turns in a row that may fail before the learner ends."""
+
+
+def uptime_s() -> float:
+    """Seconds by a monotonic clock that counts a suspend, where there is one (Linux).
+
+    `time.monotonic` stands still on Linux while the machine is suspended.
+    """
+    if sys.platform == "linux":
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
 
 
 class ServiceThread(ABC):

@@ -3,8 +3,8 @@
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 import torch
 
@@ -48,6 +48,41 @@ class BackgroundWorker:
         with side_stream(self._device):
             while (task := self._tasks.get()) is not None:
                 task()
+
+
+class CallTimedOut(Exception):
+    """A call did not finish in time; it may still be under way."""
+
+
+class TimedCalls:
+    """Makes calls one after another in a separate thread; for one calling thread."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._worker: BackgroundWorker | None = None
+        self._last: Future[Any] | None = None
+
+    def run(self, call: Callable[[], T], seconds: float) -> T:
+        """Returns the result of a call, or raises `CallTimedOut` and drops it."""
+        if not self.await_last(seconds):
+            raise CallTimedOut
+        if self._worker is None:
+            self._worker = BackgroundWorker(self._name, torch.device("cpu"))
+        self._last = future = self._worker.submit(call)
+        if not self.await_last(seconds):
+            raise CallTimedOut
+        return future.result()
+
+    def await_last(self, seconds: float) -> bool:
+        """Waits for a call under way, if any; returns whether it has ended."""
+        pending = [] if self._last is None else [self._last]
+        return not wait(pending, max(0.0, seconds)).not_done
+
+    def stop(self, seconds: float = 0.0) -> None:
+        """Ends the thread after the call under way; waits for that up to `seconds`."""
+        if self._worker is not None:
+            self._worker.stop(None if self.await_last(seconds) else 0.0)
+        self._worker = self._last = None
 
 
 class InlineWorker:

@@ -1,8 +1,9 @@
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from unittest.mock import create_autospec
+from unittest.mock import create_autospec, patch
 
 import pytest
 from torch._C._distributed_c10d import HashStore, Store
@@ -148,6 +149,75 @@ def test_a_store_that_is_gone_is_a_failure_which_says_so() -> None:
     assert coordinator.failure is not None
     assert "hosts the job's store is gone" in coordinator.failure
     assert "learner 0" in coordinator.failure
+
+
+class StoppedHost:
+    """Calls of a store whose host is stopped: they return once the test is over."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.store = create_autospec(Store, instance=True)
+        for call in ("add", "check", "compare_set", "get", "set"):
+            getattr(self.store, call).side_effect = self._hang
+
+    def _hang(self, *_: object) -> None:
+        self.over.wait(PATIENCE_S)
+        raise RuntimeError("the host has ended")
+
+
+@pytest.fixture
+def stopped_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[StoppedHost]:
+    monkeypatch.setattr(store_module, "_ANSWER_S", 0.05)
+    host = StoppedHost()
+    yield host
+    host.over.set()
+
+
+def test_a_loss_is_told_though_the_host_of_the_store_is_stopped(
+    stopped_host: StoppedHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Learner 1, which printed nothing and waited for good."""
+    called = threading.Event()
+    coordinator = Coordinator(stopped_host.store, 1, 2, LONG, QUICK, called.set)
+    coordinator.start()
+    told = coordinator.explain("lost super-learner 0", QUICK)
+    assert told.startswith("lost super-learner 0; the job's store, which learner 0")
+    assert coordinator.silent_learners() == []
+    assert called.wait(PATIENCE_S)
+    coordinator.stop()
+    assert told in capsys.readouterr().err
+
+
+def test_a_store_that_stays_silent_is_a_failure_that_names_its_host(
+    stopped_host: StoppedHost,
+) -> None:
+    patience = timedelta(seconds=0.1)
+    coordinator = Coordinator(stopped_host.store, 1, 2, patience, QUICK)
+    ended = threading.Event()
+    with patch.object(coordinator, "_end_process", ended.set):
+        coordinator.start()
+        # Its training thread is stuck in a call of the store.
+        assert ended.wait(PATIENCE_S)
+    assert "which learner 0 or its launcher hosts, does not" in str(coordinator.failure)
+    coordinator.stop()
+
+
+def test_stopping_waits_for_a_look_that_is_slow() -> None:
+    """Else its thread outlived a training on a busy machine."""
+    before, looking = set(threading.enumerate()), threading.Event()
+
+    def look(_: object) -> bool:
+        looking.set()
+        time.sleep(2 * QUICK.total_seconds())
+        return False
+
+    store = create_autospec(Store, instance=True)
+    store.check.side_effect = look
+    coordinator = Coordinator(store, 1, 2, LONG, QUICK)
+    coordinator.start()
+    assert looking.wait(PATIENCE_S)
+    coordinator.stop()
+    assert set(threading.enumerate()) <= before
 
 
 def test_stopping_ends_the_thread_and_can_be_repeated() -> None:

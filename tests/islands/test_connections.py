@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_adpsgd.islands import connections
+from lightning_adpsgd.islands import connections, section_links
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.member_list import Member, MemberList
 from lightning_adpsgd.islands.peer_status import Event, Peer, Status
@@ -183,6 +183,52 @@ def test_who_gives_no_weights_is_asked_on_if_its_connection_holds(
     assert ours.pull(1, 0.01) is None
     assert played.dropped == ([1] if has_broken or not has_started else [])
     assert ours._dialed == (set() if played.dropped else {1})
+
+
+def test_who_is_in_the_middle_of_giving_is_not_broken_off(
+    ours: Connections, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would count this island as lost, and connect around it."""
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(section_links, "time", clock)
+    monkeypatch.setattr(connections, "_HANG_UP_S", 0.0)
+    ended = {number: threading.Event() for number in (1, 2)}
+    monkeypatch.setattr(ours.engine.peers_by_section[0], "drop", ended.get)
+    ours._take_turn()
+    ours._hang_up_on({1, 2})
+    assert (ours._dialed, played.disconnected) == (set(), [])
+    ended[1].set()
+    ours._links.break_off_ended()
+    assert played.disconnected == [1]
+    clock.now += 299.0
+    ours._links.break_off_ended()
+    assert played.disconnected == [1]
+    clock.now += 2.0
+    ours._links.break_off_ended()
+    assert played.disconnected == [1, 2]
+
+
+@pytest.mark.parametrize("how", ["asked again", "another number", "a turn"])
+def test_a_connection_that_ends_is_in_the_way_of_no_other(
+    ours: Connections, played: Played, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(connections, "_HANG_UP_S", 0.0)
+    ended = threading.Event()
+    monkeypatch.setattr(ours.engine.peers_by_section[0], "drop", lambda _: ended)
+    ours._links.ask(ONE)
+    ours._links.stop_asking({1}, 0.0)
+    assert played.disconnected == []
+    if how == "asked again":
+        ours._links.ask(ONE)
+    elif how == "another number":
+        ours._links.rename(OWN._replace(number=9))
+    else:
+        ended.set()
+        ours._take_turn()
+    assert played.disconnected == [1]
+    ours._links.break_off_ended()
+    assert played.disconnected == [1]
 
 
 def test_a_member_without_an_address_cannot_be_reached_and_ends_nothing(

@@ -90,6 +90,42 @@ def test_all_learners_of_an_island_take_weights_of_one_training() -> None:
     assert [one.joining.origin for one in learners] == ["far", "far"]
 
 
+@pytest.mark.parametrize(
+    ("host", "at", "is_told"),
+    [
+        ("node0", "127.0.1.1:9", True),
+        ("node0", "[::1]:9", True),
+        ("node0", "10.0.0.3:9", False),
+        ("node0", "name:9", False),
+        ("host", "127.0.0.1:9", False),  # this host
+    ],
+)
+def test_who_gives_no_weights_is_named_with_its_address(
+    host: str, at: str, is_told: bool
+) -> None:
+    joining = Learner(0, HashStore(), {}).joining
+    joining._membership.members = MemberList(1, {3: Member(3, "start", host, (at,))})
+    why = joining._why_none()
+    assert why.startswith(f"none of super-learner 3 on host {host} at {at} gave them")
+    assert ("a loopback address, which no other host can reach" in why) == is_told
+    assert ("Set GLOO_SOCKET_IFNAME on host node0" in why) == is_told
+
+
+def test_of_many_who_give_no_weights_some_are_named() -> None:
+    joining = Learner(0, HashStore(), {}).joining
+    far = {n: Member(n, str(n), "far", ("127.0.0.1:9",)) for n in range(9)}
+    joining._membership.members = MemberList(1, far)
+    why = joining._why_none()
+    assert "super-learner 3 on host far at 127.0.0.1:9, 5 more gave them" in why
+    assert why.count("Set GLOO_SOCKET_IFNAME") == 4
+    joining._membership.members = MemberList(1, {0: Member(0, "0", "far", ())})
+    assert joining._why_none() == (
+        "none of super-learner 0 on host far at no address gave them"
+    )
+    joining._membership.members = MemberList(1, {})
+    assert joining._why_none() == "there is none"
+
+
 @pytest.mark.parametrize("shares_epochs", [False, True])
 def test_the_latest_epoch_is_the_furthest_where_islands_share_it(
     shares_epochs: bool,

@@ -92,6 +92,7 @@ def test_a_reader_is_awake_for_as_long_as_a_silence(
 ) -> None:
     clock = SimpleNamespace(now=50.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(membership_reader, "time", clock)
+    monkeypatch.setattr(membership_reader, "uptime_s", clock.monotonic)
     pair = Pair(Heartbeat(silence_s=3.0))
     assert pair.reader.list_read_at == 50.0
     for now, is_awake in ((53.0, True), (53.25, False)):

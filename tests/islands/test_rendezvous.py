@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
+from lightning_adpsgd.islands import rendezvous as rendezvous_module
 from lightning_adpsgd.islands.rendezvous import (
     Bounds,
     Rendezvous,
@@ -17,6 +18,7 @@ from lightning_adpsgd.islands.rendezvous import (
     RendezvousUnreachable,
     serve,
 )
+from lightning_adpsgd.transport.links.sockets import Address
 from tests import warm
 from tests.helpers import PATIENCE_S, free_port, until
 from tests.islands.archipelago import rendezvous
@@ -55,6 +57,28 @@ def test_sockets_of_other_families_do_not_end_the_client() -> None:
         client = Rendezvous(address, answer_s=0.1)
         with pytest.raises(RendezvousUnreachable, match="no answer within"):
             client.ask(lambda store: store.check(["key"]))
+        client.close()
+
+
+def test_a_name_that_is_looked_up_for_long_is_an_outage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The resolver is behind the cut, too: who waited for it counted as stopped."""
+    found, connect = threading.Event(), rendezvous_module.connect
+    in_time = list[bool]()
+
+    def looks_up(address: Address) -> socket.socket:
+        in_time.append(found.wait(PATIENCE_S))
+        return connect(address)
+
+    monkeypatch.setattr(rendezvous_module, "connect", looks_up)
+    with rendezvous() as server:
+        client = Rendezvous(server.address, answer_s=0.05)
+        with pytest.raises(RendezvousUnreachable, match=r"no answer within 0.05 s"):
+            client.ask(lambda store: store.check(["key"]))
+        found.set()
+        until(lambda: _answers(client), "an answer")
+        assert all(in_time)
         client.close()
 
 

@@ -1,6 +1,7 @@
 """Threads that keep an island among the others meet errors that nobody foresaw."""
 
 import logging
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +11,7 @@ from typing_extensions import override
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.islands.service import MOST_ERRORS, ServiceThread
-from tests.helpers import PATIENCE_S, engine_threads, random_rows, until
+from tests.helpers import PATIENCE_S, random_rows, until
 from tests.islands.archipelago import archipelago, rendezvous
 
 
@@ -85,6 +86,7 @@ def test_an_unforeseen_error_of_the_membership_is_survived_and_counted(
 def test_a_membership_that_fails_on_and_on_ends_its_learner_loudly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    before = set(threading.enumerate())
     with rendezvous() as server, archipelago(server, random_rows(1)) as (one,):
         monkeypatch.setattr(Membership, "_visit", lambda *_: fails())
 
@@ -97,7 +99,7 @@ def test_a_membership_that_fails_on_and_on_ends_its_learner_loudly(
         until(has_ended, "the end")
         with pytest.raises(RuntimeError, match="keeps the member list has failed 20"):
             one.step()
-    until(lambda: engine_threads() == [], "the end of all threads")
+    until(lambda: set(threading.enumerate()) <= before, "the end of all threads")
 
 
 @pytest.mark.parametrize("beat", ["", "nonsense", "1", "1 x", "-1 5", "9" * 999 + " 1"])

@@ -1,6 +1,8 @@
 """Turns of the thread that keeps the member list, taken by hand, at its own clock."""
 
 import logging
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from lightning_adpsgd.islands.rendezvous import (
     RendezvousAddress,
     RendezvousUnreachable,
 )
+from lightning_adpsgd.islands.service import uptime_s
 from lightning_adpsgd.islands.signatures import Signatures
 from lightning_adpsgd.transport.links.credentials import Credentials
 from tests.helpers import PATIENCE_S
@@ -28,10 +31,13 @@ class Clock:
     """The time that the membership sees."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.now, self.suspended_s = 1000.0, 0.0
 
     def monotonic(self) -> float:
         return self.now
+
+    def uptime_s(self) -> float:
+        return self.now + self.suspended_s
 
 
 class Turns:
@@ -93,6 +99,7 @@ class Turns:
 def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
     clock = Clock()
     monkeypatch.setattr(membership, "time", clock)
+    monkeypatch.setattr(membership, "uptime_s", clock.uptime_s)
     return Turns(clock)
 
 
@@ -254,7 +261,7 @@ def test_the_time_between_making_a_membership_and_its_start_is_no_stop(
 
 @pytest.mark.parametrize("seconds", [SILENCE_S, SILENCE_S + 0.25])
 def test_who_rests_for_longer_than_a_silence_and_was_evicted_stands_aside(
-    turns: Turns, seconds: float
+    turns: Turns, seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     turns.enter()
     turns.listed.change(0, lambda old: {7: OTHER})
@@ -262,9 +269,29 @@ def test_who_rests_for_longer_than_a_silence_and_was_evicted_stands_aside(
     turns.stop(seconds)
     turns.take()
     was_stopped = seconds > SILENCE_S
+    assert ("a call held Python's interpreter lock" in caplog.text) == was_stopped
     assert turns.one.is_in != was_stopped
     assert turns.numbers == ({7} if was_stopped else {0, 7})
     assert ("left behind" in turns.seen) == was_stopped
+
+
+def test_a_suspended_machine_was_stopped_though_its_monotonic_clock_was_too(
+    turns: Turns,
+) -> None:
+    turns.enter()
+    turns.listed.change(0, lambda old: {7: OTHER})
+    turns.listed.show(OTHER, Beat(1, 0))
+    turns.clock.suspended_s = 100.0
+    assert not turns.one.is_awake
+    turns.stop(0.0)
+    turns.take()
+    assert turns.numbers == {7}
+    assert "left behind" in turns.seen
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another clock")
+def test_the_uptime_is_that_of_a_clock_which_counts_a_suspend() -> None:
+    assert abs(uptime_s() - time.clock_gettime(time.CLOCK_BOOTTIME)) < PATIENCE_S
 
 
 def test_who_was_stopped_and_is_still_on_the_list_stays_there(turns: Turns) -> None:

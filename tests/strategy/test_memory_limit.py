@@ -9,7 +9,7 @@ import gc
 import resource
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -34,6 +34,18 @@ LIMIT = 4.4
 """In replicas. With gradients, Adam's moments and the buckets of DDP one takes 5."""
 
 _ARENAS, _MMAP_THRESHOLD = -8, -3
+
+
+class Mallinfo2(ctypes.Structure):
+    """What the C library tells of its allocator (`man mallinfo2`)."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
 
 
 class Block(nn.Module):
@@ -102,7 +114,9 @@ def limit_memory(num_bytes: int) -> None:
     gc.collect()
     status = Path("/proc/self/status").read_text()
     used = int(status.partition("VmData:")[2].split()[0]) << 10
-    limit = used + num_bytes
+    # What was freed before would be used again under any limit: 0.4 of a replica, say.
+    libc.mallinfo2.restype = Mallinfo2
+    limit = used - libc.mallinfo2().fordblks + num_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 

@@ -115,13 +115,15 @@ def _listener_at(address: str, port: int) -> int | None:
     None leaves the choice to torch, which listens at all interfaces. That is the case
     if another process may have the port, or if the name does not belong to an interface
     of this host (a Kubernetes service, for example). It is also the case if this host
-    resolves its own name to its loopback while others reach it by that name.
+    resolves its own name to its loopback while others reach it by that name, or to
+    several addresses, of which others may reach any.
     """
     with suppress(OSError):
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
         family, *_, place = found[0]
         host = str(place[0])
-        if is_loopback(host) and address not in ("localhost", host):
+        is_ambiguous = is_loopback(host) or len({place[0] for *_, place in found}) > 1
+        if is_ambiguous and address not in ("localhost", host):
             return None
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from lightning_adpsgd import HADPSGDStrategy, __version__
-from lightning_adpsgd.coordination.startup import learner_info
+from lightning_adpsgd.coordination.startup import checks, learner_info
 from lightning_adpsgd.coordination.startup.barrier import StartupBarrier, StartUpError
 from lightning_adpsgd.coordination.startup.checks import (
     LaunchPlacement,
@@ -521,6 +521,34 @@ def test_the_store_listens_at_the_interface_that_was_named_alone() -> None:
     again = open_store("127.0.0.1", port, 0, 1, PATIENCE)
     again.set("word", "here")
     assert store.get("word") == b"here"
+
+
+@pytest.mark.parametrize(
+    ("name", "addresses", "listens_at_one"),
+    [
+        ("node0", ["127.0.0.2", "127.0.0.3"], False),
+        ("node0", ["127.0.0.2", "127.0.0.2"], False),  # a loopback
+        ("localhost", ["127.0.0.2", "127.0.0.3"], True),
+        ("127.0.0.2", ["127.0.0.2"], True),
+    ],
+)
+def test_a_store_whose_name_has_several_addresses_listens_at_all(
+    name: str,
+    addresses: list[str],
+    listens_at_one: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other hosts may have found any of them."""
+    kind = (socket.AF_INET, socket.SOCK_STREAM, 0, "")
+    found = [(*kind, (address, 0)) for address in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    # Here they are those of a loopback, because no other can be listened at.
+    is_loopback = len(set(addresses)) == 1 and name == "node0"
+    monkeypatch.setattr(checks, "is_loopback", lambda _: is_loopback)
+    listener = checks._listener_at(name, 0)
+    assert (listener is not None) == listens_at_one
+    if listener is not None:
+        socket.socket(fileno=listener).close()
 
 
 # --- real learners
