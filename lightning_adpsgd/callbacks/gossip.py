@@ -48,12 +48,18 @@ class GossipMonitor(Monitor):
     Figures that a strategy lacks are left out.
 
     Attributes:
-        records: One record per learner, from the last validation.
+        records: One record per learner, from the last validation of the last `fit`;
+            empty before its first.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.records: list[LearnerRecord] = []
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self.records = []
 
     @override
     def measure(self, trainer: Trainer, pl_module: LightningModule) -> None:

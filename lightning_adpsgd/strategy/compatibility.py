@@ -153,9 +153,15 @@ def _refuse_with_shards(trainer: pl.Trainer, strategy: DDPStrategy) -> None:
             )
 
 
-def refuse_averages_of_islands(trainer: pl.Trainer) -> None:
-    """Refuses callbacks that keep an average of weights: islands take no mean of it."""
+def refuse_callbacks_of_islands(trainer: pl.Trainer) -> None:
+    """Refuses callbacks that keep averages or masks, which islands do not exchange."""
     for callback in callbacks_of(trainer, Callback):
+        if isinstance(callback, ModelPruning):
+            raise ValueError(
+                f"`{type(callback).__name__}` cannot be used with `islands`: each "
+                "island would prune other weights; use it with learners of one job, or "
+                "prune afterwards"
+            )
         if _keeps_average(callback):
             raise ValueError(
                 f"`{type(callback).__name__}` cannot be used with `islands`: it would "

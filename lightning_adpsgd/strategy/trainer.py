@@ -235,12 +235,6 @@ class HADPSGDStrategy(ModelParallelInside):
     # --- evaluation and checkpoints: the consensus model
 
     @override
-    def on_validation_start(self) -> None:
-        super().on_validation_start()
-        if self._run is not None:
-            self._run.enter("validation", self._dials.adopts)
-
-    @override
     def on_validation_end(self) -> None:
         if self._run is not None:
             self._run.job.leave_consensus(self._dials.adopts)

@@ -240,10 +240,10 @@ class VirtualCluster:
         if lr_schedule is not None:
             update.scale(lr_schedule(self.samples))
         self.learning_rate = update.optimizer.param_groups[0]["lr"]
-        number = self.learners.steps[index]
-        gradient = partial(self._gradient, update, batches, number)
+        number = self._sources[index][0].batches
+        gradient = partial(self._gradient, update, batches, number - 1)
         loss = self.learners.update(update.optimizer.step, gradient)
-        update.passed("step", self._sources[index][0].batches)
+        update.passed("step", number)
         self.samples += sum(self._samples_in(batch) for batch in batches)
         return loss
 
