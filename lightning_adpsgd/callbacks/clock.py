@@ -27,7 +27,8 @@ class TrainingClock:
     """The training time, samples and steps of one learner, without validation.
 
     After a resume it continues from the checkpoint. As many learners as before continue
-    each from its own counts, another number from equal shares of the sums.
+    each from its own counts. Another number continues from equal shares of the summed
+    steps and samples, and from the longest time.
 
     Attributes:
         steps: Optimizer steps.

@@ -89,7 +89,7 @@ class VirtualCluster:
             to the others of its super-learner. `seed`: seed of everything drawn at
             random: times, topologies, order of samples, dropout. `order`,
             `mixing_gain`, `gossip_every`, `wire_dtype` and `max_staleness` as for
-            `HADPSGDStrategy`.
+            `HADPSGDStrategy`, but `wire_dtype` is None by default, and never "auto".
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -403,7 +403,7 @@ def dials_and_scenario(
     if wire_dtype == "auto":
         raise ValueError(
             '`wire_dtype` must name what travels in a virtual cluster, got "auto", '
-            "which measures links"
+            "which measures links; leave it out, or name one, such as `torch.int8`"
         )
     refuse_former(dials)
     mode, max_wait = as_mode(communication)
