@@ -140,10 +140,12 @@ class TrainingRun:
 
     # --- the consensus model
 
-    def enter(self, occasion: str, adopts: bool = False) -> None:
+    def enter(
+        self, occasion: str, adopts: bool = False, unmerged: bool = False
+    ) -> None:
         """Puts the consensus model into the module; all learners must call it."""
         if self.job.running:
-            self._note(self.job.enter_consensus(occasion, adopts))
+            self._note(self.job.enter_consensus(occasion, adopts, unmerged))
 
     def _begin_validation(self, begin: Callable[..., None], *args: Any) -> None:
         # Before all hooks: one that keeps the weights and puts others in their place,

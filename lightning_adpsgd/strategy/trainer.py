@@ -252,7 +252,8 @@ class HADPSGDStrategy(ModelParallelInside):
             return super().lightning_module_state_dict()
         within = run.job.in_consensus
         if not within:
-            run.enter("checkpoint")
+            # The weights of learners that the file holds are those with all exchanges.
+            run.enter("checkpoint", unmerged=not self._dials.save_learners)
         # What is written later, by a plugin that saves in the background, must not
         # change when the local weights come back.
         state = cloned(super().lightning_module_state_dict())
