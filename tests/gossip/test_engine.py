@@ -390,7 +390,7 @@ def test_peers_see_the_mean_where_it_is_adopted() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_save_keeps_exchanges_from_who_puts_weights_back(dtype: torch.dtype) -> None:
-    """A callback saves an average of its own: the weights that it kept are of before."""
+    """A callback saves an average of its own, and puts back what it had kept."""
     rows = torch.tensor([[1.0], [5.0]], dtype=dtype)
     vectors, gossips = engines(rows, "complete")
 
