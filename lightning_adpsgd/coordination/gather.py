@@ -5,11 +5,45 @@ read as by `torch.load(weights_only=True)`.
 """
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+_MOST_BYTES = 1000
+
+
+@contextmanager
+def ending_together(
+    what: str, group: dist.ProcessGroup | None = None
+) -> Iterator[None]:
+    """A context whose error in one learner of a group ends the others, too.
+
+    Its end is a collective; there must be none within it.
+
+    Args:
+        what: what is in vain after an error, for the message in the others.
+
+    Raises:
+        OSError: Another learner has failed; the message has its error.
+    """
+    try:
+        yield
+    except Exception as error:  # whatever it is, the others wait for this learner
+        _texts_of_all(f"{type(error).__name__}: {error}", group)
+        raise
+    ranks = dist.get_process_group_ranks(group)
+    for rank, text in zip(ranks, _texts_of_all("", group), strict=True):
+        if text:
+            raise OSError(f"{what}: learner {rank} raised {text}")
+
+
+def device_of(group: dist.ProcessGroup | None) -> torch.device:
+    """The device of the tensors that a group carries."""
+    return torch.device("cpu" if dist.get_backend(group) == "gloo" else "cuda")
 
 
 def gather_weights_only(
@@ -45,6 +79,14 @@ def number_from_learner_0(value: int, device: torch.device) -> int:
     box = torch.tensor([value], dtype=torch.int64, device=where)
     dist.broadcast(box, 0)
     return int(box)
+
+
+def _texts_of_all(text: str, group: dist.ProcessGroup | None) -> list[str]:
+    content = text.encode()[:_MOST_BYTES].ljust(_MOST_BYTES, b"\0")
+    mine = torch.tensor([*content], dtype=torch.uint8, device=device_of(group))
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, mine, group=group)
+    return [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in rows]
 
 
 def _from_bytes(row: Tensor) -> Any:

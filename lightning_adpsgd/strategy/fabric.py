@@ -201,7 +201,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         job = self.jobs.of_module(module)
         if job is None or not job.running or job.in_consensus:
             return super().get_module_state_dict(module)
-        job.enter_consensus("checkpoint")
+        job.enter_consensus("checkpoint", unmerged=not self._dials.save_learners)
         # The local weights come back into the same memory.
         state = cloned(super().get_module_state_dict(module))
         job.leave_consensus(adopt=False)

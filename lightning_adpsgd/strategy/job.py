@@ -331,12 +331,15 @@ class Job:
         if self.asynchronous:
             self.meet(name)
 
-    def enter_consensus(self, occasion: str, adopts: bool = False) -> Consensus | None:
+    def enter_consensus(
+        self, occasion: str, adopts: bool = False, unmerged: bool = False
+    ) -> Consensus | None:
         """Puts the consensus model into the module; all learners must call it.
 
         Args:
             occasion: name of the meeting, the same in all learners.
             adopts: whether the mean will be kept (`leave_consensus`).
+            unmerged: whether exchanges stay unmerged (`ConsensusModel.enter`).
 
         Returns:
             The consensus distance; None if the job does not communicate.
@@ -345,7 +348,7 @@ class Job:
             return None
         self.flat.rebind()
         with self.failures.named():
-            consensus = self._consensus.enter(occasion, adopts)
+            consensus = self._consensus.enter(occasion, adopts, unmerged)
         self._begin_anew_if_reloaded()
         return consensus
 

@@ -32,6 +32,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
+from lightning_adpsgd.coordination.gather import ending_together
 from lightning_adpsgd.coordination.groups import make_mesh, make_super_learner_group
 from lightning_adpsgd.strategy.checkpoints.loading_shards import (
     Source,
@@ -220,8 +221,10 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             self._source = checkpoint if self.is_sharded else None
             return checkpoint
         self._source = Path(checkpoint_path)
-        check_sums(self._source, self.global_rank, self.world_size)
-        rest = read_rest(self._source, weights_only)
+        # Each verifies some of the files; all end if one of them is damaged.
+        with ending_together(f"checkpoint {checkpoint_path} was not read"):
+            check_sums(self._source, self.global_rank, self.world_size)
+            rest = read_rest(self._source, weights_only)
         if has_optimizer(self._source, 0):
             rest["optimizer_states"] = []  # Lightning asks whether there are any
         return rest

@@ -161,8 +161,8 @@ class HADPSGDOptions(_DDPStrategy):
             timeout: longest silence of a peer before it counts as lost, and the time
                 limit of each collective: a timedelta, or a number of seconds. By
                 default 5 minutes, and 30 minutes for Lightning's own collectives.
-            max_staleness: number of steps without a completed exchange after which a
-                learner in "async" waits for one; None: it never waits.
+            max_staleness: number of steps without an exchange, averaged or refused,
+                after which a learner in "async" waits for one; None: it never waits.
             **ddp: further arguments of Lightning's `DDPStrategy`, such as
                 `start_method`. Options of DDP itself apply inside a super-learner.
 
@@ -174,7 +174,7 @@ class HADPSGDOptions(_DDPStrategy):
         duration, (mode, max_wait) = as_duration(timeout), as_mode(communication)
         kind, shared_by = as_inside(inside)
         super().__init__(timeout=duration or default_pg_timeout, **ddp)
-        check_ddp_arguments(self._ddp_kwargs)
+        check_ddp_arguments(self._ddp_kwargs, type(self).__name__)
         if work_sharing and not self._has_trainer:
             raise ValueError(
                 "`work_sharing` must be False in Fabric, got True: your program draws "

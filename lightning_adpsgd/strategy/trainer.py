@@ -256,12 +256,6 @@ class HADPSGDStrategy(ModelParallelInside):
     # --- evaluation and checkpoints: the consensus model
 
     @override
-    def on_validation_start(self) -> None:
-        super().on_validation_start()
-        if self._run is not None:
-            self._run.enter("validation", self._dials.adopts)
-
-    @override
     def on_validation_end(self) -> None:
         if self._run is not None:
             self._run.job.leave_consensus(self._dials.adopts)
@@ -279,7 +273,8 @@ class HADPSGDStrategy(ModelParallelInside):
             return super().lightning_module_state_dict()
         within = run.job.in_consensus
         if not within:
-            run.enter("checkpoint")
+            # The weights of learners that the file holds are those with all exchanges.
+            run.enter("checkpoint", unmerged=not self._dials.save_learners)
         # What is written later, by a plugin that saves in the background, must not
         # change when the local weights come back.
         state = cloned(super().lightning_module_state_dict())

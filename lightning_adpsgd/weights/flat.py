@@ -40,7 +40,7 @@ class Weights(ABC):
 
     @abstractmethod
     def layout(self) -> str:
-        """Names, shapes and dtypes in order; equal in all learners of one job."""
+        """Names, shapes, orders and dtypes; equal in all learners of one job."""
 
     @abstractmethod
     def owned(self, size: int) -> list[list[Range]]:
@@ -375,7 +375,13 @@ def _view_like(vector: Tensor, begin: int, tensor: Tensor) -> Tensor:
 
 def layout_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """The names, shapes and dtypes in order, as `first_difference` reads them."""
-    return ";".join(f"{n}:{tuple(t.shape)}:{t.dtype}" for n, t in tensors)
+    return ";".join(f"{n}:{_shape_of(t)}:{t.dtype}" for n, t in tensors)
+
+
+def _shape_of(tensor: Tensor) -> str:
+    # The values of a vector have another order where `_view_like` kept other strides.
+    order = "" if tensor.is_contiguous() else " with channels last"
+    return f"{tuple(tensor.shape)}{order}"
 
 
 def same_order(theirs: str, ours: str) -> bool:

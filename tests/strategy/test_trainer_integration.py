@@ -251,6 +251,55 @@ def test_the_mean_is_validated_and_the_local_weights_come_back() -> None:
     assert told["restore"][0][2].distance == pytest.approx(away)
 
 
+class Swap(pl.Callback):
+    """Validates other weights, as averages of weights do that callbacks keep."""
+
+    def __init__(self, in_place: bool) -> None:
+        self.in_place, self.kept = in_place, torch.empty(0)
+
+    @torch.no_grad()
+    def put(self, weight: Tensor, values: Tensor) -> None:
+        if self.in_place:
+            weight.copy_(values)
+        else:
+            weight.data = values
+
+    @override
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        weight = pl_module.weight
+        self.kept = weight.detach().clone() if self.in_place else weight.data
+        self.put(weight, torch.full_like(weight, 7.0))
+
+    @override
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.put(pl_module.weight, self.kept)
+
+
+def test_weights_that_a_callback_validates_change_no_training(tmp_path: Path) -> None:
+    def program(rank: int, in_place: bool) -> Any:
+        module, trajectory = Watch(), Trajectory()
+        saver = ModelCheckpoint(tmp_path / str(in_place), "mean")
+        trainer = trainer_of(
+            gossip(ALONE),
+            2,
+            callbacks=[Swap(in_place), trajectory, saver],
+            max_epochs=2,
+            enable_checkpointing=True,
+        )
+        trainer.fit(module, loader(8, rank, 2), loader(2))
+        return module.validated, trajectory.weights
+
+    told = in_every_mode(2, program, (True, False))
+    for in_place, results in told.items():
+        for rank, (validated, trajectory) in enumerate(results):
+            assert all(one.tolist() == [7.0] * 3 for one in validated)
+            local = -LR * Rows(8).rows[rank::2].sum(0)
+            torch.testing.assert_close(trajectory[-1], 2 * local)
+        saved = torch.load(tmp_path / str(in_place) / "mean.ckpt", weights_only=True)
+        expected = 2 * consensus_after(8, 2)
+        torch.testing.assert_close(saved["state_dict"]["weight"], expected)
+
+
 def test_a_checkpoint_is_the_mean_and_needs_nothing_of_this_package(
     tmp_path: Path,
 ) -> None:

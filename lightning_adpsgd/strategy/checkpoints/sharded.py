@@ -17,6 +17,7 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,7 +35,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
-from lightning_adpsgd.coordination.gather import gather_weights_only
+from lightning_adpsgd.coordination.gather import (
+    device_of,
+    ending_together,
+    gather_weights_only,
+)
 from lightning_adpsgd.files import bytes_written_whole, sync_folder
 from lightning_adpsgd.strategy.checkpoints.format import (
     DamagedCheckpoint,
@@ -70,27 +75,34 @@ def write_shards(
         OSError: The folder cannot be written; the message names it, and an earlier one
             is intact.
     """
-    is_first = dist.get_rank(group) == 0
     unfinished = path.with_name(f".{path.name}.unfinished")
-    if is_first:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-    dist.barrier(group)
-    writer = _Writer(unfinished)
+    is_first = dist.get_rank(group) == 0
+    together = partial(ending_together, f"checkpoint {path} was not written", group)
+    with together():
+        if is_first:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
     try:
-        save(dict(state), storage_writer=writer, process_group=group)
+        save(dict(state), storage_writer=_Writer(unfinished), process_group=group)
     except CheckpointException as error:
         raise _not_written(path, error) from error
-    own = _sums_of(unfinished.glob(f"__{dist.get_rank(group)}_*.distcp"))
-    all_sums = gather_weights_only(own, torch.device("cpu"), group)
-    if all_sums is not None:
-        sums = _sums_of([unfinished / INDEX])
-        for one in all_sums:
-            sums.update(one)
-        with bytes_written_whole(unfinished / META) as file:
-            write_checkpoint({**rest, _FILES: sums}, file)
-        _put_in_place(unfinished, path)
-    dist.barrier(group)
+    with together():
+        own = _sums_of(unfinished.glob(f"__{dist.get_rank(group)}_*.distcp"))
+    all_sums = gather_weights_only(own, device_of(group), group)
+    with together():
+        if all_sums is not None:
+            _finish(unfinished, rest, all_sums)
+            _put_in_place(unfinished, path)
+
+
+def _finish(
+    unfinished: Path, rest: dict[str, Any], all_sums: Iterable[Mapping[str, Any]]
+) -> None:
+    sums = _sums_of([unfinished / INDEX])
+    for one in all_sums:
+        sums.update(one)
+    with bytes_written_whole(unfinished / META) as file:
+        write_checkpoint({**rest, _FILES: sums}, file)
 
 
 def read_rest(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
