@@ -1,5 +1,5 @@
 """The command line: checks a machine, predicts a cluster's speed, serves the rendezvous
-of islands, converts sharded checkpoints to one file, and makes a page of trainings.
+of islands, makes credentials, one file of a sharded checkpoint and a page of trainings.
 
 lightning-adpsgd doctor
 lightning-adpsgd calibrate --out machine.json

@@ -148,6 +148,7 @@ def export(parts: Parts, folder: Path, onnx: bool = False) -> None:
 
     Raises:
         FileExistsError: The folder exists.
+        ModuleNotFoundError: `onnx` is set and the package is not installed.
         ValueError: The inputs of the model do not match the parts.
     """
     if folder.exists():
@@ -165,6 +166,7 @@ def write_files(parts: Parts, folder: Path, onnx: bool = False) -> None:
     """Writes the files of `export` into an existing folder, incomplete until the end.
 
     Raises:
+        ModuleNotFoundError: `onnx` is set and the package is not installed.
         ValueError: The inputs of the model do not match the parts.
     """
     model, adaptation = parts.model, parts.adaptation

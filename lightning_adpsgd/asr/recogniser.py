@@ -87,8 +87,9 @@ class Recogniser:
             self._open(folder)
         except RecogniserError:
             raise
-        except (OSError, ValueError) as error:
-            raise RecogniserError(f"{folder}: cannot be used: {error}") from error
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            problem = f"it lacks {error}" if isinstance(error, KeyError) else error
+            raise RecogniserError(f"{folder}: cannot be used: {problem}") from error
 
     def _open(self, folder: Path) -> None:
         told = _read_description(folder / "recogniser.json")
@@ -118,6 +119,9 @@ class Recogniser:
 
     def transcribe(self, path: Path) -> Iterator[SaidWord]:
         """Yields the words of a sound file as they are found, channel by channel.
+
+        Segments whose fit is below `least_fit`, which is an argument of the class or
+        stands in the folder, have no words.
 
         Args:
             path: Sound file of 8 kHz or more.

@@ -14,8 +14,8 @@ each validation, which all learners reach anyway:
 `ProgressLine` shows the speed and the gossip of all learners in the progress bar.
 `AllreduceWait` measures the wait for DDP's gradient allreduce, `Timeline` writes what
 each learner did in its last steps, and `SaveWithinEpoch` writes checkpoints within a
-shared epoch. All of them work under every strategy, and leave out figures that the
-strategy lacks.
+shared epoch. All but `SaveWithinEpoch` work under every strategy, and leave out figures
+that the strategy lacks; it writes nothing where learners get equal shares.
 """
 
 from lightning_adpsgd.callbacks.allreduce import AllreduceWait

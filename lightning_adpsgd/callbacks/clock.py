@@ -27,7 +27,8 @@ class TrainingClock:
     """The training time, samples and steps of one learner, without validation.
 
     After a resume it continues from the checkpoint. As many learners as before continue
-    each from its own counts, another number from equal shares of the sums.
+    each from its own counts. Another number continues from equal shares of the summed
+    steps and samples, and from the longest time.
 
     Attributes:
         steps: Optimizer steps.
@@ -132,6 +133,7 @@ class Monitor(Callback):
     def __init__(self) -> None:
         self.clock = TrainingClock()
         self._is_first = self._is_last = True
+        self._has_begun = False
 
     def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
         """Called after each training batch, which the clock has counted."""
@@ -146,6 +148,7 @@ class Monitor(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # What an evaluation has loaded, or a `fit` that failed before it began.
         self.clock.is_restored = False
+        self._has_begun = False
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -170,9 +173,16 @@ class Monitor(Callback):
             self.clock.count(trainer, batch)
         self.count(trainer, outputs, batch)
 
+    def on_consensus_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Called at a validation while the weights are still this learner's own."""
+        self._has_begun = True
+        self.clock.stop()
+
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.clock.stop()
+        if not self._has_begun:  # a strategy without a consensus model
+            self.on_consensus_start(trainer, pl_module)
+        self._has_begun = False
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

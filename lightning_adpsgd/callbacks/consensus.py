@@ -173,10 +173,9 @@ class ConsensusMonitor(Monitor):
         if self._num_gradients and not self._has_kept_all():
             self._kept.append(batch)
 
-    # Callbacks come before the strategy: the weights are still this learner's own.
     @override
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_validation_start(trainer, pl_module)
+    def on_consensus_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_consensus_start(trainer, pl_module)
         if not within_training(trainer):
             return
         if self._held_out is None:

@@ -32,7 +32,7 @@ class GossipMonitor(Monitor):
     `merges`, `bytes_sent`, `bytes_per_second`, `refused`, `staleness_mean`,
     `staleness_max` and `staleness_{steps}` (the histogram, without empty bins).
     `peer_age_{s}` is the largest number of steps that a peer has made since its last
-    completed exchange with super-learner s; the mean and maximum of these ages over all
+    exchange with super-learner s; the mean and maximum of these ages over all
     pairs are logged too. Islands add `members`, `joined` and `lost`.
 
     The figures under `learners/` are `global_samples`, `train_seconds`,
@@ -48,12 +48,18 @@ class GossipMonitor(Monitor):
     Figures that a strategy lacks are left out.
 
     Attributes:
-        records: One record per learner, from the last validation.
+        records: One record per learner, from the last validation of the last `fit`;
+            empty before its first.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.records: list[LearnerRecord] = []
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self.records = []
 
     @override
     def measure(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -67,8 +73,9 @@ class GossipMonitor(Monitor):
 class LearnerRecord(NamedTuple):
     """The counters of one learner; see `Statistics`.
 
-    `steps`, `samples` and `train_seconds` include the training before a resume. After a
-    resume with another number of learners they are this learner's share of it.
+    `steps`, `samples` and `train_seconds` include the training before a resume. With
+    another number of learners, each has an equal share of its steps and samples, and
+    the longest time.
 
     Attributes:
         train_seconds: Training time without validation.
@@ -76,7 +83,7 @@ class LearnerRecord(NamedTuple):
             for gossip and, if `AllreduceWait` measures it, for the gradient allreduce.
         fit_steps: Steps of this `fit`, as all other counters are of it.
         fit_seconds: Training time of this `fit`, without validation.
-        staleness: Number of merges by age in optimizer steps, in `STALENESS_BINS` bins.
+        staleness: Number of averages by age in steps, in `STALENESS_BINS` bins.
         peer_ages: Age of each super-learner, in their order; NaN if this learner does
             not exchange with it. Empty if nothing is recorded.
     """

@@ -104,8 +104,9 @@ def define_axes(run: Any) -> None:
 class WandbRun(Callback):
     """Sets the x axes and settings of a run of Weights & Biases, and finishes it.
 
-    A forked learner would otherwise leave the run open. The settings are the options of
-    the strategy, as `strategy/<name>`.
+    A forked learner would otherwise leave the run open. A further `fit` or evaluation
+    with the same logger continues the run, as with Lightning's logger alone. The
+    settings are the options of the strategy, as `strategy/<name>`.
     """
 
     @override
@@ -121,12 +122,19 @@ class WandbRun(Callback):
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
     ) -> None:
-        runs = [getattr(one, "_experiment", None) for one in _wandb_loggers(trainer)]
-        begun = [run for run in runs if run is not None]
-        for run in begun:
-            run.finish()
+        loggers = _wandb_loggers(trainer)
+        begun = [one for one in loggers if getattr(one, "_experiment", None)]
+        for logger in begun:
+            _finish(logger)
         if begun and multiprocessing.parent_process() is not None:
             _wait_until_written()
+
+
+def _finish(logger: Any) -> None:
+    """Finishes a logger's run; what it logs next opens the run again, by its id."""
+    run, logger._experiment = logger._experiment, None
+    run.finish()
+    logger._id = logger._wandb_init["id"] = run.id
 
 
 def _wait_until_written() -> None:

@@ -92,7 +92,7 @@ class Timeline(Callback):
         self._folder, self._name, self._every_s = Path(folder), name, every_s
         self._entries = deque[Entry](maxlen=steps)
         self._before: _Counts | None = None
-        self._begin = self._written = 0.0
+        self._begin = self._meeting = self._written = 0.0
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -112,15 +112,18 @@ class Timeline(Callback):
         if now - self._written > self._every_s:
             self._write(trainer)
 
+    def on_consensus_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begins a validation's entry, which includes the meeting before it."""
+        self._meeting = time.time()
+
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin = time.time()
+        self._begin, self._meeting = self._meeting or time.time(), 0.0
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if within_training(trainer):
             self._note("validation", self._begin)
-            # The validation's entry includes the meeting before it.
             self._before = _Counts.of(trainer)
             self._write(trainer)
 

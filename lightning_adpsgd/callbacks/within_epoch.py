@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from typing_extensions import override
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ class SaveWithinEpoch(Callback):
     `trainer.fit(ckpt_path=path)` continues with the remaining samples of the epoch,
     with any number of learners. All learners meet at a checkpoint, so fast ones wait
     for the slowest one's step. Once the first learner has its last batch of an epoch,
-    nothing is written until the next epoch.
+    nothing is written until the next epoch. Where learners get equal shares of the
+    epochs it writes nothing, and warns.
 
     Args:
         path: Path of the checkpoint; each one replaces the last.
@@ -46,6 +48,11 @@ class SaveWithinEpoch(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A resumed epoch counts its claims from 0, and so does that of another fit.
         self._epoch, self._num_points = -1, 0
+        if getattr(trainer.strategy, "work_sharing", None) is None:
+            rank_zero_warn(
+                "`SaveWithinEpoch` writes nothing here, because learners get equal "
+                "shares; use `ModelCheckpoint(every_n_train_steps=...)`"
+            )
 
     @override
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:

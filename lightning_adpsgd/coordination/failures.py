@@ -32,7 +32,8 @@ class SuperLearnerBroken(RuntimeError):
 class FailureReport:
     """Turns the loss of a connection into the failure that caused it.
 
-    `super_learner` has the ranks of all learners of this one's super-learner.
+    `super_learner` has the ranks of all learners of this one's super-learner; it is
+    empty before there are any.
     """
 
     def __init__(
@@ -92,6 +93,11 @@ class FailureReport:
         raise kind(message) from (cause.__cause__ if repeats else cause)
 
     def _lost_neighbour(self, error: RuntimeError) -> str:
+        if not self._super_learner:
+            return (
+                f"{self._name} lost another learner outside of training: {error}. "
+                "Check what the others printed last"
+            )
         return (
             f"{self._name} lost another learner of its super-learner "
             f"{self._super_learner} in an allreduce: {error}. Check what those "

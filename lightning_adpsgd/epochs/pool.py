@@ -238,13 +238,14 @@ class IslandPool(ServiceThread):
         self._told_alone = True
 
     def _say_who_did_not_come(self, lease: Lease) -> None:
-        ledger = lease.ledger
-        late = [name for name in ledger.held if name not in ledger.resting]
+        ledger, members = lease.ledger, self._members.members.by_number.values()
+        known = {one.incarnation: str(one) for one in members}
+        late = [known.get(n, n) for n in ledger.held if n not in ledger.resting]
         _log.warning(
-            "epoch %d ends here without super-learners %s, which hold batches of it "
-            "and have not come to its end for %g s",
+            "epoch %d ends here without %s: each holds batches of it, and has not come "
+            "to its end for %g s",
             lease.number,
-            late,
+            ", ".join(late),
             self._times.slowest_s,
         )
 

@@ -85,7 +85,8 @@ class Codec(ABC):
 class Cast(Codec):
     """Sends each number in a floating-point type; stateless.
 
-    A finite number beyond its range travels as the largest one.
+    A finite number beyond the range of float16 travels as the largest one. Beyond that
+    of bfloat16 or float32 it becomes infinite.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:

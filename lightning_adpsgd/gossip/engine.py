@@ -313,10 +313,10 @@ class Gossip(Communication, Exchanges):
         self.merge_all()
 
     @override
-    def set_aside(self, vectors: Sequence[Tensor]) -> None:
+    def set_aside(self, vectors: Sequence[Tensor], unmerged: bool = False) -> None:
         # A peer that has resumed earlier asks at any time.
         sections = self._group.own([as_real(vector) for vector in vectors])
-        self.replica.show([*chain.from_iterable(sections)])
+        self.replica.show([*chain.from_iterable(sections)], unmerged)
 
     @override
     def resume(self) -> None:

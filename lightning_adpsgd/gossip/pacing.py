@@ -121,7 +121,7 @@ class Turn(Enum):
     Attributes:
         COME: the peer may be requested.
         MET: it has asked meanwhile, so that no request is needed.
-        NOT_YET: neither, and the time is over.
+        NOT_YET: neither; the time is over, or there is something to do before.
     """
 
     COME = auto()
@@ -206,7 +206,9 @@ class Traffic:
             if (left_s := latest - time.monotonic()) <= 0:
                 return Turn.NOT_YET
             self._state.wait(min(pause_s, left_s, _LONGEST_PAUSE_S))
-        return Turn.MET if under_way.has_been_met(peer) else Turn.COME
+        if under_way.has_been_met(peer):
+            return Turn.MET
+        return Turn.NOT_YET if unless() else Turn.COME
 
     @contextmanager
     def requesting(self, peer: int, section: int = 0) -> Iterator[None]:

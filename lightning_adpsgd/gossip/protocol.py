@@ -204,9 +204,9 @@ class UnderWay:
     that it met longest ago, and stays free for it until that one begins, or declines
     because it has itself admitted another meanwhile.
 
-    No wait for others is longer than twice the duration of the last exchange with that
-    peer, so no slow peer holds up the rest. A peer that asks without a request is never
-    refused. The caller must hold a lock; `now` is in seconds of any clock.
+    No wait for one exchange of others is longer than twice what the last exchange with
+    that peer took, so no slow peer holds up the rest. One that asks without a request
+    is never refused. The caller must hold a lock; `now` is in seconds of any clock.
 
     Args:
         own: number of this learner, which for an island changes as others come and go.

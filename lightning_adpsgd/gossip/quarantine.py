@@ -1,8 +1,8 @@
 """Keeps diverged weights from spreading, and brings a diverged learner back.
 
 Both ends leave out a part of an exchange that is non-finite or too far away, so that
-the mean is preserved (`Disagreement`). A learner whose own weights are to blame
-continues from the weights of a peer, at most three times in ten minutes (`Quarantine`).
+the mean is preserved (`Disagreement`). A learner whose own weights are to blame tries
+to continue from those of a peer, at most three times in ten minutes (`Quarantine`).
 """
 
 import logging
@@ -58,9 +58,10 @@ class Disagreement:
     parts together, and more than twice the norm of the smaller end's weights. The first
     condition alone would mistake a start from equal weights, or a merge after a long
     separation, for an explosion. The second alone would mistake weights that start at
-    zero. The usual disagreement follows by a quarter per exchange, so that it cannot
-    keep up with weights that double each time. During the first 16 exchanges that found
-    a disagreement, it is the largest so far.
+    zero. The usual disagreement grows by a quarter per exchange at most, and shrinks by
+    a fifth, so that it cannot keep up with weights that double each time. During the
+    first 16 exchanges that found a disagreement, it is the largest so far, and no part
+    counts as far.
     """
 
     def __init__(self) -> None:
@@ -180,8 +181,9 @@ class Quarantine:
         self._attempts.append(self._clock())
         if num >= limit:
             raise WeightsDiverged(
-                f"{what}, after {num} reloads from its peers in {_WINDOW_S / 60:g} "
-                "minutes: check its data and its device, or lower the learning rate"
+                f"{what}, after {num} attempts in {_WINDOW_S / 60:g} minutes to "
+                "continue from a peer's weights: check its data and its device, or "
+                "lower the learning rate"
             )
         found = self._healthy_weights(chosen, weights_of)
         if found is None and num + 1 == limit:
@@ -199,7 +201,7 @@ class Quarantine:
                 if found is not None
                 else f"none of its peers {chosen} has finite weights; it asks again"
             )
-            _log.warning("%s: %s (reload %d of %d)", what, outcome, num + 1, limit)
+            _log.warning("%s: %s (attempt %d of %d)", what, outcome, num + 1, limit)
 
     def _go_on_from(self, values: Sequence[Tensor]) -> None:
         self._replica.put(values)

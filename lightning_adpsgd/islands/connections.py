@@ -14,7 +14,7 @@ answered.
     the list is unreadable  all members are probed now and then, because no list tells
                             of those with which this island is not connected
 
-`members` has the belief about each peer, and its transitions.
+`peer_status` has the belief about each peer, and its transitions.
 """
 
 import logging
@@ -284,7 +284,7 @@ class Connections(ServiceThread):
                 self._observe(peer.member, Event.PROBE_FAILED, str(error))
 
     def _probe(self, peers: Collection[Peer]) -> list[tuple[Peer, OSError | None]]:
-        """Probes peers within a second; returns the error of each unreachable one.
+        """Probes peers, 64 at a time, each within a second; returns each one's error.
 
         A peer that turns out to be dead is evicted from the list, for all islands.
         """

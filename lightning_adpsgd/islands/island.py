@@ -80,7 +80,9 @@ class Island:
     """One learner's part among islands.
 
     Everything belongs to the training thread, except that the thread of `Connections`
-    calls `_rejoin` and the thread of `Membership` sets `_is_left_behind`.
+    calls `_rejoin` and that of `Membership` sets `_is_left_behind`. Listener threads
+    call `_objection`, service threads `_on_change` and `_fail`, and a signal handler
+    `ask_to_leave`.
 
     Args:
         schedule: topology, gain and seed; its size is ignored.

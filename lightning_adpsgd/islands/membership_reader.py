@@ -97,14 +97,15 @@ class MembershipReader(ServiceThread):
 
     def _read(self) -> bool:
         text = self._store.get(_KEY).decode() if self._store.check([_KEY]) else ""
-        if text in ("", self._text):
-            return False
-        self.list_read_at = time.monotonic()
-        row, is_in, members, left, outage = json.loads(text)
-        self.members, self.left = MemberList.from_json(members), frozenset(left)
-        self.member, self.outage = Member.from_row(row), outage
-        self.is_in, self._text = is_in, text
-        return True
+        if is_new := text not in ("", self._text):
+            row, is_in, members, left, outage = json.loads(text)
+            self.members, self.left = MemberList.from_json(members), frozenset(left)
+            self.member, self.outage = Member.from_row(row), outage
+            self.is_in, self._text = is_in, text
+        # What the first learner does not tell anew is current, except in an outage.
+        if self._text and not self.outage:
+            self.list_read_at = time.monotonic()
+        return is_new
 
 
 MembershipView = Membership | MembershipReader

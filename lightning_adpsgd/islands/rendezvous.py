@@ -1,11 +1,11 @@
 """The rendezvous of islands: a key-value store that may come and go.
 
 The store is torch's, served by a small separate process (`serve`). It holds the member
-list and heartbeats, and nothing that training needs, so it can be killed and restarted
-empty at any time. A torch client raises on every use once its server has gone;
-`Rendezvous` then makes a new one. A torch client also waits forever for a server that
-hangs, so `TimedCalls` uses it in a separate thread. This module does not decide who is
-alive.
+list, heartbeats and, with `work_sharing`, the ledgers of epochs. Training needs none of
+these, so it can be killed and restarted empty at any time. A torch client raises on
+every use once its server has gone; `Rendezvous` then makes a new one. A torch client
+also waits forever for a server that hangs, so `TimedCalls` uses it in a separate
+thread. This module does not decide who is alive.
 """
 
 import logging

@@ -67,8 +67,12 @@ class Exchanges(ABC):
         """Begins no more exchanges; returns when those begun here have ended."""
 
     @abstractmethod
-    def set_aside(self, vectors: Sequence[Tensor]) -> None:
-        """Shows peers these vectors after `settle`, while the module holds the mean."""
+    def set_aside(self, vectors: Sequence[Tensor], unmerged: bool = False) -> None:
+        """Shows peers these vectors after `settle`, while the module holds the mean.
+
+        Args:
+            unmerged: whether these are the weights before `settle`, which is undone.
+        """
 
     @abstractmethod
     def resume(self) -> None:

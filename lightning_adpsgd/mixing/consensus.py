@@ -90,27 +90,34 @@ class ConsensusModel:
         """Whether the module holds the mean."""
         return self.local_weights is not None
 
-    def enter(self, occasion: str, adopts: bool = False) -> Consensus:
+    def enter(
+        self, occasion: str, adopts: bool = False, unmerged: bool = False
+    ) -> Consensus:
         """Replaces the weights of all learners by their mean.
 
         Args:
             occasion: name of the meeting, the same in all learners.
             adopts: whether `leave` is to adopt the mean. Peers that have left earlier
                 then average with the mean, and not with the local weights.
+            unmerged: whether `leave` restores the weights without what exchanges have
+                changed, which is merged later: a program that puts back what it kept
+                of the weights loses nothing.
         """
         if self._exchanges is not None:
             self._exchanges.pause()
         self._meet(occasion)
         # The distance is that of the weights in training. Settling would make two
         # super-learners equal if their last exchange was the last event.
-        vectors = self._flat.vectors if self._needs_trained else []
-        trained = [vector.clone() for vector in vectors]
+        unmerged = unmerged and self._exchanges is not None
+        keeps = self._needs_trained or unmerged
+        trained = [vector.clone() for vector in self._flat.vectors if keeps]
         self._communication.settle()
         self._flat.check_views()
-        self.local_weights = [vector.clone() for vector in self._flat.vectors]
+        settled = () if unmerged else self._flat.vectors
+        self.local_weights = [vector.clone() for vector in settled] or trained
         if self._exchanges is not None:
             shown = self._flat.vectors if adopts else self.local_weights
-            self._exchanges.set_aside(shown)
+            self._exchanges.set_aside(shown, unmerged)
         return self._average(self._flat.vectors, trained)
 
     @torch.no_grad()

@@ -55,7 +55,7 @@ class Mixer(Protocol):
         """Copies the weights; `mix` works on the copy."""
 
     def mix(self) -> None:
-        """Computes ``sum_j T[j, i] w_j - w_i`` from the copy, for the next round."""
+        """Computes ``gamma (sum_j T[j, i] w_j - w_i)`` of the copy, for a round."""
 
     def finish(self) -> None:
         """Adds the computed change to the weights as they are by then."""
@@ -124,7 +124,7 @@ class RoundMixer:
 
     @torch.no_grad()
     def mix(self) -> None:
-        """Computes ``sum_j T[j, i] w_j - w_i`` of the snapshots, for this round.
+        """Computes ``gamma (sum_j T[j, i] w_j - w_i)`` of the snapshots, for a round.
 
         On a GPU, the result is ready when the calling thread's stream gets there.
         """

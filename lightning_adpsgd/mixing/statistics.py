@@ -19,8 +19,8 @@ class Statistics(NamedTuple):
             first reading of weights and the merge.
         refused: number of averages of which a part was left out because it was
             non-finite or too far away.
-        peer_ages: number of optimizer steps since the last completed exchange, or the
-            start, for each super-learner with which this one exchanges asynchronously.
+        peer_ages: number of optimizer steps since the last exchange, averaged or
+            refused, or the start, for each super-learner that this one asks.
         far: number of averages of which a part was left out because it was too far
             away.
         reloads: number of times that a peer's weights replaced this learner's.
@@ -30,8 +30,8 @@ class Statistics(NamedTuple):
         lost: number of super-learners that have disappeared without a goodbye since
             then.
         damaged: number of parts left out because they arrived damaged.
-        list_age_seconds: seconds since the member list was last read; 0 without
-            islands.
+        list_age_seconds: seconds since the member list was last known to be current;
+            0 without islands.
         service_errors: number of unexpected errors in the service threads of an island,
             such as the one for the member list.
         service_seconds: longest time, over the service threads, since the last turn

@@ -424,7 +424,7 @@ def _complete(begin: Callable[[], dist.Work | None], timeout: timedelta) -> None
         work.wait(timeout)
     except RuntimeError as error:
         raise SuperLearnerBroken(
-            "the learners of this super-learner did not gather their shards within "
-            f"{timeout}: {error}. Check whether all its processes run; if one is only "
+            "the learners of this super-learner did not share weights or votes (limit "
+            f"{timeout}): {error}. Check whether all its processes run; if one is only "
             "slow, raise `timeout`"
         ) from error

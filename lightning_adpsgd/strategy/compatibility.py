@@ -50,15 +50,16 @@ def validates_by_time(trainer: pl.Trainer) -> bool:
     return getattr(trainer, "_val_check_time_interval", None) is not None
 
 
-def check_ddp_arguments(arguments: Mapping[str, Any]) -> None:
+def check_ddp_arguments(arguments: Mapping[str, Any], strategy: str) -> None:
     """Refuses arguments that `DistributedDataParallel` does not know.
 
-    A super-learner of one learner has no DDP that would refuse them.
+    A super-learner of one learner has no DDP that would refuse them. `strategy` is the
+    name of the class that was given them.
     """
     for name in arguments:
         if name not in _DDP_ARGUMENTS:
             raise TypeError(
-                f"HADPSGDStrategy() got an unexpected keyword argument {name!r}: "
+                f"{strategy}() got an unexpected keyword argument {name!r}: "
                 "neither this strategy nor `DistributedDataParallel` takes it"
             )
     for name in ("module", "device_ids", "process_group", "device_mesh"):
@@ -152,9 +153,15 @@ def _refuse_with_shards(trainer: pl.Trainer, strategy: DDPStrategy) -> None:
             )
 
 
-def refuse_averages_of_islands(trainer: pl.Trainer) -> None:
-    """Refuses callbacks that keep an average of weights: islands take no mean of it."""
+def refuse_callbacks_of_islands(trainer: pl.Trainer) -> None:
+    """Refuses callbacks that keep averages or masks, which islands do not exchange."""
     for callback in callbacks_of(trainer, Callback):
+        if isinstance(callback, ModelPruning):
+            raise ValueError(
+                f"`{type(callback).__name__}` cannot be used with `islands`: each "
+                "island would prune other weights; use it with learners of one job, or "
+                "prune afterwards"
+            )
         if _keeps_average(callback):
             raise ValueError(
                 f"`{type(callback).__name__}` cannot be used with `islands`: it would "

@@ -69,11 +69,13 @@ class DefaultSharing:
     def look_at_schedules(self) -> None:
         """Called once optimizers and schedules exist."""
         self._too_early = False
-        manual = not self._trainer.lightning_module.automatic_optimization
+        by_hand = not self._trainer.lightning_module.automatic_optimization
+        problem = "a learning rate is scheduled by steps"
+        if by_hand:
+            problem = "manual optimization may step its schedules by batches"
         for config in self._trainer.strategy.lr_scheduler_configs:
-            if manual or config.interval == "step":
-                by_steps = "a learning rate is scheduled by steps"
-                self._problem = self._problem or by_steps
+            if by_hand or config.interval == "step":
+                self._problem = self._problem or problem
 
     def allows(self, loader: Any) -> bool:
         """Whether to share; a collective over all learners."""

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_adpsgd.coordination.groups import wrap_in_ddp
+from lightning_adpsgd.coordination.unfreezing import Unfreezing, reduces_frozen
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
@@ -61,6 +62,11 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def jobs(self) -> ModuleJobs:
         """The jobs of the modules in training."""
         return ModuleJobs()
+
+    @cached_property
+    def _unfreezing(self) -> Unfreezing:
+        reduces = reduces_frozen(self._dials.exchange_frozen, self._ddp_kwargs)
+        return Unfreezing(reduces)
 
     # --- what it has done
 
@@ -134,7 +140,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         if not any(weight.requires_grad for weight in module.parameters()):
             return module
         if not self.check_peers():
-            return super().setup_module(module)
+            return self._unfreezing.make(module, partial(super().setup_module, module))
         self._check_one_module()
         check_device(self.root_device)
         self.jobs.meet("setup")
@@ -147,7 +153,9 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             return module
         device_ids = self._determine_ddp_device_ids()
         arguments = {"device_ids": device_ids, **self._ddp_kwargs}
-        return wrap_in_ddp(module, job.groups, job.flat.device, **arguments)
+        inside = job.groups, job.flat.device
+        wrap = partial(wrap_in_ddp, module, *inside, **arguments)
+        return self._unfreezing.make(module, wrap)
 
     def _check_one_module(self) -> None:
         if self._dials.islands is not None and len(self.jobs):
@@ -183,7 +191,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             if job.island is not None:
                 job.island.note(samples=0, epochs=0)
             step = partial(job.update, step)
-        return step(closure or (lambda: None))
+        return step(self._unfreezing.checked(closure or (lambda: None)))
 
     # --- checkpoints: the consensus model
 
@@ -193,7 +201,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         job = self.jobs.of_module(module)
         if job is None or not job.running or job.in_consensus:
             return super().get_module_state_dict(module)
-        job.enter_consensus("checkpoint")
+        job.enter_consensus("checkpoint", unmerged=not self._dials.save_learners)
         # The local weights come back into the same memory.
         state = cloned(super().get_module_state_dict(module))
         job.leave_consensus(adopt=False)

@@ -9,6 +9,7 @@ its averages.
 
 import atexit
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -122,7 +123,7 @@ class Job:
         self._restored_position: tuple[int, int] | None = None
         self._closed = self.has_departed = False
         # Torch aborts a process that exits while threads run torch's code.
-        self._at_exit = partial(_in_process, os.getpid(), self.close)
+        self._at_exit = partial(_in_process, os.getpid(), self._end_at_exit)
         atexit.register(self._at_exit)
 
     # --- what it is, and what it has done
@@ -238,6 +239,13 @@ class Job:
         self._closed = True
         self.coordinator.stop()
 
+    def _end_at_exit(self) -> None:
+        # Lightning tells nobody if a callback raises while it hears of an exception.
+        if self.running:
+            cause = getattr(sys, "last_value", None)
+            self.fail(cause or RuntimeError("its process ended within training"))
+        self.close()
+
     def _abort(self) -> None:
         """Ends communication within seconds, without a peer's help."""
         if self._engine is not None:
@@ -323,12 +331,15 @@ class Job:
         if self.asynchronous:
             self.meet(name)
 
-    def enter_consensus(self, occasion: str, adopts: bool = False) -> Consensus | None:
+    def enter_consensus(
+        self, occasion: str, adopts: bool = False, unmerged: bool = False
+    ) -> Consensus | None:
         """Puts the consensus model into the module; all learners must call it.
 
         Args:
             occasion: name of the meeting, the same in all learners.
             adopts: whether the mean will be kept (`leave_consensus`).
+            unmerged: whether exchanges stay unmerged (`ConsensusModel.enter`).
 
         Returns:
             The consensus distance; None if the job does not communicate.
@@ -337,7 +348,7 @@ class Job:
             return None
         self.flat.rebind()
         with self.failures.named():
-            consensus = self._consensus.enter(occasion, adopts)
+            consensus = self._consensus.enter(occasion, adopts, unmerged)
         self._begin_anew_if_reloaded()
         return consensus
 

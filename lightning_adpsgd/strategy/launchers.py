@@ -4,23 +4,30 @@ The Trainer chooses its checkpoint before it sets up its strategy. The launcher 
 both, and so is the first of our objects to see the Trainer.
 """
 
+import itertools
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
+from lightning_adpsgd.coordination.failures import FailureReport
 from lightning_adpsgd.coordination.startup.checks import (
     LaunchPlacement,
     check_start,
     open_store,
 )
+from lightning_adpsgd.coordination.store import Coordinator
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.strategy.checkpoints.last_good import whole_checkpoint_path
+from lightning_adpsgd.strategy.job import NAMESPACE
 from lightning_adpsgd.strategy.overrides import Overrides
+
+_PROGRAMS = itertools.count()
 
 
 def resume_from_whole(launcher: Any) -> None:
@@ -44,6 +51,16 @@ def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:
     placement = LaunchPlacement(strategy.num_processes, strategy.local_rank)
     check_start(store, rank, size, vars(dials), placement, patience)
     return store
+
+
+def failures_outside_training(
+    rank: int, size: int, timeout: timedelta
+) -> FailureReport:
+    """The report of failures while there is no job; all learners must call it."""
+    root = dist.distributed_c10d._get_default_store()
+    # All learners run the same programs, and so as many.
+    store = PrefixStore(f"{NAMESPACE}/outside/{next(_PROGRAMS)}", root)
+    return FailureReport(Coordinator(store, rank, size, timeout), rank, [])
 
 
 def _launch(

@@ -20,9 +20,9 @@ from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.optimizer_reset import InitialState
 
 _UNFINISHED = (
-    "the program ended without `fabric.strategy.finish()`, so that its weights are not "
-    "those of the other learners; call it after the last step, or give your program to "
-    "`fabric.launch` as a function"
+    "the program ended without `fabric.strategy.finish()`, so that its weights may "
+    "differ from those of the other learners; call it after the last step, or give "
+    "your program to `fabric.launch` as a function"
 )
 
 

@@ -131,8 +131,9 @@ class HADPSGDOptions(_DDPStrategy):
                 to which an exchange in full width takes more than half an optimizer
                 step. Averages are always computed in float32 or better.
             exchange_frozen: whether weights that are frozen when training begins are
-                averaged too. False: they do not travel, and must stay frozen, as in
-                fine-tuning with adapters.
+                averaged too, and with `find_unused_parameters=True` are among the
+                gradients that learners of a super-learner reduce. False: they do not
+                travel, and must stay frozen, as in fine-tuning with adapters.
             cpu_share: largest share of the training time that exchanges may take in
                 "async", in (0, 1] (docs/concepts.md); 1: no bound.
             work_sharing: whether an epoch is a pool from which each learner takes
@@ -160,8 +161,8 @@ class HADPSGDOptions(_DDPStrategy):
             timeout: longest silence of a peer before it counts as lost, and the time
                 limit of each collective: a timedelta, or a number of seconds. By
                 default 5 minutes, and 30 minutes for Lightning's own collectives.
-            max_staleness: number of steps without a completed exchange after which a
-                learner in "async" waits for one; None: it never waits.
+            max_staleness: number of steps without an exchange, averaged or refused,
+                after which a learner in "async" waits for one; None: it never waits.
             **ddp: further arguments of Lightning's `DDPStrategy`, such as
                 `start_method`. Options of DDP itself apply inside a super-learner.
 
@@ -173,7 +174,7 @@ class HADPSGDOptions(_DDPStrategy):
         duration, (mode, max_wait) = as_duration(timeout), as_mode(communication)
         kind, shared_by = as_inside(inside)
         super().__init__(timeout=duration or default_pg_timeout, **ddp)
-        check_ddp_arguments(self._ddp_kwargs)
+        check_ddp_arguments(self._ddp_kwargs, type(self).__name__)
         if work_sharing and not self._has_trainer:
             raise ValueError(
                 "`work_sharing` must be False in Fabric, got True: your program draws "

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, final
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_zero_info
 
@@ -23,8 +24,9 @@ from lightning_adpsgd.strategy.checkpoints.own_folders import hold_folders
 from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
 from lightning_adpsgd.strategy.clocks import BatchEnd, describe_clocks, follow_clocks
 from lightning_adpsgd.strategy.compatibility import (
+    callbacks_of,
     problems_with_work_sharing,
-    refuse_averages_of_islands,
+    refuse_callbacks_of_islands,
 )
 from lightning_adpsgd.strategy.default_sharing import (
     DefaultSharing,
@@ -104,6 +106,8 @@ class TrainingRun:
         prune_together(trainer, job, overrides)
         agree_on_names(trainer, overrides)
         overrides.wrap(trainer.fit_loop, "on_run_end", self._end)
+        validation = trainer.fit_loop.epoch_loop.val_loop
+        overrides.wrap(validation, "_on_evaluation_start", self._begin_validation)
 
     def begin(self, resumed: Resumed) -> None:
         """Starts training: the learners communicate from here on."""
@@ -136,10 +140,21 @@ class TrainingRun:
 
     # --- the consensus model
 
-    def enter(self, occasion: str, adopts: bool = False) -> None:
+    def enter(
+        self, occasion: str, adopts: bool = False, unmerged: bool = False
+    ) -> None:
         """Puts the consensus model into the module; all learners must call it."""
         if self.job.running:
-            self._note(self.job.enter_consensus(occasion, adopts))
+            self._note(self.job.enter_consensus(occasion, adopts, unmerged))
+
+    def _begin_validation(self, begin: Callable[..., None], *args: Any) -> None:
+        # Before all hooks: one that keeps the weights and puts others in their place,
+        # such as an average of its own, keeps the mean, and gives that back.
+        for callback in callbacks_of(self._trainer, Callback):
+            if (hook := getattr(callback, "on_consensus_start", None)) is not None:
+                hook(self._trainer, self._trainer.lightning_module)
+        self.enter("validation", self._dials.adopts)
+        begin(*args)
 
     def _note(self, consensus: Consensus | None) -> None:
         self.last_consensus = consensus
@@ -190,7 +205,7 @@ def set_up_run(
 ) -> TrainingRun:
     """Makes the job of a Trainer's `fit`; a collective over all learners."""
     if dials.islands is not None:
-        refuse_averages_of_islands(trainer)
+        refuse_callbacks_of_islands(trainer)
     partition: Partition = trainer.strategy.partition  # pyright: ignore
     asked, sharing = _shares_work(trainer, dials), None
     job = set_up_job(model, dials, partition, on_reload)

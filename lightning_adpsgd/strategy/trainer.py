@@ -25,7 +25,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from lightning_adpsgd.coordination.failures import FailureReport
 from lightning_adpsgd.coordination.groups import wrap_in_ddp
+from lightning_adpsgd.coordination.unfreezing import Unfreezing, reduces_frozen
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.checkpoints.contents import (
@@ -48,7 +50,11 @@ from lightning_adpsgd.strategy.compatibility import (
     refuse_unsupported,
 )
 from lightning_adpsgd.strategy.gradients import clip_on_all_meshes
-from lightning_adpsgd.strategy.launchers import check_launch, resume_from_whole
+from lightning_adpsgd.strategy.launchers import (
+    check_launch,
+    failures_outside_training,
+    resume_from_whole,
+)
 from lightning_adpsgd.strategy.model_parallel import ModelParallelInside
 from lightning_adpsgd.strategy.optimizer_reset import InitialState
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -77,6 +83,8 @@ class HADPSGDStrategy(ModelParallelInside):
     _resumed = Resumed()
     _initial_states: tuple[InitialState, ...] = ()
     _overrides: Overrides | None = None
+    _unfreezing: Unfreezing | None = None
+    _outside: FailureReport | None = None
     _statistics: Statistics | None = None
     _last_consensus: Consensus | None = None
 
@@ -112,6 +120,9 @@ class HADPSGDStrategy(ModelParallelInside):
         with one_gpu_per_learner():
             super().setup_environment()
         del store
+        rank, size = self.global_rank, self.world_size
+        if size > 1:
+            self._outside = failures_outside_training(rank, size, self._dials.timeout)
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -132,7 +143,8 @@ class HADPSGDStrategy(ModelParallelInside):
             prepare_training_loaders(trainer, None, self._place, self._overrides)
             super().setup(trainer)
             return
-        self._set_up_without_ddp(trainer, self._overrides, gossips)
+        with self._outside.named() if self._outside is not None else nullcontext():
+            self._set_up_without_ddp(trainer, self._overrides, gossips)
 
     def _set_up_without_ddp(
         self, trainer: pl.Trainer, overrides: Overrides, gossips: bool
@@ -169,11 +181,15 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @override
     def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:
+        reduces = reduces_frozen(self._dials.exchange_frozen, self._ddp_kwargs)
+        self._unfreezing = Unfreezing(reduces)
         if self._run is None:
-            return super()._setup_model(model)
+            return self._unfreezing.make(model, partial(super()._setup_model, model))
         job, device_ids = self._run.job, self.determine_ddp_device_ids()
         arguments = {"device_ids": device_ids, **self._ddp_kwargs}
-        return wrap_in_ddp(model, job.groups, job.flat.device, **arguments)
+        inside = job.groups, job.flat.device
+        wrap = partial(wrap_in_ddp, model, *inside, **arguments)
+        return self._unfreezing.make(model, wrap)
 
     @override
     def on_train_start(self) -> None:
@@ -189,6 +205,8 @@ class HADPSGDStrategy(ModelParallelInside):
         super().on_exception(exception)
         if self._run is not None:
             self._run.fail(exception)
+        elif self._outside is not None:
+            self._outside.announce(exception)
 
     @override
     def teardown(self) -> None:
@@ -201,7 +219,8 @@ class HADPSGDStrategy(ModelParallelInside):
                 self._last_consensus = self.last_consensus
             if self._overrides is not None:
                 self._overrides.undo()
-            self._run = self._place = self._overrides = None
+            self._run = self._place = self._overrides = self._unfreezing = None
+            self._outside = None
             self._resumed, self._initial_states = Resumed(), ()
             super().teardown()
 
@@ -224,6 +243,8 @@ class HADPSGDStrategy(ModelParallelInside):
         **kwargs: Any,
     ) -> Any:
         step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
+        if self._unfreezing is not None:
+            closure = self._unfreezing.checked(closure)
         if self._run is None:
             return step(closure)
         return self._run.job.update(step, closure)
@@ -233,12 +254,6 @@ class HADPSGDStrategy(ModelParallelInside):
             state.restore()
 
     # --- evaluation and checkpoints: the consensus model
-
-    @override
-    def on_validation_start(self) -> None:
-        super().on_validation_start()
-        if self._run is not None:
-            self._run.enter("validation", self._dials.adopts)
 
     @override
     def on_validation_end(self) -> None:
@@ -258,7 +273,8 @@ class HADPSGDStrategy(ModelParallelInside):
             return super().lightning_module_state_dict()
         within = run.job.in_consensus
         if not within:
-            run.enter("checkpoint")
+            # The weights of learners that the file holds are those with all exchanges.
+            run.enter("checkpoint", unmerged=not self._dials.save_learners)
         # What is written later, by a plugin that saves in the background, must not
         # change when the local weights come back.
         state = cloned(super().lightning_module_state_dict())
@@ -305,7 +321,8 @@ class HADPSGDStrategy(ModelParallelInside):
         if self._interrupted():
             return
         if self._run is None or not self._run.job.running:
-            super().barrier(*args, **kwargs)
+            with self._outside.named() if self._outside is not None else nullcontext():
+                super().barrier(*args, **kwargs)
             return
         name = args[0] if args else kwargs.get("name")
         self._run.job.meet(str(name or "barrier"))

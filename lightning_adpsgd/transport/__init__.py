@@ -1,1 +1,1 @@
-"""How a vector reaches a peer: threads, torch.distributed, authenticated links."""
+"""How a vector reaches a peer: torch.distributed, or authenticated links."""

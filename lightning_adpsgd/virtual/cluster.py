@@ -89,7 +89,7 @@ class VirtualCluster:
             to the others of its super-learner. `seed`: seed of everything drawn at
             random: times, topologies, order of samples, dropout. `order`,
             `mixing_gain`, `gossip_every`, `wire_dtype` and `max_staleness` as for
-            `HADPSGDStrategy`.
+            `HADPSGDStrategy`, but `wire_dtype` is None by default, and never "auto".
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -240,10 +240,10 @@ class VirtualCluster:
         if lr_schedule is not None:
             update.scale(lr_schedule(self.samples))
         self.learning_rate = update.optimizer.param_groups[0]["lr"]
-        number = self.learners.steps[index]
-        gradient = partial(self._gradient, update, batches, number)
+        number = self._sources[index][0].batches
+        gradient = partial(self._gradient, update, batches, number - 1)
         loss = self.learners.update(update.optimizer.step, gradient)
-        update.passed("step", self._sources[index][0].batches)
+        update.passed("step", number)
         self.samples += sum(self._samples_in(batch) for batch in batches)
         return loss
 
@@ -403,7 +403,7 @@ def dials_and_scenario(
     if wire_dtype == "auto":
         raise ValueError(
             '`wire_dtype` must name what travels in a virtual cluster, got "auto", '
-            "which measures links"
+            "which measures links; leave it out, or name one, such as `torch.int8`"
         )
     refuse_former(dials)
     mode, max_wait = as_mode(communication)

@@ -72,7 +72,7 @@ class Rows:
                 tensor.data = assigned.clone()
                 self._beside[tensor][self._held] = tensor.data
             else:
-                put_back(assigned, tensor)
+                put_back(buffer.key, assigned, tensor)
 
     def release(self) -> None:
         """Copies the module's current tensors into memory of its own."""

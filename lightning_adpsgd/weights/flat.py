@@ -40,7 +40,7 @@ class Weights(ABC):
 
     @abstractmethod
     def layout(self) -> str:
-        """Names, shapes and dtypes in order; equal in all learners of one job."""
+        """Names, shapes, orders and dtypes; equal in all learners of one job."""
 
     @abstractmethod
     def owned(self, size: int) -> list[list[Range]]:
@@ -144,12 +144,7 @@ class FlatParameters(Weights):
             if name in self._left_out and not tensor.requires_grad:
                 continue
             if tensor.data_ptr() not in views and name not in masks:
-                added = "was added to the module after set-up"
-                moved = "was given new storage after set-up"
-                raise RuntimeError(
-                    f"`{name}` {moved if name in known else added}; change weights in "
-                    "place (`p.data.copy_(...)`), or before `trainer.fit`"
-                )
+                raise RuntimeError(_not_in_vector(name, tensor, name in known))
         for address, name in views.items():
             if address not in in_use:
                 raise RuntimeError(
@@ -185,7 +180,7 @@ class FlatParameters(Weights):
                 buffer.tensor.data = assigned
         for slot in self._slots:
             if slot.tensor.data_ptr() != slot.address:
-                put_back(slot.tensor, slot.view)
+                put_back(slot.name, slot.tensor, slot.view)
 
     def _check_frozen(self) -> None:
         for name, weight in self._left_out.items():
@@ -223,6 +218,21 @@ class FlatParameters(Weights):
         self.vectors.append(vector)
 
 
+def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
+    if not isinstance(tensor, nn.Parameter) and not is_known:
+        return (
+            f"the buffer `{name}` was added after set-up, or was None or empty then, "
+            f"and has the shape {tuple(tensor.shape)} now; register it with its final "
+            "shape, or with `persistent=False`, which leaves it out of averages"
+        )
+    added = "was added to the module after set-up"
+    moved = "was given new storage after set-up"
+    return (
+        f"`{name}` {moved if is_known else added}; change weights in place "
+        "(`p.data.copy_(...)`), or before `trainer.fit`"
+    )
+
+
 def _untrained(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Those that are not trained and share no memory with a trained parameter."""
     trained = {t.data_ptr() for t in tensors.values() if t.requires_grad}
@@ -245,7 +255,7 @@ def buffer_places(module: nn.Module) -> Iterator[BufferPlace]:
 
 
 @torch.no_grad()
-def put_back(tensor: Tensor, view: Tensor) -> None:
+def put_back(name: str, tensor: Tensor, view: Tensor) -> None:
     """Copies a weight to its view of the vector, and makes it that view.
 
     Raises:
@@ -254,9 +264,9 @@ def put_back(tensor: Tensor, view: Tensor) -> None:
     mine, other = _kind(view), _kind(tensor)
     if mine != other:
         raise RuntimeError(
-            f"a weight of shape, dtype and device {mine} was given {other} after "
+            f"`{name}` of shape, dtype and device {mine} was given {other} after "
             "set-up, while other learners may still average it; replace it before "
-            "`trainer.fit`"
+            "`trainer.fit`, and register a buffer with its final shape"
         )
     view.copy_(tensor)
     tensor.data = view
@@ -365,7 +375,13 @@ def _view_like(vector: Tensor, begin: int, tensor: Tensor) -> Tensor:
 
 def layout_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """The names, shapes and dtypes in order, as `first_difference` reads them."""
-    return ";".join(f"{n}:{tuple(t.shape)}:{t.dtype}" for n, t in tensors)
+    return ";".join(f"{n}:{_shape_of(t)}:{t.dtype}" for n, t in tensors)
+
+
+def _shape_of(tensor: Tensor) -> str:
+    # The values of a vector have another order where `_view_like` kept other strides.
+    order = "" if tensor.is_contiguous() else " with channels last"
+    return f"{tuple(tensor.shape)}{order}"
 
 
 def same_order(theirs: str, ours: str) -> bool:

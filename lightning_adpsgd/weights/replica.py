@@ -79,6 +79,15 @@ class Part:
         """Makes exchanges read other weights instead of w."""
         self._shown = weights
 
+    def show_unmerged(self, weights: Tensor) -> None:
+        """Makes exchanges read other weights, and d what w has more than those."""
+        more = self._weights.to(self.dtype) - weights
+        if self.changed or self._keeps_rest:
+            self._change.add_(more)
+        else:
+            self._change.copy_(more)
+        self._shown, self.changed = weights, True
+
     def read(self, into: Tensor) -> None:
         """Reads x = w + d, including changes that were taken but not merged yet."""
         if self._keeps_rest:
@@ -217,12 +226,17 @@ class Replica:
             for run in runs_of_one_dtype(section):
                 yield from self._views_of_run(run)
 
-    def show(self, shards: Sequence[Tensor]) -> None:
-        """Makes exchanges read these weights, until called with w again."""
+    def show(self, shards: Sequence[Tensor], unmerged: bool = False) -> None:
+        """Makes exchanges read these weights, until called with w again.
+
+        Args:
+            unmerged: whether these are w before a merge, which is to be undone: x does
+                not change.
+        """
         for chunk, views in zip(self.chunks, self.views(shards), strict=True):
             with self.guard:
                 for part, shown in zip(chunk.parts, views, strict=True):
-                    part.show(shown)
+                    (part.show_unmerged if unmerged else part.show)(shown)
 
     def snapshot(self, chunks: Sequence[Chunk] | None = None) -> list[Tensor]:
         """Copies x of some or all chunks to the host; for a thread that may wait.

@@ -239,6 +239,29 @@ def test_a_broken_folder_is_named(exported, tmp_path, capsys, name, content, mes
     assert f"{name}: {message}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"features": None}, "it lacks 'features'"),
+        ({"features": [40]}, "list indices"),
+        ({"model": {"num_state": 3}}, "unexpected keyword argument 'num_state'"),
+        ({"search": {"bean": 1}}, "unexpected keyword argument 'bean'"),
+    ],
+)
+def test_a_description_with_a_wrong_entry_is_named(
+    exported, tmp_path, capsys, changes, message
+):
+    shutil.copytree(exported, tmp_path / "model")
+    path = tmp_path / "model" / "recogniser.json"
+    told = json.loads(path.read_text()) | changes
+    told = {name: value for name, value in told.items() if value is not None}
+    path.write_text(json.dumps(told))
+    assert main(["transcribe", "a.wav", "--model", str(tmp_path / "model")]) == 1
+    found = capsys.readouterr().err
+    assert f"{tmp_path / 'model'}: cannot be used: " in found
+    assert message in found
+
+
 @pytest.mark.parametrize("name", ["weights.pt", "HCLG.fst", "tree.json", "lexicon.txt"])
 def test_a_folder_that_lacks_a_file_names_it(exported, tmp_path, capsys, name):
     shutil.copytree(exported, tmp_path / "model")

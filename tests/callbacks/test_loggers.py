@@ -54,7 +54,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> OfflineRun:
     return read_offline_run(run)
 
 
-def _train(folder: Path) -> None:
+def _train(folder: Path) -> pl.Trainer:
     logger = loggers.make_wandb_logger(
         folder, "run", id="someid", group="corpus", tags=["a"], config={"x/y": 1}
     )
@@ -72,11 +72,23 @@ def _train(folder: Path) -> None:
         limit_val_batches=0,
     )
     trainer.fit(_Logs())
+    return trainer
 
 
 def test_who_is_not_logged_in_gets_an_offline_run_that_is_closed(written):
     assert (written.id, written.group, written.tags) == ("someid", "corpus", ["a"])
     assert written.last("curve/loss") == 0.5
+
+
+def test_a_second_fit_and_an_evaluation_continue_the_run(tmp_path):
+    pytest.importorskip("wandb")
+    trainer = _train(tmp_path)
+    trainer.fit_loop.epoch_loop.max_steps = 4
+    trainer.fit(_Logs())
+    trainer.test(_Logs(), verbose=False)
+    runs = map(read_offline_run, sorted(tmp_path.glob("wandb/offline-run-*")))
+    parts = {run.last("trainer/global_step"): run.id for run in runs if run.rows}
+    assert parts == {1: "someid", 3: "someid"}
 
 
 def _train_and_end(folder: Path) -> None:

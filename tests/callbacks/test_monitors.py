@@ -183,6 +183,10 @@ def test_a_second_training_starts_to_count_at_zero(tmp_path):
     fit(tmp_path / "first", monitor)
     table = fit(tmp_path / "second", monitor)
     assert column(table, "learners/global_samples") == [12, 24]
+    assert len(monitor.records) == 1
+    curve: dict[str, Any] = {"limit_val_batches": 0, "log_every_n_steps": 1}
+    fit(tmp_path / "third", monitor, TrainingCurve(), **curve)
+    assert monitor.records == []
 
 
 def test_a_resumed_training_goes_on_counting(tmp_path):

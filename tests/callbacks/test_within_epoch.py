@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from lightning_adpsgd.callbacks import SaveWithinEpoch
 
 
@@ -39,3 +41,22 @@ def test_an_epoch_is_saved_after_every_n_batches_but_the_last() -> None:
 def test_a_second_training_saves_as_the_first_did() -> None:
     callback = SaveWithinEpoch("a.ckpt", 4)
     assert Shared().fit(callback) == Shared().fit(callback) == [4, 8]
+
+
+@pytest.mark.parametrize(
+    "strategy", [SimpleNamespace(), SimpleNamespace(work_sharing=None)]
+)
+def test_where_learners_get_equal_shares_a_training_is_told_that_nothing_is_written(
+    strategy: SimpleNamespace,
+) -> None:
+    callback, trainer = SaveWithinEpoch("a.ckpt", 4), Shared()
+    trainer.strategy = strategy
+    with pytest.warns(UserWarning, match="writes nothing here") as told:
+        assert trainer.fit(callback) == []
+    assert len(told) == 1
+    assert "ModelCheckpoint(every_n_train_steps=...)" in str(told[0].message)
+
+
+@pytest.mark.filterwarnings("error")
+def test_where_they_share_epochs_it_is_not() -> None:
+    Shared().fit(SaveWithinEpoch("a.ckpt", 4))

@@ -75,7 +75,7 @@ LOST = [
     DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited"),
     DistNetworkError("failed to recv, got 0 bytes"),
     DistStoreError("wait timeout after 4000ms, keys: /default_pg/0//none"),
-    SuperLearnerBroken("the learners of this super-learner did not gather"),
+    SuperLearnerBroken("the learners of this super-learner did not share"),
 ]
 
 

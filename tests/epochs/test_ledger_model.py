@@ -8,8 +8,8 @@ or come back empty, an island may be killed or told to end, and others hear late
     python -m tests.epochs.test_ledger_model 14000   # epochs with and without faults
 """
 
+import argparse
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -292,12 +292,15 @@ def test_what_any_faults_lose_is_what_somebody_had_who_is_gone(seed: int) -> Non
     assert sail(seed, *FAULTS).of_nobody <= 2
 
 
-def main(num: str) -> None:
-    """Prints, for each set of faults, the most and the mean of an epoch's account."""
+def main() -> None:
+    """Prints the most of each figure of an epoch's account, for each set of faults."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("num", type=int, help="number of epochs, over all sets")
+    num = parser.parse_args().num
     pairs = ("away", "empty"), ("empty", "lost reply"), ("away", "end")
     kinds = [(), *((fault,) for fault in FAULTS), *pairs, FAULTS]
     for faults in kinds:
-        found = [sail(seed, *faults) for seed in range(int(num) // len(kinds))]
+        found = [sail(seed, *faults) for seed in range(num // len(kinds))]
         rows = zip(Account._fields, zip(*found, strict=True), strict=True)
         words = [
             f"{name} {max(values)} at most, in {sum(map(bool, values))} epochs"
@@ -309,4 +312,4 @@ def main(num: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

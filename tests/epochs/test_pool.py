@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,6 +212,23 @@ def test_nonsense_in_the_place_of_the_ledger_loses_nothing(text: str) -> None:
         together([island.go_on for island in islands])
         assert rows(islands) == Counter(range(60))
         assert [o.pool.num_errors for o in islands] == [0, 0]
+
+
+def test_islands_that_do_not_come_to_the_end_of_an_epoch_are_named_with_their_hosts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    members: Any = Members(0, ["name 0"])
+    late = Member(1, "start 1", "node17", ())
+    members.members = MemberList(2, {**members.members.by_number, 1: late})
+    never: Any = SimpleNamespace()
+    pool = IslandPool(never, members, lambda: None, QUICK)
+    held = dict.fromkeys(("name 0", "start 1", "stranger"), ((0, 1),))
+    lease: Any = SimpleNamespace(
+        number=4, ledger=SimpleNamespace(held=held, resting=("name 0",))
+    )
+    pool._say_who_did_not_come(lease)
+    expected = "epoch 4 ends here without super-learner 1 on host node17, stranger: "
+    assert expected in caplog.text
 
 
 def test_an_old_ledger_that_is_written_again_hands_nothing_out_twice() -> None:

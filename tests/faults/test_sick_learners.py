@@ -191,7 +191,7 @@ def test_it_ends_when_it_has_gone_on_from_others_too_often(
         vectors[1].fill_(NAN)
         return False
 
-    what = r"super-learner 1 .*after 2 reloads"
+    what = r"super-learner 1 .*after 2 attempts"
     with running(gossips), pytest.raises(WeightsDiverged, match=what):
         steps_until(vectors, gossips, fall_ill)
     assert vectors[0].isfinite().all()
@@ -285,9 +285,9 @@ def test_a_learner_whose_data_are_all_ill_ends_with_its_name() -> None:
     errors = [outcome.error for outcome in learners(2, program)]
     assert errors[SICK]
     assert "super-learner 1" in errors[SICK]
-    assert "after 3 reloads" in errors[SICK]
+    assert "after 3 attempts" in errors[SICK]
     assert errors[0]
-    assert "after 3 reloads" in errors[0]
+    assert "after 3 attempts" in errors[0]
 
 
 class Network(pl.LightningModule):

@@ -372,7 +372,7 @@ def test_equally_fast_learners_meet_others_than_their_first_partners() -> None:
     vectors, gossips = pairs_of(random_rows(4), "complete", 0.2)
 
     def learner(i: int) -> list[Boundary]:
-        return train(vectors[i], gossips[i], 20, lambda number: 0.02)
+        return train(vectors[i], gossips[i], 20, lambda number: 0.08)
 
     with running(gossips):
         logs = together([lambda i=i: learner(i) for i in range(4)])

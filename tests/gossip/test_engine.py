@@ -388,6 +388,32 @@ def test_peers_see_the_mean_where_it_is_adopted() -> None:
     assert [vector.item() for vector in vectors] == [3.0, 3.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_save_keeps_exchanges_from_who_puts_weights_back(dtype: torch.dtype) -> None:
+    """A callback saves an average of its own, and puts back what it had kept."""
+    rows = torch.tensor([[1.0], [5.0]], dtype=dtype)
+    vectors, gossips = engines(rows, "complete")
+
+    def save(vector: Tensor, gossip: Gossip) -> None:
+        flat: Any = SimpleNamespace(vectors=[vector], check_views=lambda: None)
+        average = lambda vectors, _: Consensus(2.0, 1.0)  # noqa: E731
+        model = ConsensusModel(flat, gossip, lambda _: None, gossip, average)
+        kept = vector.clone()
+        vector.fill_(1000.0)
+        model.enter("checkpoint", unmerged=True)
+        model.leave(adopt=False)
+        assert vector.item() == 1000.0
+        vector.copy_(kept)
+
+    with running(gossips):
+        one_round(vectors, gossips, 0.0)
+        assert [vector.item() for vector in vectors] == [1.0, 5.0]
+        saves = zip(vectors, gossips, strict=True)
+        together([lambda one=one: save(*one) for one in saves])
+        settle(gossips)
+    assert [vector.item() for vector in vectors] == [3.0, 3.0]
+
+
 def test_a_learner_that_never_merges_slows_no_exchange_of_the_others() -> None:
     vectors, gossips = engines(random_rows(4), "ring")
 

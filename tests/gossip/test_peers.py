@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from lightning_adpsgd.gossip.account import Account
-from lightning_adpsgd.gossip.exchange import ALIVE, DECLINE, LEAVE, REQUEST
+from lightning_adpsgd.gossip.exchange import ALIVE, DECLINE, LEAVE, PULL, REQUEST
 from lightning_adpsgd.gossip.members import Members
-from lightning_adpsgd.gossip.pacing import Turn
+from lightning_adpsgd.gossip.pacing import Traffic, Turn
 from lightning_adpsgd.gossip.peers import Asker, Peers
-from lightning_adpsgd.gossip.protocol import Outcome
+from lightning_adpsgd.gossip.protocol import BEGINNING, Outcome, Pulled
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.weights.replica import Replica
+from tests.helpers import PATIENCE_S, until
 
 
 class PlayedLane:
@@ -33,6 +34,10 @@ class PlayedLane:
 
     def request(self) -> None:
         self.say(REQUEST)
+
+    def pull(self) -> Pulled:
+        self.say(PULL)
+        return Pulled(BEGINNING, [])
 
     def say(self, *words: int) -> None:
         if self.is_lost:
@@ -119,6 +124,28 @@ def test_a_peer_hears_from_a_learner_whose_turn_never_comes(
         assert played.lane.heard == [(ALIVE,)] * expected
     assert played.asker._due.is_set()  # an exchange is still due
     assert all(0 <= seconds <= 0.5 for seconds in waits.seconds)
+
+
+def test_weights_are_pulled_before_an_exchange_that_waits_for_its_turn(
+    played: Played,
+) -> None:
+    lane, traffic = played.lane, Traffic(played.account, played.state, cpu_share=0.05)
+    traffic.cores.merged(60.0)  # an exchange may begin in a minute
+    played.asker._traffic = traffic
+    played.asker.call()
+    asking = threading.Thread(target=played.asker._wait_and_ask, daemon=True)
+    asking.start()
+    until(lambda: traffic._under_way[0].in_line == [1], "the wait for its turn")
+    pulled = played.asker.pull()
+    asking.join(PATIENCE_S)
+    assert not asking.is_alive()
+    assert lane.heard == []  # no request
+    traffic.hurry_on()
+    traffic.make = lambda *_, **__: lane.say(REQUEST)  # pyright: ignore
+    played.asker._wait_and_ask()
+    assert pulled.result(0) == Pulled(BEGINNING, [])
+    # The exchange is still due, and follows.
+    assert lane.heard == [(PULL,), (REQUEST,)]
 
 
 def test_one_that_is_asked_is_dropped_once_and_any_other_at_once(

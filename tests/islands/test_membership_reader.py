@@ -103,6 +103,22 @@ def test_a_reader_is_awake_for_as_long_as_a_silence(
     assert pair.reader.list_read_at == 53.25
 
 
+def test_the_list_is_current_while_the_first_learner_reaches_the_rendezvous(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(membership_reader, "time", clock)
+    pair, ages = Pair(Heartbeat()), list[float]()
+    for outage in (None, "", "", "it is away", "it is away", ""):
+        clock.now += 10.0
+        if outage is not None:
+            pair.publisher.publish(first_learner(outage=outage))
+        pair.reader._take_turn()
+        ages.append(clock.now - pair.reader.list_read_at)
+    # Nothing is told in the first turn. An outage begins after the third.
+    assert ages == [10.0, 0.0, 0.0, 10.0, 20.0, 0.0]
+
+
 def test_who_waits_is_woken_by_what_the_first_learner_tells(pair: Pair) -> None:
     """Each kind of wait; whoever is not woken waits for longer than the test may."""
     assert not pair.reader.enter()

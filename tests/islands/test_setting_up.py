@@ -9,7 +9,7 @@ from unittest.mock import create_autospec
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import ModelPruning, StochasticWeightAveraging
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.__main__ import main
@@ -101,9 +101,15 @@ class KeepsAnAverage(pl.Callback):
 
 
 @pytest.mark.parametrize(
-    "callback", [StochasticWeightAveraging(0.1), KeepsAnAverage()], ids=["SWA", "EMA"]
+    "callback",
+    [
+        StochasticWeightAveraging(0.1),
+        KeepsAnAverage(),
+        ModelPruning("l1_unstructured", parameter_names=["weight"]),
+    ],
+    ids=["SWA", "EMA", "pruning"],
 )
-def test_an_average_that_one_island_would_keep_is_refused(
+def test_an_average_or_mask_that_one_island_would_keep_is_refused(
     tmp_path: Path, callback: pl.Callback
 ) -> None:
     trainer = pl.Trainer(

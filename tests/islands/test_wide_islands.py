@@ -209,7 +209,7 @@ def test_a_wide_island_ends_as_a_whole_when_it_is_sick_too_often(
 
         def train_to_its_end(one: Trained) -> None:
             one.vector[0] = float("nan")
-            with pytest.raises(WeightsDiverged, match="after 0 reloads") as error:
+            with pytest.raises(WeightsDiverged, match="after 0 attempts") as error:
                 until(lambda: bool(one.step()), "the end of the learner")
             errors.append(error.value)
 

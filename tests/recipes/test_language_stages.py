@@ -132,6 +132,14 @@ def test_a_graph_that_does_not_fit_is_not_composed(settings, monkeypatch):
         run_stage(graphs.graph, settings, "graph")
 
 
+def test_a_damaged_lexicon_ends_the_stage_with_its_line(settings):
+    run_stage(lm, settings, "lm")
+    path = settings.directory("lexicon") / "lexicon.txt"
+    path.write_text("\n" + path.read_text())
+    with pytest.raises(StageError, match=r"lexicon\.txt:1: expected a word and phones"):
+        run_stage(graphs.graph, settings, "graph")
+
+
 def test_memory_is_that_of_the_machine_or_of_the_group(tmp_path):
     (tmp_path / "proc").mkdir()
     assert free_memory(tmp_path) is None

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.hybrid.pipeline.command import parser, settings_from
+from lightning_adpsgd.asr.corpora.corpus import CorpusError
+from recipes.hybrid.pipeline.command import parser, settings_from, status_of
 from recipes.hybrid.pipeline.overrides import override
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.switchboard.__main__ import RECIPE, main
@@ -165,3 +166,16 @@ def test_a_corpus_that_is_not_there_ends_with_a_message(
     arguments = ["--corpus", str(tmp_path / "gone"), "--out", str(tmp_path / "out")]
     assert main(arguments) == 1
     assert "expected the folder of a corpus" in capsys.readouterr().err
+
+
+def test_a_damaged_corpus_ends_a_command_with_its_message_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Stages read a lexicon that one of them has written, and somebody has edited."""
+
+    def fails() -> None:
+        raise CorpusError("lexicon.txt:3: a word needs phones, got none")
+
+    assert status_of(fails) == 1
+    told = capsys.readouterr().err
+    assert told == "error: lexicon.txt:3: a word needs phones, got none\n"

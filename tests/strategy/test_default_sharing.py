@@ -36,6 +36,19 @@ class ByEpochs(Scheduled):
     by_steps = False
 
 
+class ByHand(ByEpochs):
+    """Steps its schedule itself, which nobody can know in advance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        schedule: Any = self.lr_schedulers()
+        schedule.step()
+
+
 class OneCycle(Linear):
     """Asks how many steps there will be, and raises after one too many."""
 
@@ -145,6 +158,7 @@ CASES = {
         "PlacedBatches", "`save_learners` keeps", dials={"save_learners": True}
     ),
     "rate by steps": Case(EQUAL, "scheduled by steps", module=Scheduled),
+    "rate by hand": Case(EQUAL, "manual optimization", module=ByHand),
     "steps are asked for": Case(EQUAL, "asks how many steps", module=OneCycle),
     "two loaders": Case(
         EQUAL, "several", lambda rank: {"a": rows(), "b": rows()}, module=Pairs

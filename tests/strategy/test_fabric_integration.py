@@ -13,13 +13,15 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDFabricStrategy, Topology
 from tests import warm
@@ -285,6 +287,37 @@ def test_a_module_set_up_to_be_evaluated_alone_communicates_with_nobody() -> Non
         return gossiping + engine_threads()
 
     assert values(learners(2, program)) == [[], []]
+
+
+class WithHead(Bowl):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    @override
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.head * super().forward(batch)
+
+
+def test_super_learners_of_two_train_a_weight_that_was_frozen_at_first() -> None:
+    def program(rank: int, find: bool) -> list[Tensor]:
+        dials = {"super_learner_size": 2, "find_unused_parameters": find}
+        fabric, module = launched(gossip(**dials), 4), WithHead()
+        module.weight.requires_grad_(False)
+        model, optimizer = fabric.setup(module, sgd(module))
+        first, *rest = loader(16, rank, 4)
+        trajectory = train(fabric, model, optimizer, [first])
+        module.weight.requires_grad_(True)
+        trajectory += train(fabric, model, optimizer, rest)
+        strategy_of(fabric).finish()
+        return trajectory
+
+    one, other, *_ = values(learners(4, partial(program, find=True)))
+    assert one[0].eq(0).all()
+    assert not one[-1].eq(one[-2]).any()
+    assert torch.equal(torch.stack(one), torch.stack(other))
+    refused = learners(4, partial(program, find=False))
+    assert any("`find_unused_parameters=True`" in outcome.error for outcome in refused)
 
 
 # --- the consensus model

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateFinder
@@ -67,6 +68,25 @@ class Counted(Transformer):
         return super().training_step(batch, batch_idx)
 
 
+class Unfreeze(pl.Callback):
+    """Trains the first layer and block from the second epoch on."""
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        network = pl_module.network
+        for layer in (network.begin, network.blocks[0]):
+            layer.requires_grad_(trainer.current_epoch > 0)
+
+
+class FrozenAtFirst(Transformer):
+    @override
+    def configure_model(self) -> None:
+        super().configure_model()
+        assert self.network is not None
+        self.network.begin.requires_grad_(False)
+        self.network.blocks[0].requires_grad_(False)
+
+
 def num_shared(rank: int) -> int:
     """The samples of this learner out of an epoch that all share."""
     shards = strategy("model_parallel", "complete", "async", work_sharing=True)
@@ -83,7 +103,7 @@ def example(folder: Path) -> float:
 def both(*dials: Any, **options: Any) -> dict[str, Callable[[], Any]]:
     """The same strategy with whole learners and with shards."""
     kinds = ("ddp", "model_parallel")
-    return {kind: lambda k=kind: strategy(k, *dials, **options) for kind in kinds}
+    return {kind: partial(strategy, kind, *dials, **options) for kind in kinds}
 
 
 PAIRS = {
@@ -92,6 +112,8 @@ PAIRS = {
     "delayed": both("complete", "delay_by_one", mixing_gain=0.5),
     "adopting": both("complete", "sync", gossip_every=3, after_evaluation="adopt"),
 }
+FINDING = both("complete", "sync", mixing_gain=0.5, find_unused_parameters=True)
+UNFREEZING = {**PAIRS["half-sync"], "ddp": FINDING["ddp"]}
 
 
 def recompute(network: Network) -> None:
@@ -122,6 +144,9 @@ def program(folder: Path, rank: int) -> dict[Any, Any]:
     for name, kinds in PAIRS.items():
         for kind, make in kinds.items():
             runs[name, kind] = fit(rank, make())
+    for kind, make in UNFREEZING.items():
+        arguments = {"max_epochs": 2, "callbacks": [Unfreeze()]}
+        runs["unfrozen", kind] = fit(rank, make(), FrozenAtFirst(), **arguments)
     runs["ddp"] = fit(rank, "ddp")
     for size in (2, 4):
         shards = strategy("model_parallel", "complete", "sync", size)
@@ -164,7 +189,7 @@ def assert_same(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", [*PAIRS, "unfrozen"])
 def test_sharded_learners_do_what_whole_ones_do(results: Any, name: str) -> None:
     for runs in results:
         whole, shards = runs[name, "ddp"], runs[name, "model_parallel"]

@@ -131,7 +131,7 @@ def objects_of(trainer: pl.Trainer) -> list[Any]:
     )
     callbacks: list[Any] = trainer.callbacks  # pyright: ignore
     loop = trainer.fit_loop
-    loops = (loop, loop.epoch_loop, loop._data_source)
+    loops = (loop, loop.epoch_loop, loop.epoch_loop.val_loop, loop._data_source)
     return [*loops, trainer.strategy.launcher, *connectors, *callbacks]
 
 

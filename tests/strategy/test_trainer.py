@@ -498,6 +498,12 @@ def test_what_ddp_would_not_take_is_not_taken(
         HADPSGDStrategy(**arguments)
 
 
+def test_an_unknown_argument_is_that_of_the_class_that_was_called() -> None:
+    for kind in (HADPSGDStrategy, HADPSGDFabricStrategy):
+        with pytest.raises(TypeError, match=rf"^{kind.__name__}\(\) got an unexpected"):
+            kind(fooo=1)
+
+
 def test_options_of_how_ddp_reduces_are_taken_by_learners_on_their_own() -> None:
     def program(rank: int) -> Any:
         module = Linear()

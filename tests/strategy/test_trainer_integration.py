@@ -677,6 +677,22 @@ def test_an_interrupt_of_one_learner_ends_all(
     assert "learner 1" in outcomes[0].error
 
 
+@pytest.mark.parametrize("hook", ["setup", "configure_model"])
+def test_an_exception_before_training_ends_all_and_is_named(hook: str) -> None:
+    def raises(module: Any, **_: Any) -> None:
+        if module.global_rank == 1:
+            raise ValueError("no such file")
+
+    def program(rank: int) -> None:
+        module = type("Raises", (Linear,), {hook: raises})()
+        trainer_of(gossip(), 3).fit(module, loader(16, rank, 3))
+
+    first, failed, other = learners(3, program)
+    assert "ValueError: no such file" in failed.error
+    assert re.search(r"LearnerFailed: learner 1 .* raised ValueError", first.error)
+    assert "LearnerFollows" in other.error
+
+
 def test_learners_whose_models_differ_are_told() -> None:
     def program(rank: int) -> None:
         module = Linear()
@@ -761,6 +777,20 @@ def end_a_job(_: str) -> None:
     job.finish()
     job.close()
     before = dist.is_initialized()
+
+
+def leave_in_training(_: str) -> None:
+    """Prints what the others are told when a process ends between two steps."""
+    atexit.register(lambda: print(json.dumps(job.coordinator.failure)))
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    job = set_up_job(Linear(), gossip(ALONE)._dials, Partition((1,)))
+    job.start()
+
+
+def test_the_others_are_told_of_a_process_that_ends_within_training() -> None:
+    """As where a callback raises while Lightning tells it of an exception."""
+    told = in_fresh_process(leave_in_training, "")
+    assert re.search(r"learner 0 .* its process ended within training", told)
 
 
 def test_the_groups_of_a_job_that_has_ended_are_gone_before_the_interpreter() -> None:

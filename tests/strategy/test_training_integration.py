@@ -401,6 +401,66 @@ def test_a_weight_that_is_frozen_and_later_trained(trained: Any) -> None:
     assert_consensus(results, consensus_after(NUM_ROWS, 2))
 
 
+class Backbone(Frozen):
+    """All weights are in the optimizer from the beginning, and all would move."""
+
+    def __init__(self, first_steps: int) -> None:
+        super().__init__()
+        self.weight.data.fill_(1)
+        self.first_steps, self.num_batches = first_steps, 0
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.weight.requires_grad_(self.num_batches >= self.first_steps)
+        self.num_batches += 1
+        self.facts.append(self.weight.detach().clone())
+        return (batch @ (self.weight + self.head)).square().mean()
+
+    @override
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), LR, momentum=0.9, weight_decay=0.1)
+
+
+UNFREEZING: list[dict[str, Any]] = [
+    {"super_learner_size": 2},
+    {"super_learner_size": 2, "gradient_as_bucket_view": True},
+    {"super_learner_size": 4},  # DDP without gossip
+]
+
+
+def backbones(rank: int, communication: str, dials: dict[str, Any]) -> Tensor:
+    module = Backbone(first_steps=2)
+    module.weight.requires_grad_(False)
+    trainer = trainer_of(strategy_of(communication, **dials), 4)
+    trainer.fit(module, loader(NUM_ROWS, rank, 4))
+    return torch.stack(module.facts)
+
+
+def test_super_learners_of_two_train_a_weight_that_was_frozen_at_first() -> None:
+    def program(rank: int, mode: tuple[str, int]) -> Tensor:
+        dials = {**UNFREEZING[mode[1]], "find_unused_parameters": True}
+        return backbones(rank, mode[0], dials)
+
+    modes = list(itertools.product(COMMUNICATIONS, range(len(UNFREEZING))))
+    for (communication, number), told in in_every_mode(4, program, modes).items():
+        first, second, third, fourth = told
+        assert torch.equal(first, second), number
+        assert torch.equal(third, fourth), number
+        assert not torch.equal(first[3], first[2]), communication
+        if communication != "async":  # the other super-learner may train it already
+            assert first[:3].eq(1).all(), number
+
+
+@pytest.mark.parametrize("dials", UNFREEZING)
+def test_super_learners_of_two_refuse_it_where_ddp_does_not_know_the_weight(
+    dials: dict[str, Any],
+) -> None:
+    program = partial(backbones, communication="sync", dials=dials)
+    outcomes = learners(4, program)
+    assert any("`find_unused_parameters=True`" in outcome.error for outcome in outcomes)
+    assert any("`weight` was frozen" in outcome.error for outcome in outcomes)
+
+
 class Normalised(Linear):
     """Batch-norm whose statistics depend on the learner."""
 

@@ -445,19 +445,29 @@ def test_the_rest_of_an_epoch_is_trained_on_after_a_resume(
         assert rows_of(modules, epoch) == list(range(90))
 
 
-ENDS = ("at the end of an epoch", "after its validation")
+ENDS = ("at the end of an epoch", "after its validation", "cut short")
+
+
+class Cuts(pl.Callback):
+    """Ends the second epoch before its end, in all learners."""
+
+    @override
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        trainer.should_stop = trainer.current_epoch == 1
 
 
 def test_a_resume_at_the_end_of_an_epoch_begins_the_next(tmp_path: Path) -> None:
     def run(saved: str, max_epochs: int, ckpt_path: Path | None) -> Any:
-        folder, at_epoch_end = tmp_path / saved, saved == ENDS[0]
+        folder, at_epoch_end = tmp_path / saved, saved != ENDS[1]
         saver = ModelCheckpoint(folder, save_on_train_epoch_end=at_epoch_end)
+        # Lightning, too, goes on in the next epoch where one was cut short.
+        cuts = [Cuts()] if saved == ENDS[2] and ckpt_path is None else []
         seen = train(
             2,
             numbered(21),
             validation=numbered(4, shuffle=False),
             ckpt_path=ckpt_path,
-            callbacks=[saver],
+            callbacks=[saver, *cuts],
             enable_checkpointing=True,
             max_epochs=max_epochs,
         )
@@ -468,6 +478,8 @@ def test_a_resume_at_the_end_of_an_epoch_begins_the_next(tmp_path: Path) -> None
     for saved, learners_own in first.items():
         # Their numbers of steps differ, and only learner 0 has written.
         assert {path for _, path in learners_own} == {paths[saved]}
+        modules = [known(one) for one, _ in learners_own]
+        assert (rows_of(modules, 1) == list(range(21))) == (saved != ENDS[2]), saved
     told = in_every_mode(2, lambda rank, saved: run(saved, 4, paths[saved]), ENDS)
     for saved, seen in told.items():
         modules = [known(one) for one, _ in seen]

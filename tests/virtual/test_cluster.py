@@ -541,6 +541,49 @@ def test_steps_between_those_of_a_scheduler_are_counted_within_the_epoch() -> No
     assert report.points[-1].learning_rate == pytest.approx(0.2 * 0.5**3)
 
 
+class Noting(Lit):
+    """Writes down `batch_idx` and learning rate of each step."""
+
+    def __init__(self, **schedule: Any) -> None:
+        super().__init__()
+        self.schedule, self.noted = schedule, list[tuple[int, float]]()
+
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        self.noted.append((batch_idx, self.optimizer.param_groups[0]["lr"]))
+        return super().training_step(batch, batch_idx)
+
+    @override
+    def configure_optimizers(self) -> Any:
+        self.optimizer = torch.optim.SGD(self.parameters(), 0.2)
+        halving = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: 0.5**n)
+        return [self.optimizer], [{"scheduler": halving, **self.schedule}]
+
+
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+@pytest.mark.parametrize("frequency", [1, 2])
+def test_batches_and_rates_are_those_of_lightning(
+    interval: str, frequency: int, tmp_path: Path
+) -> None:
+    virtual, lightnings = (
+        Noting(interval=interval, frequency=frequency) for _ in range(2)
+    )
+    loader = DataLoader(data_set(), batch_size=32)
+    VirtualCluster(virtual, 1).fit(loader, 96 * 4)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=4,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(lightnings, loader)
+    assert virtual.noted == lightnings.noted
+
+
 def test_a_learning_rate_schedule_counts_the_samples_of_all() -> None:
     virtual = cluster(2)
     report = virtual.fit(

@@ -180,6 +180,28 @@ def test_an_added_parameter_is_found_by_name() -> None:
         flat.check_views()
 
 
+@pytest.mark.parametrize("first", [None, torch.zeros(0)])
+def test_a_buffer_that_was_nothing_at_set_up_is_to_have_its_final_shape(
+    first: Tensor | None,
+) -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("history", first)
+    flat = FlatParameters(module)
+    flat.check_views()
+    module.history = torch.ones(3)
+    with pytest.raises(RuntimeError, match=r"`history` .*\(3,\).*its final shape"):
+        flat.check_views()
+
+
+def test_a_buffer_that_no_checkpoint_holds_may_grow() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("history", torch.zeros(1), persistent=False)
+    flat = FlatParameters(module)
+    module.history = torch.ones(3)
+    flat.rebind()
+    flat.check_views()
+
+
 def test_a_removed_parameter_is_found_by_name() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
     flat = FlatParameters(module)
@@ -355,7 +377,7 @@ def test_a_buffer_that_is_assigned_anew_is_taken_into_the_vector() -> None:
     flat.vectors[0].fill_(3.0)
     assert buffer.tolist() == [3.0, 3.0]
     masked.mean = torch.ones(5)
-    with pytest.raises(RuntimeError, match="was given"):
+    with pytest.raises(RuntimeError, match=r"`0\.mean` of .*\[2\].*was given \(\[5\]"):
         flat.rebind()
 
 

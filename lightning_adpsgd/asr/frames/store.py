@@ -385,6 +385,7 @@ def write_labels(
         The number of labelled frames.
 
     Raises:
+        KeyError: An utterance is not in the store.
         ValueError: An utterance has more or fewer labels than frames.
     """
     partial = path.with_name(f".{path.stem}.partial.npy")

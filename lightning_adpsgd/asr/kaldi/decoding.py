@@ -43,7 +43,7 @@ class KaldiDecoder(GraphDecoder):
 
     @override
     def _hypothesis(self, path: BestPath | WordPath) -> Hypothesis:
-        # The graph's output labels, in whose place `word_paths` lists words.
+        # The graph's output labels; a `WordPath` has them as its inputs.
         numbers = path.inputs if isinstance(path, WordPath) else path.outputs
         pairs = self._pairs[numbers]
         ids = pairs[pairs[:, 0] > 0, 0]

@@ -74,9 +74,16 @@ class Transitions:
 
     @classmethod
     def load(cls, path: Path) -> "Transitions":
-        """Reads what `save` wrote."""
-        with np.load(path) as arrays:
-            return cls(**arrays)
+        """Reads what `save` wrote.
+
+        Raises:
+            KaldiError: The file is missing, truncated or not written by `save`.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return cls(**arrays)
+        except Exception as error:
+            raise KaldiError(f"{path} holds no transitions: {error}") from error
 
 
 class GaussianMixtures(NamedTuple):

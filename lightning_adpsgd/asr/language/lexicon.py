@@ -265,16 +265,18 @@ def read_lexicon(folder: Path) -> Lexicon:
     """Reads the files of `write_lexicon`.
 
     Raises:
-        CorpusError: A line has no phones, or phones that `phones.txt` does not list.
+        CorpusError: A line has no word, no phones, or phones that `phones.txt` does not
+            list.
+        OSError: A file is missing or cannot be read.
     """
     phones = _lines(folder / "phones.txt")
     silence = _lines(folder / "silence_phones.txt")
     pronunciations: dict[str, tuple[Pronunciation, ...]] = {}
     path = folder / "lexicon.txt"
     for number, line in enumerate(_lines(path), start=1):
-        word, *pronunciation = line.split()
+        word, *pronunciation = line.split() or [""]
         if not pronunciation or not set(pronunciation) <= set(phones):
-            problem = f"expected phones of phones.txt, got {line!r}"
+            problem = f"expected a word and phones of phones.txt, got {line!r}"
             raise CorpusError.at(path, number, problem)
         several = pronunciations.get(word, ())
         pronunciations[word] = (*several, tuple(pronunciation))

@@ -96,7 +96,10 @@ def compare(first: Mapping[str, Errors], second: Mapping[str, Errors]) -> Compar
 
 def _check_same(first: Mapping[str, Errors], second: Mapping[str, Errors]) -> None:
     if not first:
-        raise ScoringError("there are no segments to compare")
+        raise ScoringError(
+            "there are no segments to compare: the first system has none; score a "
+            "part of the test that has utterances"
+        )
     if different := sorted(first.keys() ^ second.keys()):
         raise ScoringError(
             f"both systems must have the same segments; {len(different)} are of one "

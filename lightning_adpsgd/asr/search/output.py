@@ -37,7 +37,7 @@ def text_grid(sides: Sides, duration_s: float) -> str:
 
     Args:
         sides: The words, in any order.
-        duration_s: Length of the recording.
+        duration_s: Length of the recording, in seconds.
     """
     tiers = []
     for name, words in sides.items():

@@ -240,7 +240,7 @@ class Adapter:
 
         Raises:
             OSError: A file is missing.
-            ValueError: A file is damaged.
+            ValueError: A file is damaged, or `front_end.npz` is missing.
         """
         maps = ivectors = None
         if options.fmllr:

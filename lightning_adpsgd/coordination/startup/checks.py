@@ -179,7 +179,7 @@ def check_start(
 def check_same_layout(
     store: Store, rank: int, world_size: int, layout: str, patience: timedelta
 ) -> None:
-    """Refuses models that differ between learners in a weight's name, shape or dtype.
+    """Refuses models that differ in a weight's name, shape, memory format or dtype.
 
     Args:
         store: store of the job, under a prefix that nothing else uses.

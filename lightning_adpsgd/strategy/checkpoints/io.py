@@ -97,6 +97,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
         Raises:
             FileNotFoundError: There is no checkpoint at `path`.
+            IsADirectoryError: It is a folder of shards.
             DamagedCheckpoint: The file is damaged; the message says where.
             UnsafeCheckpoint: The file holds objects that can run code; the message
                 names them.

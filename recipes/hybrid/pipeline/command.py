@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from lightning_adpsgd.asr.corpora.corpus import CorpusError
 from recipes.hybrid.pipeline.crew import Crew, environment_crew, shard_of
 from recipes.hybrid.pipeline.overrides import override
 from recipes.hybrid.pipeline.runner import Stage, StageError, run_stages
@@ -132,11 +133,11 @@ def status_of(work: Callable[[], object], *refusals: type[Exception]) -> int:
     Args:
         work: function that does the command's work.
         refusals: errors whose message is all that a reader needs, besides those of
-            stages and of the system, such as a full disk.
+            stages, of a corpus and of the system, such as a full disk.
     """
     try:
         work()
-    except (StageError, OSError, *refusals) as error:
+    except (StageError, CorpusError, OSError, *refusals) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

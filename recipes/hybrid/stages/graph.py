@@ -37,8 +37,8 @@ def _own(settings: Settings, output: Path) -> None:
     Raises:
         StageError: The language model or the lexicon cannot be used.
     """
-    lexicon = read_lexicon(settings.directory("lexicon"))
     try:
+        lexicon = read_lexicon(settings.directory("lexicon"))
         topology = read_topology(settings.directory("mixtures") / "tree.json")
         _check_size(settings, topology)
         hclg = decoding_graph(
@@ -77,8 +77,9 @@ def _of_kaldi(settings: Settings, output: Path) -> None:
         StageError: It is damaged, or does not belong to the model.
     """
     folder = find_kaldi(settings)[0].graph
-    transitions = Transitions.load(settings.directory("mixtures") / "transitions.npz")
+    states = settings.directory("mixtures") / "transitions.npz"
     try:
+        transitions = Transitions.load(states)
         hclg = kaldi_graphs.read_hclg(folder / "HCLG.fst")
         over_pdfs = kaldi_graphs.over_pdfs(hclg, transitions, folder / "HCLG.fst")
     except (KaldiError, ValueError) as error:

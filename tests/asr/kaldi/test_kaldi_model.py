@@ -110,6 +110,15 @@ def test_transitions_survive_being_saved(tmp_path):
         assert np.array_equal(getattr(loaded, name), values), name
 
 
+@pytest.mark.parametrize("content", [None, b"PK\x03\x04 cut", b"no archive"])
+def test_transitions_that_cannot_be_read_are_named(tmp_path, content):
+    path = tmp_path / "transitions.npz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(KaldiError, match=r"transitions\.npz holds no transitions"):
+        Transitions.load(path)
+
+
 def test_ids_of_another_model_are_refused(tmp_path):
     transitions = read_transitions(write(tmp_path, binary_model()))
     assert transitions.pdfs_of(np.array([1, 10])).tolist() == [0, 3]

@@ -1,5 +1,6 @@
 """The lexicon: read from MS-State's form, complete with special words, and back."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,14 @@ def test_a_lexicon_survives_its_files(dictionary: Path, tmp_path: Path):
 def test_a_phone_that_is_not_listed_is_refused(dictionary: Path, tmp_path: Path):
     write_lexicon(tmp_path, build_lexicon(read_dictionary(dictionary, Skipped())))
     path = tmp_path / "lexicon.txt"
-    path.write_text("a xx\n" + path.read_text())
-    with pytest.raises(CorpusError, match=r"lexicon\.txt:1: expected phones"):
+    whole = path.read_text()
+    for line in ("a xx", "a", ""):
+        path.write_text(f"{line}\n{whole}")
+        expected = (
+            f"lexicon.txt:1: expected a word and phones of phones.txt, got {line!r}"
+        )
+        with pytest.raises(CorpusError, match=re.escape(expected)):
+            read_lexicon(tmp_path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"lexicon\.txt"):
         read_lexicon(tmp_path)

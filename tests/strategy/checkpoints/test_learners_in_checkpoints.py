@@ -202,3 +202,21 @@ def test_weights_of_another_order_are_refused_by_name_and_nothing_is_overwritten
         Job.restore_learner(job_of(here), saved_of(Layers("ab")))
     for weight, kept in zip(here.parameters(), before, strict=True):
         assert torch.equal(weight, kept)
+
+
+def convolution(layout: torch.memory_format) -> nn.Module:
+    return nn.Conv2d(2, 3, 2).to(memory_format=layout)  # pyright: ignore
+
+
+def test_weights_with_channels_last_go_back_to_a_module_that_has_them_last() -> None:
+    saved, here = (convolution(torch.channels_last) for _ in range(2))
+    Job.restore_learner(job_of(here), saved_of(saved))
+    for one, other in zip(saved.parameters(), here.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_weights_are_not_taken_from_another_memory_format() -> None:
+    here = convolution(torch.contiguous_format)
+    found = "(3, 2, 2, 2) in torch.float32, and there `weight` of shape (3, 2, 2, 2) "
+    with pytest.raises(ValueError, match=re.escape(f"{found}with channels last in")):
+        Job.restore_learner(job_of(here), saved_of(convolution(torch.channels_last)))

@@ -27,6 +27,7 @@ from lightning_adpsgd.strategy.checkpoints.sharded import (
     read_shards,
     write_shards,
 )
+from tests.learners import learners, values
 
 SHARDS = "__0_0.distcp"
 
@@ -160,6 +161,35 @@ def test_an_error_of_a_shard_names_the_folder_and_the_cause(
         write_shards(state(2.0), {"epoch": 6}, folder, group)
     assert told.value.errno == number
     assert read_rest(folder) == {"epoch": 5}
+
+
+def test_an_error_of_the_first_learner_ends_the_others_with_its_cause(
+    tmp_path: Path,
+) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise FULL
+
+    def program(rank: int) -> list[str]:
+        dist.init_process_group("gloo")
+        whole = dist.distributed_c10d._get_default_group()
+        told = list[str]()
+        for name, of in (("mkdir", Path), ("write_checkpoint", sharded)):
+            with pytest.MonkeyPatch.context() as patch:
+                if rank == 0:
+                    patch.setattr(of, name, full)
+                with pytest.raises(OSError, match="No space") as error:
+                    write_shards(state(1.0), {}, tmp_path / "last.ckpt", whole)
+            told.append(str(error.value))
+        dist.barrier()  # nobody has ended before all have heard of it
+        dist.destroy_process_group()
+        return told
+
+    own, others = values(learners(2, program))
+    assert own == [str(FULL)] * 2
+    for message in others:
+        assert message.endswith(
+            "last.ckpt was not written: learner 0 raised OSError: " + str(FULL)
+        )
 
 
 def cut(file: Path) -> None:

@@ -1,5 +1,6 @@
 """Trainings that begin from checkpoints in shards, with other numbers of learners."""
 
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
 from lightning_adpsgd.strategy.checkpoints.sharded import export
 from tests.helpers import PATIENCE, PROGRAM_S
 from tests.learners import learners, trainer_of, values
@@ -160,6 +162,27 @@ def test_evaluations_take_a_folder_or_one_file(results: Any) -> None:
     for runs in results:
         from_folder, from_file = runs["losses"]
         assert from_folder == pytest.approx(from_file)
+
+
+def test_a_shard_that_one_learner_finds_damaged_ends_all_by_name(
+    folder: Path, results: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "damaged.ckpt"
+    shutil.copytree(folder / "half" / "last.ckpt", path)
+    shard = path / "__0_0.distcp"  # the second of five files: of two learners, 1 has it
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+
+    def program(rank: int) -> str:
+        trainer = trainer_of(strategy(2), 2)
+        with pytest.raises((DamagedCheckpoint, OSError)) as error:
+            trainer.fit(Transformer(), sequences(8, rank, 2), ckpt_path=path)
+        return str(error.value)
+
+    told, found = values(learners(2, program))
+    assert f"SHA-256 of {shard.name}" in found
+    assert f"{path} was not read: learner 1 raised DamagedCheckpoint: " in told
 
 
 def test_one_file_loads_without_learners(folder: Path, results: Any) -> None:

@@ -1,0 +1,93 @@
+"""Weights that are frozen when DDP is made, and trained later.
+
+DDP reduces the gradients of weights that require one when it is made. Later, it would
+leave those of others different in each learner of a super-learner, without a message.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+_Frozen = dict[str, nn.Parameter]
+
+
+class Unfreezing:
+    """Makes DDP reduce frozen weights too, or refuses to train them later.
+
+    Args:
+        reduces: whether DDP looks for unused weights, so that it can count on frozen
+            ones; it reduces their buckets in every step.
+    """
+
+    def __init__(self, reduces: bool) -> None:
+        self._reduces = reduces
+        self._never_reduced: _Frozen = {}
+
+    def make(
+        self, module: nn.Module, make: Callable[[], DistributedDataParallel]
+    ) -> DistributedDataParallel:
+        """Makes DDP of a module."""
+        frozen = _frozen(module)
+        with _trained(frozen if self._reduces else {}):
+            wrapped = make()
+        group = wrapped.process_group
+        if not self._reduces and group is not None and group.size() > 1:
+            self._never_reduced |= frozen
+        return wrapped
+
+    def checked(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure of an optimizer step, with a check of its gradients.
+
+        The closure raises a RuntimeError if DDP has not reduced one of them.
+        """
+
+        def compute() -> Any:
+            output = closure()
+            self._check()
+            return output
+
+        return compute if self._never_reduced else closure
+
+    def _check(self) -> None:
+        for name, weight in self._never_reduced.items():
+            if weight.requires_grad and weight.grad is not None:
+                raise RuntimeError(
+                    f"`{name}` was frozen at set-up and is now trained, but the "
+                    "learners of a super-learner do not average its gradient; set "
+                    "`find_unused_parameters=True`, with `exchange_frozen=True` and "
+                    "without `static_graph`, or keep the weight frozen"
+                )
+
+
+def reduces_frozen(exchange_frozen: bool, arguments: Mapping[str, Any]) -> bool:
+    """Whether DDP with these arguments shall reduce weights that are frozen."""
+    # In a static graph, a weight that is unused in the first step stays unused.
+    is_static = arguments.get("static_graph", False)
+    finds_unused = arguments.get("find_unused_parameters", False)
+    return exchange_frozen and finds_unused and not is_static
+
+
+def _frozen(module: nn.Module) -> _Frozen:
+    """The frozen weights that DDP would reduce and that can have a gradient."""
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    return {
+        name: weight
+        for name, weight in module.named_parameters()
+        if name not in ignored
+        and not weight.requires_grad
+        and (weight.is_floating_point() or weight.is_complex())
+    }
+
+
+@contextmanager
+def _trained(weights: _Frozen) -> Iterator[None]:
+    for weight in weights.values():
+        weight.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for weight in weights.values():
+            weight.requires_grad_(False)

@@ -1,0 +1,95 @@
+"""Weights that are frozen when DDP is made: who reduces their gradients later."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_adpsgd.coordination.unfreezing import Unfreezing, reduces_frozen
+
+
+class Parts(nn.Module):
+    """A trained weight, and frozen ones that DDP may and may not reduce."""
+
+    _ddp_params_and_buffers_to_ignore = ("ignored",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Parameter(torch.ones(2))
+        self.backbone = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.ignored = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.table = nn.Parameter(torch.arange(2), requires_grad=False)
+
+
+def trained(module: nn.Module) -> set[str]:
+    return {name for name, one in module.named_parameters() if one.requires_grad}
+
+
+def made(unfreezing: Unfreezing, module: nn.Module, size: int = 2) -> set[str]:
+    """The weights that DDP sees as trained, for a super-learner of a size."""
+    seen = set[str]()
+
+    def make() -> Any:
+        seen.update(trained(module))
+        return SimpleNamespace(process_group=SimpleNamespace(size=lambda: size))
+
+    unfreezing.make(module, make)
+    return seen
+
+
+@pytest.mark.parametrize("reduces", [True, False])
+def test_ddp_sees_frozen_weights_as_trained_only_where_it_is_to_reduce_them(
+    reduces: bool,
+) -> None:
+    module = Parts()
+    expected = {"head", "backbone"} if reduces else {"head"}
+    assert made(Unfreezing(reduces), module) == expected
+    assert trained(module) == {"head"}
+
+
+def test_weights_stay_frozen_where_ddp_cannot_be_made() -> None:
+    module = Parts()
+    with pytest.raises(ZeroDivisionError):
+        Unfreezing(True).make(module, lambda: 1 // 0)  # pyright: ignore
+    assert trained(module) == {"head"}
+
+
+@pytest.mark.parametrize(("reduces", "size"), [(True, 2), (False, 1)])
+def test_a_gradient_that_ddp_reduces_or_that_is_alone_is_no_error(
+    reduces: bool, size: int
+) -> None:
+    module, unfreezing = Parts(), Unfreezing(reduces)
+    made(unfreezing, module, size)
+    module.backbone.requires_grad_(True).grad = torch.ones(2)
+    assert unfreezing.checked(lambda: 3)() == 3
+
+
+def test_a_gradient_that_ddp_never_reduces_is_refused_by_name() -> None:
+    module, unfreezing = Parts(), Unfreezing(False)
+    made(unfreezing, module)
+    step = unfreezing.checked(lambda: 3)
+    assert step() == 3
+    module.backbone.requires_grad_(True)
+    assert step() == 3
+    module.backbone.grad = torch.ones(2)
+    with pytest.raises(
+        RuntimeError, match=r"`backbone`.*`find_unused_parameters=True`"
+    ):
+        step()
+
+
+@pytest.mark.parametrize(
+    ("exchange_frozen", "arguments", "expected"),
+    [
+        (True, {"find_unused_parameters": True}, True),
+        (False, {"find_unused_parameters": True}, False),
+        (True, {"find_unused_parameters": True, "static_graph": True}, False),
+        (True, {}, False),
+    ],
+)
+def test_frozen_weights_are_reduced_where_ddp_looks_for_unused_ones(
+    exchange_frozen: bool, arguments: dict[str, bool], expected: bool
+) -> None:
+    assert reduces_frozen(exchange_frozen, arguments) is expected
