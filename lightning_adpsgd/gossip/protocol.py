@@ -136,8 +136,8 @@ class Patience:
     Two that have met leave together and arrive together, and would take each other for
     ever; so would a few that step at the same times. So for half of the usual wait that
     half of the peers is avoided that was met last: always at first, and by chance if
-    one of them was met again, since others may be slow. Of several peers the one met longest
-    ago is taken.
+    one of them was met again, since others may be slow. Of several peers the one met
+    longest ago is taken.
 
     Two that are equally fast and half a step apart would wait equally long at each
     boundary, and never meet. So after a few boundaries without a partner, chance
@@ -192,7 +192,6 @@ class Patience:
         self._repeats = self._repeats + 1 if is_repeat else 0
         self._meetings = [partner, *(one for one in self._meetings if one != partner)]
         self.in_vain = 0
-
 
 
 class UnderWay:
