@@ -156,7 +156,7 @@ class Patience:
         self._max_wait, self._draw, self._num_avoided = max_wait, draw, num_peers // 2
         self._steps = deque[float](maxlen=_NUM_STEPS)
         self._meetings = list[int]()  # peers, those met last at the beginning
-        self._repeats = self.in_vain = 0
+        self._is_repeat, self.in_vain = False, 0
 
     @property
     def _usual(self) -> float:
@@ -175,7 +175,7 @@ class Patience:
         if self.in_vain:
             skips = self.in_vain > _FEW_IN_VAIN and is_chosen
             return Waits(0.0, 0.0 if skips else longest)
-        avoids = self.avoided and (not self._repeats or is_chosen)
+        avoids = self.avoided and (not self._is_repeat or is_chosen)
         return Waits(min(longest, usual) / 2 if avoids else 0.0, longest)
 
     def choose(self, peers: Sequence[int]) -> int:
@@ -188,8 +188,7 @@ class Patience:
         if partner is None:
             self.in_vain += 1
             return
-        is_repeat = partner in self._meetings[: self._num_avoided]
-        self._repeats = self._repeats + 1 if is_repeat else 0
+        self._is_repeat = partner in self._meetings[: self._num_avoided]
         self._meetings = [partner, *(one for one in self._meetings if one != partner)]
         self.in_vain = 0
 

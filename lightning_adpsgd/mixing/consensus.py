@@ -106,15 +106,16 @@ class ConsensusModel:
         if self._exchanges is not None:
             self._exchanges.pause()
         self._meet(occasion)
+        unmerged = unmerged and self._exchanges is not None
         # The distance is that of the weights in training. Settling would make two
         # super-learners equal if their last exchange was the last event.
-        unmerged = unmerged and self._exchanges is not None
         keeps = self._needs_trained or unmerged
         trained = [vector.clone() for vector in self._flat.vectors if keeps]
         self._communication.settle()
         self._flat.check_views()
-        settled = () if unmerged else self._flat.vectors
-        self.local_weights = [vector.clone() for vector in settled] or trained
+        self.local_weights = (
+            trained if unmerged else [vector.clone() for vector in self._flat.vectors]
+        )
         if self._exchanges is not None:
             shown = self._flat.vectors if adopts else self.local_weights
             self._exchanges.set_aside(shown, unmerged)

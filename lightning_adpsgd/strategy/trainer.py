@@ -13,7 +13,7 @@ the hooks while learners gossip. An optimizer step goes from `optimizer_step` to
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -143,8 +143,12 @@ class HADPSGDStrategy(ModelParallelInside):
             prepare_training_loaders(trainer, None, self._place, self._overrides)
             super().setup(trainer)
             return
-        with self._outside.named() if self._outside is not None else nullcontext():
+        with self._named_outside():
             self._set_up_without_ddp(trainer, self._overrides, gossips)
+
+    def _named_outside(self) -> AbstractContextManager[None]:
+        """Names a failure of another learner while there is no job."""
+        return self._outside.named() if self._outside is not None else nullcontext()
 
     def _set_up_without_ddp(
         self, trainer: pl.Trainer, overrides: Overrides, gossips: bool
@@ -321,7 +325,7 @@ class HADPSGDStrategy(ModelParallelInside):
         if self._interrupted():
             return
         if self._run is None or not self._run.job.running:
-            with self._outside.named() if self._outside is not None else nullcontext():
+            with self._named_outside():
                 super().barrier(*args, **kwargs)
             return
         name = args[0] if args else kwargs.get("name")

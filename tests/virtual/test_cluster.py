@@ -21,6 +21,7 @@ from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
 from lightning_adpsgd.virtual.report import Report
 from tests.helpers import topologies_of
+from tests.learners import trainer_of
 
 Batch = tuple[Tensor, Tensor]
 TEACHER = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
@@ -570,16 +571,7 @@ def test_batches_and_rates_are_those_of_lightning(
     )
     loader = DataLoader(data_set(), batch_size=32)
     VirtualCluster(virtual, 1).fit(loader, 96 * 4)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=4,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    trainer = trainer_of("auto", 1, max_epochs=4, default_root_dir=tmp_path)
     trainer.fit(lightnings, loader)
     assert virtual.noted == lightnings.noted
 
