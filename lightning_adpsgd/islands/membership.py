@@ -359,12 +359,13 @@ class Membership(ServiceThread):
         self._adopt(store, store.change(self.members.epoch, edit))
 
     def _adopt(self, store: MemberStore, members: MemberList) -> None:
-        before, self.members = self.members, members
-        if members.by_number == before.by_number:
-            return
-        gone = [m for m in before.by_number.values() if not members.holds(m)]
+        known = self.members.by_number
+        gone = [member for member in known.values() if not members.holds(member)]
+        # Before the list: who is missing from it without having left counts as lost.
         self.left |= {m.incarnation for m in gone if store.has_said_goodbye(m)}
-        self._on_change()
+        self.members = members
+        if members.by_number != known:
+            self._on_change()
 
     def _note_outage(self, reason: str) -> None:
         before, self.outage = self.outage, reason

@@ -99,7 +99,9 @@ class MembershipReader(ServiceThread):
         text = self._store.get(_KEY).decode() if self._store.check([_KEY]) else ""
         if is_new := text not in ("", self._text):
             row, is_in, members, left, outage = json.loads(text)
-            self.members, self.left = MemberList.from_json(members), frozenset(left)
+            # Before the list: who is missing from it without having left is lost.
+            self.left = frozenset(left)
+            self.members = MemberList.from_json(members)
             self.member, self.outage = Member.from_row(row), outage
             self.is_in, self._text = is_in, text
         # What the first learner does not tell anew is current, except in an outage.

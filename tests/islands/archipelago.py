@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
@@ -18,9 +19,9 @@ from torch._C._distributed_c10d import Store
 from lightning_adpsgd.gossip.engine import GossipOptions
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.island import Island, Sections, Timeouts
-from lightning_adpsgd.islands.member_list import Heartbeat
+from lightning_adpsgd.islands.member_list import Heartbeat, MemberList
 from lightning_adpsgd.islands.membership import Membership
-from lightning_adpsgd.islands.membership_reader import MembershipView
+from lightning_adpsgd.islands.membership_reader import MembershipReader, MembershipView
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress, serve
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
@@ -172,9 +173,10 @@ class Trained:
         until(look, "the weights of others")
         return found[0]
 
-    def shorter_timeouts(self, seconds: float) -> Timeouts:
+    def shorten_timeouts(self, seconds: float) -> None:
         short = timedelta(seconds=seconds)
-        return replace(PATIENCE, start=short, pull=short, mean=2 * short)
+        timeouts = replace(PATIENCE, start=short, pull=short, mean=2 * short)
+        self.island._timeouts = self.island._joining._timeouts = timeouts
 
 
 @contextmanager
@@ -207,3 +209,18 @@ def total(trained: Sequence[Trained]) -> Tensor:
     """The sum of all islands' weights, with what is not merged yet."""
     rows = [torch.cat(one.island.engine.replica.snapshot()) for one in trained]
     return torch.stack(rows).sum(0)
+
+
+def left_at_each_list(
+    cls: type[Membership | MembershipReader], monkeypatch: pytest.MonkeyPatch
+) -> list[frozenset[str]]:
+    """Who was known to have left when each list of members became visible."""
+    seen, key = list[frozenset[str]](), "members"
+
+    def show(view: Membership | MembershipReader, members: MemberList) -> None:
+        seen.append(view.left)
+        vars(view)[key] = members
+
+    shown = property(lambda view: vars(view)[key], show)
+    monkeypatch.setattr(cls, key, shown, raising=False)
+    return seen

@@ -326,7 +326,7 @@ def test_a_mean_waits_for_nobody_who_says_nothing(
 
         monkeypatch.setattr(Lane, "give", give_or_hang)
         # As long as it may take to get the weights of who is not stuck.
-        trained[0].island._timeouts = trained[0].shorter_timeouts(3.0)
+        trained[0].shorten_timeouts(3.0)
         mean = trained[0].island.mean()
         assert mean.members == 2
         torch.testing.assert_close(torch.cat(mean.values), rows[:2].mean(0))
@@ -385,7 +385,7 @@ def test_without_a_rendezvous_a_start_says_how_to_get_one() -> None:
     with rendezvous() as server:
         server.stop()
         one = Trained(server, random_rows(1)[0])
-        one.island._timeouts = one.shorter_timeouts(0.3)
+        one.shorten_timeouts(0.3)
         with pytest.raises(RuntimeError, match="python -m lightning_adpsgd rendezvous"):
             one.island.start()
         one.island.abort()

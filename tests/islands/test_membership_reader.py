@@ -17,6 +17,7 @@ from lightning_adpsgd.islands.membership_reader import (
     MembershipReader,
 )
 from tests.helpers import PATIENCE_S, until
+from tests.islands.archipelago import left_at_each_list
 
 ONE, TWO = (Member(number, f"start {number}", "host", ()) for number in (1, 2))
 
@@ -66,6 +67,15 @@ def test_all_that_the_first_learner_knows_is_read(pair: Pair) -> None:
         for name in vars(told):
             assert getattr(pair.reader, name) == getattr(told, name)
     assert pair.num_changes == 3
+
+
+def test_no_list_shows_before_those_that_have_left_it_are_known(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = left_at_each_list(MembershipReader, monkeypatch)
+    pair.publisher.publish(first_learner())
+    pair.reader._take_turn()
+    assert left == [first_learner().left]
 
 
 def test_what_has_not_changed_is_neither_told_nor_read_again(pair: Pair) -> None:

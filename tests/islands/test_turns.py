@@ -22,6 +22,7 @@ from lightning_adpsgd.islands.service import uptime_s
 from lightning_adpsgd.islands.signatures import Signatures
 from lightning_adpsgd.transport.links.credentials import Credentials
 from tests.helpers import PATIENCE_S
+from tests.islands.archipelago import left_at_each_list
 
 SILENCE_S = 3.0
 OTHER = Member(7, "the other", "host", ())
@@ -474,6 +475,20 @@ def test_those_that_say_goodbye_have_left_and_the_others_are_gone(
     turns.put()
     turns.take()
     assert turns.one.left == {"start 1"}
+
+
+def test_no_list_shows_before_those_that_have_left_it_are_known(
+    turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread would take who is missing from it for lost."""
+    turns.enter()
+    left = left_at_each_list(Membership, monkeypatch)
+    turns.put(OTHER)
+    turns.listed.show(OTHER, Beat(None, 4))
+    turns.take()
+    turns.put()
+    turns.take()
+    assert left == [set(), {OTHER.incarnation}]
 
 
 def test_a_change_of_the_list_is_told_once(turns: Turns) -> None:
