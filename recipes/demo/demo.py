@@ -28,6 +28,7 @@ from recipes.demo.results import (
     read_result,
     speeds_in_words,
     table,
+    trainings_compared,
 )
 from recipes.generated.corpus import write_corpus
 from recipes.hybrid.pipeline.runner import run_stages
@@ -117,7 +118,8 @@ def _tell(
     race: list[Entrant],
 ) -> None:
     title = "lightning-adpsgd: from audio to words"
-    print(f"\n{as_text(table(results))}\n{speeds_in_words(results)}")
+    print(f"\n{as_text(table(results))}\n{trainings_compared(results)}")
+    print(speeds_in_words(results))
     if race:
         facts = {**facts, "race": race_in_words(race)}
         draw_race(race, report.with_name("race.png"))

@@ -7,7 +7,7 @@ So no learner gains from the cores that the slow one leaves to the others.
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from lightning_adpsgd.files import bytes_written_whole
 from recipes.demo.lanes import Step, read_lanes, window_of
 from recipes.demo.plots import STYLES, png
-from recipes.demo.results import Result, read_result
+from recipes.demo.results import Result, rate_in_words, read_result, words_compared
 from recipes.hybrid.pipeline.groups import RaceSettings
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.training.held_out import (
@@ -44,16 +44,12 @@ class Entrant:
     Attributes:
         method: name of the strategy.
         result: its figures, as in the first table.
-        words: rates of all test words: `wer`, `wer_low`, `wer_high`.
-        against: matched-pairs tests against other runs, by their names.
         held_out: its loss on held-out speech.
         lanes: last steps of each learner.
     """
 
     method: str
     result: Result
-    words: Mapping[str, float | None]
-    against: Mapping[str, Mapping[str, float | None]]
     held_out: HeldOut
     lanes: Sequence[Sequence[Step]]
 
@@ -97,13 +93,9 @@ def _entrant(control: Settings, race: RaceSettings, method: str) -> Settings:
 def read_entrant(settings: Settings) -> Entrant:
     """What a run of the race has left, from its finished stages."""
     trained = settings.directory("train")
-    path = settings.directory("score") / "score.json"
-    score = json.loads(path.read_text(encoding="utf-8"))
     return Entrant(
         settings.train.strategy,
         read_result(settings),
-        score["parts"]["total"],
-        score["compared"],
         read_held_out(trained / HELD_OUT),
         read_lanes(trained / "timeline"),
     )
@@ -154,7 +146,7 @@ def _line(entrant: Entrant) -> list[str]:
         f"{steps[-1]:,}",
         f"{summary['exposed_fraction']:.0%}",
         f"{summary['frame_loss']:.3f} ({low:.3f} to {high:.3f})",
-        _rate_in_words(entrant.words),
+        rate_in_words(entrant.result.words),
         "?" if others is None else f"{others:.2f}",
     ]
 
@@ -166,24 +158,14 @@ def _steps(entrant: Entrant) -> list[int]:
     return [round(last[rate] * summary["train_seconds"]) for rate in rates]
 
 
-def _rate_in_words(words: Mapping[str, float | None]) -> str:
-    low, high = words["wer_low"], words["wer_high"]
-    if low is None or high is None:
-        return f"{words['wer']:.2%}"
-    return f"{words['wer']:.2%} ({low:.2%} to {high:.2%})"
-
-
 def comparison(first: Entrant, second: Entrant) -> str:
     """The difference of two methods, on the same utterances."""
     mine, theirs = (e.held_out.utterances for e in (second, first))
     low, high = difference_interval(theirs, mine)
     losses = [e.result.summary["frame_loss"] for e in (first, second)]
-    words = second.against[first.result.name]
-    p = words["p"]
-    sure = "" if p is None else f", p = {p:.2g} by matched pairs"
     return (
         f"{second.method} less {first.method}: frame loss {losses[1] - losses[0]:+.3f} "
-        f"({low:+.3f} to {high:+.3f}), WER {words['difference']:+.2%}{sure}."
+        f"({low:+.3f} to {high:+.3f}), {words_compared(first.result, second.result)}."
     )
 
 

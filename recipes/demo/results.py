@@ -11,6 +11,8 @@ from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.training.beside import is_quiet
 from recipes.hybrid.training.metrics import Row, read_rows
 
+_Figures = Mapping[str, float | None]
+_RATES = ("wer", "wer_low", "wer_high")
 _SPEEDS = ("samples_per_second", "exposed_fraction", "train_seconds")
 
 
@@ -24,6 +26,9 @@ class Result:
         frame_accuracy: share of right frames in whole utterances of held-out speakers.
         summary: contents of the training's `summary.json`; empty without training.
         rows: rows of its `metrics.csv`.
+        words: rates of all test words: `wer`, and the ends of the interval that holds
+            95 % of a bootstrap over speakers, `wer_low` and `wer_high`.
+        against: matched-pairs tests against other runs, by their names.
     """
 
     name: str
@@ -31,12 +36,15 @@ class Result:
     frame_accuracy: float
     summary: Mapping[str, Any] = field(default_factory=dict)
     rows: Sequence[Row] = ()
+    words: _Figures = field(default_factory=dict)
+    against: Mapping[str, _Figures] = field(default_factory=dict)
 
 
 def read_baseline(settings: Settings) -> Result:
     """The result of the model that made the alignment."""
     score = _read(settings.directory("baseline") / "score.json")
-    return Result("gmm", _errors(score), score["frame_accuracy"])
+    accuracy = score["frame_accuracy"]
+    return Result("gmm", _errors(score), accuracy, words=_words(score))
 
 
 def read_result(settings: Settings) -> Result:
@@ -49,6 +57,8 @@ def read_result(settings: Settings) -> Result:
         score["frame_accuracy"],
         _read(trained / "summary.json"),
         read_rows(trained / "metrics.csv"),
+        _words(score),
+        score["compared"],
     )
 
 
@@ -63,8 +73,15 @@ def _errors(score: dict[str, Any]) -> dict[str, Errors]:
     }
 
 
+def _words(score: dict[str, Any]) -> _Figures:
+    return {name: score["parts"]["total"][name] for name in _RATES}
+
+
 def table(results: Sequence[Result]) -> list[list[str]]:
-    """Header and one line per run, all text; "-" where a run has no such figure."""
+    """Header and one line per run, all text; "-" where a run has no such figure.
+
+    The rate of all words has an interval that holds 95 %.
+    """
     parts = list(dict.fromkeys(part for result in results for part in result.errors))
     header = [
         "run",
@@ -106,11 +123,9 @@ def _line(result: Result, parts: Sequence[str]) -> list[str]:
     figures = dict(result.summary)
     if not is_quiet(figures.get("other_cores")):
         figures = {k: v for k, v in figures.items() if k not in _SPEEDS}
-    errors = [result.errors.get(part) for part in parts]
-    wers = ["-" if counts is None else f"{counts.wer:.2%}" for counts in errors]
     return [
         result.name,
-        *wers,
+        *(_rate_of(result, part) for part in parts),
         _text(figures.get("frame_loss"), ".3f"),
         f"{result.frame_accuracy:.1%}",
         _text(figures.get("samples_per_second"), ".0f"),
@@ -118,6 +133,36 @@ def _line(result: Result, parts: Sequence[str]) -> list[str]:
         _text(figures.get("relative_consensus_distance"), ".2%"),
         _text(figures.get("train_seconds"), ".0f", " s"),
     ]
+
+
+def _rate_of(result: Result, part: str) -> str:
+    if part == "total":
+        return rate_in_words(result.words)
+    counts = result.errors.get(part)
+    return "-" if counts is None else f"{counts.wer:.2%}"
+
+
+def rate_in_words(words: _Figures) -> str:
+    """The rate of all test words, with its interval where it has one."""
+    low, high = words["wer_low"], words["wer_high"]
+    if low is None or high is None:
+        return f"{words['wer']:.2%}"
+    return f"{words['wer']:.2%} ({low:.2%} to {high:.2%})"
+
+
+def words_compared(first: Result, second: Result) -> str:
+    """How the words of two runs differ, and how sure it is."""
+    found = second.against[first.name]
+    p = found["p"]
+    sure = "" if p is None else f", p = {p:.2g} by matched pairs"
+    return f"WER {found['difference']:+.2%}{sure}"
+
+
+def trainings_compared(results: Sequence[Result]) -> str:
+    """How the words of later trainings differ from those of the first."""
+    first, *others = (one for one in results if one.summary)
+    found = (f"{o.name} less {first.name}: {words_compared(first, o)}." for o in others)
+    return " ".join(found)
 
 
 def _text(value: float | None, style: str, unit: str = "") -> str:

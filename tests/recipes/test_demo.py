@@ -30,6 +30,7 @@ from recipes.demo.results import (
     read_result,
     speeds_in_words,
     table,
+    trainings_compared,
 )
 from recipes.hybrid.pipeline.groups import RaceSettings, TrainSettings
 from recipes.hybrid.pipeline.settings import Settings
@@ -82,8 +83,11 @@ def gossip(epoch: int) -> dict[str, float]:
 
 
 def made_up_results() -> list[Result]:
-    errors = {"SWB": Errors(1000, 40, 20, 10), "CH": Errors(500, 30, 10, 5)}
+    swb, ch = Errors(1000, 40, 20, 10), Errors(500, 30, 10, 5)
+    errors = {"SWB": swb, "CH": ch, "total": swb.plus(ch)}
     runs = [("ddp", False), ("hadpsgd", True)]
+    words = {"wer": errors["total"].wer, "wer_low": 0.06, "wer_high": 0.0912}
+    test = {"num_segments": 9, "difference": 0.002, "z": 0.4, "p": 0.7}
     trained = [
         Result(
             name,
@@ -91,10 +95,12 @@ def made_up_results() -> list[Result]:
             0.8,
             {**summarize_run(made_up_rows(gossips)), "other_cores": 0.01},
             made_up_rows(gossips),
+            words,
+            {"ddp": test} if gossips else {},
         )
         for name, gossips in runs
     ]
-    return [Result("gmm", errors, 0.6), *trained]
+    return [Result("gmm", errors, 0.6, words=words), *trained]
 
 
 def made_up_race() -> list[Entrant]:
@@ -120,11 +126,11 @@ def made_up_entrant(method: str, step_s: float) -> Entrant:
     test = {"num_segments": 9, "difference": -0.01, "z": -2.0, "p": 0.03}
     utterances = {name: Spoken(10, 20 * step_s) for name in "abc"}
     curve = (Point(5, 20.0, 3200, 4 * step_s), Point(9, 45.25, 6400, 2 * step_s))
+    words = {"wer": 0.05, "wer_low": 0.04, "wer_high": 0.0612}
+    against = {} if method == "ddp" else {"race-ddp": test}
     return Entrant(
         method,
-        Result(f"race-{method}", {}, 0.8, summary, [rates]),
-        {"wer": 0.05, "wer_low": 0.04, "wer_high": 0.0612},
-        {} if method == "ddp" else {"race-ddp": test},
+        Result(f"race-{method}", {}, 0.8, summary, [rates], words, against),
         HeldOut(curve, utterances),
         [steps, steps],
     )
@@ -132,10 +138,25 @@ def made_up_entrant(method: str, step_s: float) -> Entrant:
 
 def test_the_table_has_a_line_per_run_and_a_dash_for_what_a_run_lacks():
     header, gmm, ddp, hadpsgd = table(made_up_results())
-    assert header[:3] == ["run", "WER SWB", "WER CH"]
-    assert gmm == ["gmm", "7.00%", "9.00%", "-", "60.0%", *["-"] * 4]
-    assert ddp[3:] == ["0.409", "80.0%", "1280", "12.5%", "-", "50 s"]
-    assert hadpsgd[7] == "0.29%"  # the mean of 1 % / epoch
+    assert header[:4] == ["run", "WER SWB", "WER CH", "WER total"]
+    wers = ["7.00%", "9.00%", "7.67% (6.00% to 9.12%)"]
+    assert gmm == ["gmm", *wers, "-", "60.0%", *["-"] * 4]
+    assert ddp[4:] == ["0.409", "80.0%", "1280", "12.5%", "-", "50 s"]
+    assert hadpsgd[8] == "0.29%"  # the mean of 1 % / epoch
+
+
+def test_the_words_of_the_trainings_are_compared():
+    expected = "hadpsgd less ddp: WER +0.20%, p = 0.7 by matched pairs."
+    assert trainings_compared(made_up_results()) == expected
+
+
+def test_few_speakers_give_no_interval_and_few_segments_no_certainty():
+    gmm, ddp, hadpsgd = made_up_results()
+    words = {"wer": 0.05, "wer_low": None, "wer_high": None}
+    assert table([replace(gmm, words=words)])[1][3] == "5.00%"
+    test = {"num_segments": 1, "difference": 0.002, "z": None, "p": None}
+    unsure = replace(hadpsgd, against={"ddp": test})
+    assert trainings_compared([gmm, ddp, unsure]) == "hadpsgd less ddp: WER +0.20%."
 
 
 @pytest.mark.parametrize("others", [None, 0.9])
@@ -145,8 +166,8 @@ def test_speeds_are_told_only_where_it_is_known_that_nothing_else_ran(others):
         for one in made_up_results()[1:]
     ]
     for line in table(results)[1:]:
-        assert [line[n] for n in (5, 6, 8)] == ["-"] * 3
-        assert line[3] == "0.409"
+        assert [line[n] for n in (6, 7, 9)] == ["-"] * 3
+        assert line[4] == "0.409"
     assert ("0.90, 0.90 cores" in speeds_in_words(results)) is (others is not None)
     assert "nothing else ran" in speeds_in_words(made_up_results())
 
@@ -213,7 +234,9 @@ def test_the_baseline_is_a_result_without_training(tmp_path):
 def write_score(folder: Path, result: Result) -> None:
     folder.mkdir(parents=True)
     parts = {part: {"wer": e.wer, **e._asdict()} for part, e in result.errors.items()}
+    parts["total"] |= result.words
     score = {"parts": parts, "frame_accuracy": result.frame_accuracy}
+    score["compared"] = result.against
     (folder / "score.json").write_text(json.dumps(score))
 
 
