@@ -10,8 +10,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
 
 from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.strategy.compatibility import callbacks_of
@@ -67,7 +67,15 @@ def _of_learner_0(trainer: pl.Trainer, candidates: dict[str, Any]) -> dict[str, 
     """The values of learner 0; a collective, unless the training is interrupted."""
     if trainer.interrupted:
         return candidates
-    # A tensor of another learner's GPU would arrive on that GPU.
-    on_host = move_data_to_device(candidates, torch.device("cpu"))
-    values = trainer.strategy.broadcast(on_host)
-    return move_data_to_device(values, trainer.strategy.root_device)
+    # As numbers: a tensor of another learner's GPU would arrive on that GPU.
+    numbers = {name: _as_number(value) for name, value in candidates.items()}
+    told, device = trainer.strategy.broadcast(numbers), trainer.strategy.root_device
+    return {name: _as_candidate(*number, device) for name, number in told.items()}
+
+
+def _as_number(value: Any) -> tuple[Any, torch.dtype | None]:
+    return (value.tolist(), value.dtype) if isinstance(value, Tensor) else (value, None)
+
+
+def _as_candidate(value: Any, dtype: torch.dtype | None, device: torch.device) -> Any:
+    return value if dtype is None else torch.tensor(value, dtype=dtype, device=device)

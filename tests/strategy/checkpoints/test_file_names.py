@@ -109,6 +109,21 @@ def test_learners_that_made_different_steps_hold_the_paths_of_learner_0(
     assert {p for p in kept(savers[1])[1:] if p} | {*savers[1].best_k_models} <= there
 
 
+def test_metrics_travel_as_numbers_and_keep_their_types(tmp_path: Path) -> None:
+    """A tensor within an object is pickled by a `torch.save` of its own."""
+    said: list[Any] = []
+    for rank, loss in enumerate([torch.tensor(0.1, dtype=torch.bfloat16), 7]):
+        saver = ModelCheckpoint(tmp_path, monitor="loss")
+        learner = Learner(rank, said, saver).as_trainer()
+        candidates = {"loss": loss, "step": 3 + rank, "epoch": torch.tensor(1)}
+        saver._save_topk_checkpoint(learner, candidates)
+        assert saver.best_model_score is not None
+        assert saver.best_model_score.dtype == torch.bfloat16
+        assert saver.best_model_path.endswith("epoch=1-step=3.ckpt")
+    numbers = [*pickle.loads(said[0]).values()]
+    assert numbers[1:] == [(3, None), (1, torch.int64)]
+
+
 def test_a_learner_that_is_interrupted_asks_nobody(tmp_path: Path) -> None:
     saver = ModelCheckpoint(tmp_path, save_last=True)
     learner = Learner(1, [], saver)
