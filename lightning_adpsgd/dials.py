@@ -55,7 +55,8 @@ class ReadyPairs:
     """`communication="ready_pairs"` with a user-defined longest wait.
 
     Args:
-        max_wait: longest wait for a partner at a step boundary, in seconds; None: a
+        max_wait: longest wait for a partner at a step boundary, in seconds; less than a
+            tenth of a step may keep equally fast learners in the same pairs. None: a
             quarter of the duration of the learner's last few steps.
     """
 

@@ -18,7 +18,7 @@ from lightning_adpsgd.gossip.protocol import Patience
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 
 _log = logging.getLogger(__name__)
-_MANY_IN_VAIN = 50
+_MANY = 50
 
 
 class Boundary:
@@ -31,7 +31,7 @@ class Boundary:
         pairing: rules, and what was agreed on; guarded by the engine's lock.
         peers_by_section: peers for each section of this learner's weights.
         patience: longest wait for a partner.
-        timeout: longest wait for an answer, and for each message of an exchange.
+        timeout: half of the longest wait for an answer, and for an exchange.
     """
 
     def __init__(
@@ -50,7 +50,9 @@ class Boundary:
         self._peers = peers_by_section[0]
         self._account, self._threads, self._state = account, threads, threads.state
         self._patience, self._timeout = patience, timeout
-        self._left_at, self._has_warned = time.perf_counter(), False
+        # None before the first step and after a meeting: what comes next is no step.
+        self._left_at: float | None = None
+        self._has_warned = False
 
     def leave(self) -> None:
         """Leaves the boundary for the next step."""
@@ -61,7 +63,7 @@ class Boundary:
         if self._pairing.is_alone:
             return False
         begin = time.perf_counter()
-        seconds = begin - self._left_at
+        seconds = None if self._left_at is None else begin - self._left_at
         pair = self._agreed(self._find(seconds) if self._group.index == 0 else Pair())
         waited = time.perf_counter() - begin
         if pair.partner is not None:
@@ -71,17 +73,19 @@ class Boundary:
 
     def rest(self) -> None:
         """Tells the peers that this learner goes to a meeting of all."""
+        self._left_at = None
         if self._group.index == 0:
             with self._state:
                 self._peers.say(self._pairing.rest())
 
-    def _find(self, of_step: float) -> Pair:
+    def _find(self, of_step: float | None) -> Pair:
         pairing, patience = self._pairing, self._patience
         waits = patience.waits(of_step)
         self._say_and_wait(lambda: pairing.arrive(patience.avoided), waits.for_others)
         self._say_and_wait(pairing.relent, waits.for_anyone - waits.for_others)
         self._say_and_wait(pairing.give_up, 0.0)
-        self._wait(lambda: pairing.is_decided, "the answer to its offer of an exchange")
+        what = "the answer to its offer of an exchange"
+        self._wait(lambda: pairing.is_decided, what, pairing.pair.partner)
         self._remember(pairing.pair.partner, waits.for_anyone)
         return pairing.pair
 
@@ -93,16 +97,28 @@ class Boundary:
     def _remember(self, partner: int | None, waited: float) -> None:
         if partner is None and not self._pairing.may_come:
             return  # all others are at a meeting, which says nothing of the waits
-        self._patience.met(partner)
-        num = self._patience.in_vain
-        if num >= _MANY_IN_VAIN and waited and not self._has_warned:
+        patience, own = self._patience, self._pairing.own
+        patience.met(partner)
+        if patience.in_vain >= _MANY and waited:
+            self._warn(
+                f"super-learner {own} has met no partner at its last "
+                f"{patience.in_vain} step boundaries, so that its weights were "
+                "averaged with no other's: no peer came to its own within "
+                f"{waited:.3g} s"
+            )
+        elif patience.repeats >= _MANY:
+            self._warn(
+                f"super-learner {own} has met only {sorted(patience.avoided)} at its "
+                f"last {patience.repeats} meetings: the steps of its other peers end "
+                "at other times, or take much longer"
+            )
+
+    def _warn(self, what: str) -> None:
+        if not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "super-learner %d has met no partner at its last %d step boundaries, "
-                "so that its weights were averaged with no other's: no peer came to "
-                "its own within %.3g s; raise `max_wait` of `ReadyPairs`, or take "
-                '`communication="async"`',
-                *(self._pairing.own, num, waited),
+                '%s; raise `max_wait` of `ReadyPairs`, or take `communication="async"`',
+                what,
             )
 
     def _agreed(self, pair: Pair) -> Pair:
@@ -122,17 +138,21 @@ class Boundary:
         for peers in self._peers_by_section if asks else ():
             peers.call([partner])
         self._wait(
-            lambda: self._account.num_ended >= all_ended, "the end of its exchange"
+            lambda: self._account.num_ended >= all_ended,
+            "the end of its exchange",
+            partner,
         )
         with self._state:
             self._pairing.leave()
 
-    def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        # Each message times out by itself, so that this ends within two timeouts.
+    def _wait(
+        self, condition: Callable[[], bool], what: str, partner: int | None
+    ) -> None:
+        # A message that takes longer than one timeout has ended the job before.
         limit = 2 * self._timeout.total_seconds()
         if not self._threads.wait_for(condition, limit):
             raise RuntimeError(
                 f"super-learner {self._pairing.own} waited {limit:g} s at a step "
-                f"boundary for {what} with super-learner {self._pairing.pair.partner}; "
+                f"boundary for {what} with super-learner {partner}; "
                 "raise `timeout` if the network is that slow"
             )

@@ -150,32 +150,34 @@ class Patience:
 
     Attributes:
         in_vain: number of boundaries in a row without a partner.
+        repeats: number of meetings in a row with one of those met last.
     """
 
     def __init__(self, max_wait: float | None, draw: Random, num_peers: int) -> None:
         self._max_wait, self._draw, self._num_avoided = max_wait, draw, num_peers // 2
         self._steps = deque[float](maxlen=_NUM_STEPS)
         self._meetings = list[int]()  # peers, those met last at the beginning
-        self._is_repeat, self.in_vain = False, 0
+        self.repeats = self.in_vain = 0
 
     @property
     def _usual(self) -> float:
-        return _SHARE_OF_STEP * median(self._steps)
+        return _SHARE_OF_STEP * median(self._steps or [0.0])
 
     @property
     def avoided(self) -> frozenset[int]:
         """The peers to avoid for the first part of a wait."""
         return frozenset(() if self.in_vain else self._meetings[: self._num_avoided])
 
-    def waits(self, of_step: float) -> Waits:
-        """The waits after a step that took `of_step` seconds."""
-        self._steps.append(of_step)
+    def waits(self, of_step: float | None) -> Waits:
+        """The waits after a step that took `of_step` seconds; None: that is unknown."""
+        if of_step is not None:
+            self._steps.append(of_step)
         usual, is_chosen = self._usual, self._draw.random() < 0.5
         longest = usual if self._max_wait is None else self._max_wait
         if self.in_vain:
             skips = self.in_vain > _FEW_IN_VAIN and is_chosen
             return Waits(0.0, 0.0 if skips else longest)
-        avoids = self.avoided and (not self._is_repeat or is_chosen)
+        avoids = self.avoided and (not self.repeats or is_chosen)
         return Waits(min(longest, usual) / 2 if avoids else 0.0, longest)
 
     def choose(self, peers: Sequence[int]) -> int:
@@ -188,7 +190,8 @@ class Patience:
         if partner is None:
             self.in_vain += 1
             return
-        self._is_repeat = partner in self._meetings[: self._num_avoided]
+        is_repeat = partner in self._meetings[: self._num_avoided]
+        self.repeats = self.repeats + 1 if is_repeat else 0
         self._meetings = [partner, *(one for one in self._meetings if one != partner)]
         self.in_vain = 0
 

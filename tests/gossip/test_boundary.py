@@ -3,9 +3,9 @@
 import random
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from operator import eq
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,7 +18,8 @@ from lightning_adpsgd import reference
 from lightning_adpsgd.gossip.codecs import INT4
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
-from lightning_adpsgd.gossip.pairing import READY
+from lightning_adpsgd.gossip.pairing import READY, Pairing
+from lightning_adpsgd.gossip.peers import Peers
 from lightning_adpsgd.gossip.protocol import Patience
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.matrices import complete
@@ -329,6 +330,35 @@ def test_an_offer_that_is_not_answered_ends_in_an_error_that_names_the_peer() ->
         gossips[0].abort()
 
 
+def test_an_exchange_that_does_not_end_names_the_peer_in_every_learner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vectors, gossips = engines_of_super_learners(
+        random_rows(2),
+        2,
+        "complete",
+        in_pairs=True,
+        max_wait=PATIENCE_S / 2,
+        timeout=timedelta(seconds=0.2),
+    )
+    monkeypatch.setattr(Peers, "call", lambda peers, numbers: None)
+    said: dict[tuple[int, int], str] = {}
+
+    def learner(s: int, n: int) -> None:
+        try:
+            train(vectors[s][n], gossips[s][n], 1)
+        except (RuntimeError, PeerLost) as error:
+            said[s, n] = str(error)
+
+    places = [(s, n) for s in range(2) for n in range(2)]
+    for gossip in (gossips[s][n] for s, n in places):
+        gossip.start()
+    together([lambda at=at: learner(*at) for at in places])
+    for gossip in (gossips[s][n] for s, n in places):
+        gossip.abort()
+    assert all(f"super-learner {1 - s}" in said[s, n] for s, n in places)
+
+
 def test_patience_is_a_share_of_the_usual_step_unless_it_is_given() -> None:
     draw = random.Random(0)
     assert Patience(3.0, draw, 2).waits(100.0) == (0.0, 3.0)
@@ -336,6 +366,33 @@ def test_patience_is_a_share_of_the_usual_step_unless_it_is_given() -> None:
     for _ in range(5):
         assert patience.waits(4.0) == (0.0, 1.0)
     assert patience.waits(1000.0) == (0.0, 1.0)  # a validation, say
+
+
+def test_what_is_no_step_makes_no_wait() -> None:
+    patience = Patience(None, random.Random(0), 2)
+    assert patience.waits(None) == (0.0, 0.0)
+    patience.waits(4.0)
+    assert patience.waits(None) == (0.0, 1.0)
+    assert Patience(3.0, random.Random(0), 2).waits(None) == (0.0, 3.0)
+
+
+def test_neither_the_set_up_nor_a_meeting_counts_as_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps, waits = list[float | None](), Patience.waits
+
+    def noting(patience: Patience, of_step: float | None) -> Any:
+        steps.append(of_step)
+        return waits(patience, of_step)
+
+    monkeypatch.setattr(Patience, "waits", noting)
+    vectors, gossips = pairs_of(random_rows(2), "complete", A_MOMENT)
+    with running(gossips):
+        train(vectors[0], gossips[0], 2)
+        gossips[0].pause()
+        gossips[0].resume()
+        train(vectors[0], gossips[0], 2)
+    assert [step is None for step in steps] == [True, False] * 2
 
 
 def test_others_are_waited_for_after_a_meeting_and_by_chance_after_the_same() -> None:
@@ -368,18 +425,32 @@ def test_after_some_boundaries_in_vain_chance_decides_whether_to_wait() -> None:
 # --- equal speeds
 
 
-def test_equally_fast_learners_meet_others_than_their_first_partners() -> None:
-    vectors, gossips = pairs_of(random_rows(4), "complete", 0.2)
+def test_a_learner_avoids_its_last_partner_at_the_next_boundary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    avoided = defaultdict[int, list[frozenset[int]]](list)
+    arrive = Pairing.arrive
 
-    def learner(i: int) -> list[Boundary]:
-        return train(vectors[i], gossips[i], 20, lambda number: 0.08)
+    def noting(pairing: Pairing, others: frozenset[int]) -> Any:
+        avoided[pairing.own].append(others)
+        return arrive(pairing, others)
 
+    monkeypatch.setattr(Pairing, "arrive", noting)
+    vectors, gossips = pairs_of(random_rows(4), "complete", A_MOMENT)
     with running(gossips):
-        logs = together([lambda i=i: learner(i) for i in range(4)])
-    partners = [[boundary.partner for boundary in log] for log in logs]
-    assert all(len({*of_one} - {None}) > 1 for of_one in partners)
-    again = [sum(map(eq, of_one, of_one[1:])) for of_one in partners]
-    assert sum(again) < 4 * 20 / 2
+        logs = together(
+            [lambda i=i: train(vectors[i], gossips[i], 20) for i in range(4)]
+        )
+    for own, log in enumerate(logs):
+        last = [boundary.partner for boundary in log]
+        assert (
+            avoided[own]
+            == [
+                frozenset() if partner is None else {partner}
+                for partner in [None, *last]
+            ][:-1]
+        )
+    assert any(any(of_one) for of_one in avoided.values())
 
 
 def test_peers_at_a_meeting_cost_no_wait_even_if_it_has_begun() -> None:
@@ -405,3 +476,13 @@ def test_one_that_never_meets_anybody_says_so_once(
         train(vectors[0], gossips[0], 120)
     (record,) = caplog.records
     assert "super-learner 0 has met no partner at its last 5" in record.message
+
+
+def test_one_that_keeps_to_the_same_few_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    vectors, gossips = pairs_of(random_rows(4), "complete", PATIENCE_S / 2)
+    with running(gossips):
+        together([lambda i=i: train(vectors[i], gossips[i], 60) for i in (0, 1)])
+    said = sorted(record.message.partition(" at its")[0] for record in caplog.records)
+    assert said == [f"super-learner {i} has met only [{1 - i}]" for i in (0, 1)]
