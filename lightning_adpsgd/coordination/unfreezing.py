@@ -17,13 +17,15 @@ _Frozen = dict[str, nn.Parameter]
 class Unfreezing:
     """Makes DDP reduce frozen weights too, or refuses to train them later.
 
-    Args:
-        reduces: whether DDP looks for unused weights, so that it can count on frozen
-            ones; it reduces their buckets in every step.
+    It reduces them where it looks for unused weights, so that it can count on frozen
+    ones; it reduces their buckets in every step. `arguments` are those of DDP.
     """
 
-    def __init__(self, reduces: bool) -> None:
-        self._reduces = reduces
+    def __init__(self, exchange_frozen: bool, arguments: Mapping[str, Any]) -> None:
+        # In a static graph, a weight that is unused in the first step stays unused.
+        is_static = arguments.get("static_graph", False)
+        finds_unused = arguments.get("find_unused_parameters", False)
+        self._reduces = exchange_frozen and finds_unused and not is_static
         self._never_reduced: _Frozen = {}
 
     def make(
@@ -60,14 +62,6 @@ class Unfreezing:
                     "`find_unused_parameters=True`, with `exchange_frozen=True` and "
                     "without `static_graph`, or keep the weight frozen"
                 )
-
-
-def reduces_frozen(exchange_frozen: bool, arguments: Mapping[str, Any]) -> bool:
-    """Whether DDP with these arguments shall reduce weights that are frozen."""
-    # In a static graph, a weight that is unused in the first step stays unused.
-    is_static = arguments.get("static_graph", False)
-    finds_unused = arguments.get("find_unused_parameters", False)
-    return exchange_frozen and finds_unused and not is_static
 
 
 def _frozen(module: nn.Module) -> _Frozen:

@@ -18,8 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_adpsgd.coordination.groups import wrap_in_ddp
-from lightning_adpsgd.coordination.unfreezing import Unfreezing, reduces_frozen
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
@@ -62,11 +60,6 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def jobs(self) -> ModuleJobs:
         """The jobs of the modules in training."""
         return ModuleJobs()
-
-    @cached_property
-    def _unfreezing(self) -> Unfreezing:
-        reduces = reduces_frozen(self._dials.exchange_frozen, self._ddp_kwargs)
-        return Unfreezing(reduces)
 
     # --- what it has done
 
@@ -151,11 +144,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             EvaluationWatch(module, job)
         if self.super_learner_size == 1:
             return module
-        device_ids = self._determine_ddp_device_ids()
-        arguments = {"device_ids": device_ids, **self._ddp_kwargs}
-        inside = job.groups, job.flat.device
-        wrap = partial(wrap_in_ddp, module, *inside, **arguments)
-        return self._unfreezing.make(module, wrap)
+        return self._wrap(module, job, self._determine_ddp_device_ids())
 
     def _check_one_module(self) -> None:
         if self._dials.islands is not None and len(self.jobs):

@@ -7,13 +7,18 @@ of a class. The Trainer's strategy and Fabric's share its constructor.
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning_utilities.core.rank_zero import rank_zero_info
+from torch import nn
 from torch.distributed.constants import default_pg_timeout
+from torch.nn.parallel import DistributedDataParallel
 
+from lightning_adpsgd.coordination.groups import wrap_in_ddp
+from lightning_adpsgd.coordination.unfreezing import Unfreezing
 from lightning_adpsgd.dials import (
     DEFAULT_CPU_SHARE,
     DEFAULT_TIMEOUT,
@@ -38,6 +43,7 @@ from lightning_adpsgd.strategy.compatibility import (
     check_ddp_arguments,
     check_island,
 )
+from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
 from lightning_adpsgd.topology.partition import Partition
 
@@ -299,6 +305,19 @@ class HADPSGDOptions(_DDPStrategy):
         sizes = self._dials.super_learner_size
         check_island(self.super_learner_size, self.world_size, sizes)
         return True
+
+    @cached_property
+    def _unfreezing(self) -> Unfreezing:
+        return Unfreezing(self._dials.exchange_frozen, self._ddp_kwargs)
+
+    def _wrap(
+        self, module: nn.Module, job: Job, device_ids: list[int] | None
+    ) -> DistributedDataParallel:
+        """DDP of a module inside this super-learner."""
+        arguments = {"device_ids": device_ids, **self._ddp_kwargs}
+        inside = job.groups, job.flat.device
+        wrap = partial(wrap_in_ddp, module, *inside, **arguments)
+        return self._unfreezing.make(module, wrap)
 
 
 def has_peers(partition: Partition) -> bool:

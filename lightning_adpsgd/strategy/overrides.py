@@ -96,7 +96,7 @@ READ = (
     _of(_SAVER, "_fs", "file_names", "has the files; asked where learners cannot be"),
     _of(_SWA, "_average_model", "weight_callbacks", "its average; also of EMA"),
     _of("ParallelStrategy", "_layer_sync", "trainer compatibility", _GIVEN),
-    _of("DDPStrategy", "_ddp_kwargs", "trainer fabric options", _GIVEN),
+    _of("DDPStrategy", "_ddp_kwargs", "compatibility options", _GIVEN),
     _of("DDPStrategy", "_ddp_comm_hook", "compatibility allreduce", _GIVEN),
     _of("DDPStrategy", "_ddp_comm_wrapper", "compatibility", _GIVEN),
     _of("DDPStrategy", "_model_averaging_period", "compatibility", _GIVEN),

@@ -13,7 +13,7 @@ the hooks while learners gossip. An optimizer step goes from `optimizer_step` to
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,8 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lightning_adpsgd.coordination.failures import FailureReport
-from lightning_adpsgd.coordination.groups import wrap_in_ddp
-from lightning_adpsgd.coordination.unfreezing import Unfreezing, reduces_frozen
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.checkpoints.contents import (
@@ -83,7 +81,6 @@ class HADPSGDStrategy(ModelParallelInside):
     _resumed = Resumed()
     _initial_states: tuple[InitialState, ...] = ()
     _overrides: Overrides | None = None
-    _unfreezing: Unfreezing | None = None
     _outside: FailureReport | None = None
     _statistics: Statistics | None = None
     _last_consensus: Consensus | None = None
@@ -185,15 +182,9 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @override
     def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:
-        reduces = reduces_frozen(self._dials.exchange_frozen, self._ddp_kwargs)
-        self._unfreezing = Unfreezing(reduces)
         if self._run is None:
             return self._unfreezing.make(model, partial(super()._setup_model, model))
-        job, device_ids = self._run.job, self.determine_ddp_device_ids()
-        arguments = {"device_ids": device_ids, **self._ddp_kwargs}
-        inside = job.groups, job.flat.device
-        wrap = partial(wrap_in_ddp, model, *inside, **arguments)
-        return self._unfreezing.make(model, wrap)
+        return self._wrap(model, self._run.job, self.determine_ddp_device_ids())
 
     @override
     def on_train_start(self) -> None:
@@ -223,8 +214,9 @@ class HADPSGDStrategy(ModelParallelInside):
                 self._last_consensus = self.last_consensus
             if self._overrides is not None:
                 self._overrides.undo()
-            self._run = self._place = self._overrides = self._unfreezing = None
-            self._outside = None
+            self._run = self._place = self._overrides = self._outside = None
+            with suppress(AttributeError):  # no step has asked for it
+                del self._unfreezing
             self._resumed, self._initial_states = Resumed(), ()
             super().teardown()
 
@@ -247,8 +239,7 @@ class HADPSGDStrategy(ModelParallelInside):
         **kwargs: Any,
     ) -> Any:
         step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
-        if self._unfreezing is not None:
-            closure = self._unfreezing.checked(closure)
+        closure = self._unfreezing.checked(closure)
         if self._run is None:
             return step(closure)
         return self._run.job.update(step, closure)

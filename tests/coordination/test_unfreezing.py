@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_adpsgd.coordination.unfreezing import Unfreezing, reduces_frozen
+from lightning_adpsgd.coordination.unfreezing import Unfreezing
+
+REDUCES = {"find_unused_parameters": True}
 
 
 class Parts(nn.Module):
@@ -45,14 +47,14 @@ def test_ddp_sees_frozen_weights_as_trained_only_where_it_is_to_reduce_them(
 ) -> None:
     module = Parts()
     expected = {"head", "backbone"} if reduces else {"head"}
-    assert made(Unfreezing(reduces), module) == expected
+    assert made(Unfreezing(reduces, REDUCES), module) == expected
     assert trained(module) == {"head"}
 
 
 def test_weights_stay_frozen_where_ddp_cannot_be_made() -> None:
     module = Parts()
     with pytest.raises(ZeroDivisionError):
-        Unfreezing(True).make(module, lambda: 1 // 0)  # pyright: ignore
+        Unfreezing(True, REDUCES).make(module, lambda: 1 // 0)  # pyright: ignore
     assert trained(module) == {"head"}
 
 
@@ -60,14 +62,14 @@ def test_weights_stay_frozen_where_ddp_cannot_be_made() -> None:
 def test_a_gradient_that_ddp_reduces_or_that_is_alone_is_no_error(
     reduces: bool, size: int
 ) -> None:
-    module, unfreezing = Parts(), Unfreezing(reduces)
+    module, unfreezing = Parts(), Unfreezing(reduces, REDUCES)
     made(unfreezing, module, size)
     module.backbone.requires_grad_(True).grad = torch.ones(2)
     assert unfreezing.checked(lambda: 3)() == 3
 
 
 def test_a_gradient_that_ddp_never_reduces_is_refused_by_name() -> None:
-    module, unfreezing = Parts(), Unfreezing(False)
+    module, unfreezing = Parts(), Unfreezing(False, REDUCES)
     made(unfreezing, module)
     step = unfreezing.checked(lambda: 3)
     assert step() == 3
@@ -83,13 +85,14 @@ def test_a_gradient_that_ddp_never_reduces_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("exchange_frozen", "arguments", "expected"),
     [
-        (True, {"find_unused_parameters": True}, True),
-        (False, {"find_unused_parameters": True}, False),
-        (True, {"find_unused_parameters": True, "static_graph": True}, False),
+        (True, REDUCES, True),
+        (False, REDUCES, False),
+        (True, {**REDUCES, "static_graph": True}, False),
         (True, {}, False),
     ],
 )
 def test_frozen_weights_are_reduced_where_ddp_looks_for_unused_ones(
     exchange_frozen: bool, arguments: dict[str, bool], expected: bool
 ) -> None:
-    assert reduces_frozen(exchange_frozen, arguments) is expected
+    seen = made(Unfreezing(exchange_frozen, arguments), Parts())
+    assert ("backbone" in seen) is expected
