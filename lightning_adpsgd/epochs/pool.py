@@ -136,7 +136,8 @@ class IslandPool(ServiceThread):
 
     def next(self, num_held: int, waits: bool) -> Claim:
         """Claims the next unit; see `claims.ClaimCounter`."""
-        lease, begin = self._current, time.monotonic()
+        lease, begin = self._lease, time.monotonic()
+        assert lease is not None
         with self._state:
             lease.is_awaited, self._is_alone = waits, False
             self._ask()
@@ -170,11 +171,6 @@ class IslandPool(ServiceThread):
         self.stop(seconds)
         if self in self._members.services:
             self._members.services.remove(self)
-
-    @property
-    def _current(self) -> Lease:
-        assert self._lease is not None
-        return self._lease
 
     def _close(self, leaves: bool) -> None:
         if self._lease is not None:
@@ -294,13 +290,15 @@ class IslandPool(ServiceThread):
 
     def _update(self, store: Store, lease: Lease) -> None:
         key, signatures = _key(lease.number), self._rendezvous.signatures
-        text = self._stored(store, key, lease)
+        if lease.number in self._written:
+            # This one has a time limit of its own, also where the link is cut.
+            text = _text(store, key)
+        else:
+            text = self._begun_anew(store, lease, instead_of="")
         for _ in range(_TRIES):
             found = _parsed(signatures.read(text, key), lease)
             if found is None:
-                with self._state:
-                    known = lease.ledger.begun_anew(self.own, uuid.uuid4().hex)
-                text = _put(store, key, text, signatures.sign(known.to_json(), key))
+                text = self._begun_anew(store, lease, instead_of=text)
                 continue
             with self._state:
                 plan = lease.plan(found, self._gone(found))
@@ -325,16 +323,14 @@ class IslandPool(ServiceThread):
         with self._state:
             self._state.wait_for(lambda: self._ending, seconds)
 
-    def _stored(self, store: Store, key: str, lease: Lease) -> str:
-        if lease.number in self._written:
-            # This one has a time limit of its own, also where the link is cut.
-            return _text(store, key)
+    def _begun_anew(self, store: Store, lease: Lease, instead_of: str) -> str:
+        key = _key(lease.number)
         with self._state:
             known = lease.ledger.begun_anew(self.own, uuid.uuid4().hex)
         wanted = self._rendezvous.signatures.sign(known.to_json(), key)
-        text = _put(store, key, "", wanted)
+        stored = store.compare_set(key, instead_of, wanted)
         self._written.add(lease.number)
-        return text
+        return stored.decode("utf-8", "replace")
 
     def _applied(self, lease: Lease, plan: Plan) -> None:
         with self._state:
@@ -392,10 +388,6 @@ def _parsed(text: str | None, lease: Lease) -> Ledger | None:
     except ValueError as error:
         _log.warning("the pool of batches starts over: %s", error)
         return None
-
-
-def _put(store: Store, key: str, text: str, wanted: str) -> str:
-    return store.compare_set(key, text, wanted).decode("utf-8", "replace")
 
 
 def _text(store: Store, key: str) -> str:

@@ -132,7 +132,8 @@ def test_what_a_dead_one_holds_is_waited_for_and_trained_on() -> None:
             assert dead.step()
         runs = threading.Thread(target=one.go_on, daemon=True)
         runs.start()
-        until(lambda: one.pool._current.ledger.resting != (), "the end of what is left")
+        pool: Any = one.pool
+        until(lambda: pool._lease.ledger.resting != (), "the end of what is left")
         assert runs.is_alive()
         assert len(rows([one, dead])) < 60
         dead.members.is_in = False
