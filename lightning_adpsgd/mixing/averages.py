@@ -32,18 +32,14 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 def keep_change(average: Tensor, own: Tensor, gain: float) -> Tensor:
     """Turns an average into a change: ``gamma (sum_j T[j, i] w_j - w_i)``.
 
-    Returns:
-        Whether the change was refused because it is non-finite, a boolean tensor [].
-    """
-    return leave_out_if_not_finite(average.sub_(own).mul_(gain))
-
-
-def leave_out_if_not_finite(change: Tensor) -> Tensor:
-    """Sets a non-finite change to zero; returns whether it did, a boolean tensor [].
-
     A diverged super-learner must not spread to others. On a GPU the result stays a
     tensor, because reading it would block the thread until the GPU has computed it.
+
+    Returns:
+        Whether the change was set to zero because it is non-finite, a boolean tensor
+        [].
     """
+    change = average.sub_(own).mul_(gain)
     refused = ~torch.isfinite(change.sum())
     if change.device.type != "cpu" or refused:
         change.masked_fill_(refused, 0.0)

@@ -10,12 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.mixing.averages import (
-    all_finite,
-    average,
-    keep_change,
-    leave_out_if_not_finite,
-)
+from lightning_adpsgd.mixing.averages import all_finite, average, keep_change
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.topology.matrices import identity, with_gain
 from lightning_adpsgd.topology.schedule import Schedule
@@ -113,8 +108,8 @@ class RowMixer:
 
     def _mix(self, rows: Tensor, mixing: Tensor | None, into: Tensor) -> None:
         if self._schedule.is_mean(self.round):
-            torch.sub(rows.mean(0), rows, out=into).mul_(self._schedule.gain)
-            self._refused |= leave_out_if_not_finite(into)
+            into.copy_(rows.mean(0))
+            self._refused |= keep_change(into, rows, self._schedule.gain)
             return
         if mixing is not None:
             torch.mm(mixing, rows, out=into)
