@@ -12,10 +12,6 @@ def fail(peer: int, error: PeerLost) -> None:
     raise error
 
 
-def _ignore(peer: int, for_good: bool, section: int) -> None:
-    """Does nothing: fixed members end together."""
-
-
 class Members:
     """The super-learners to exchange with, and what a learner tells them about itself.
 
@@ -47,7 +43,7 @@ class Members:
         self.live_schedule = LiveSchedule.of(schedule, numbers, own)
         self.position = BEGINNING
         self.wants_to_leave = False
-        self.on_lost, self.on_left = on_lost, on_left or _ignore
+        self.on_lost, self.on_left = on_lost, on_left
         self.are_fixed = on_left is None
 
     @classmethod

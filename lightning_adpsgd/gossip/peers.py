@@ -384,7 +384,8 @@ class Peers:
                 self._answer_word(peer, lane, word)
         finally:
             self._traffic.declined_by(peer, self._section)
-        self._members.on_left(peer, lane.heard_number > 0, self._section)
+        if self._members.on_left is not None:
+            self._members.on_left(peer, lane.heard_number > 0, self._section)
 
     def _answer_word(self, peer: int, lane: Lane, word: int) -> None:
         if word == PULL:

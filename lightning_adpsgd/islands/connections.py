@@ -58,11 +58,6 @@ MOST_UNLISTED = 32
 
 _ALONE = "this super-learner alone"
 
-MakeEngine = Callable[
-    [Callable[[int, PeerLost], None], Callable[[int, bool, int], None]], Gossip
-]
-"""Makes the engine, from what to call when a peer is lost and when one leaves."""
-
 
 class _Posted(NamedTuple):
     number: int
@@ -82,7 +77,7 @@ class Connections(ServiceThread):
 
     Args:
         transports: as in `SectionLinks`; where islands have one size, there is one.
-        make_engine: makes the engine whose peers these are.
+        engine: engine whose peers these are.
         on_unlisted: called by the thread in each turn in which this island is not on
             the member list.
         dial_timeout: time that one connection may take to be made.
@@ -96,18 +91,16 @@ class Connections(ServiceThread):
         self,
         transports: Sequence[LinkTransport],
         membership: MembershipView,
-        make_engine: MakeEngine,
+        engine: Gossip,
         on_unlisted: Callable[[], None],
         shards: Sequence[int] = (0,),
         dial_timeout: timedelta = _DIAL_TIMEOUT,
     ) -> None:
-        self._membership, self._on_unlisted = membership, on_unlisted
-        self.engine = make_engine(self.on_lost, self.on_left)
-        fail = self.engine.threads.fail
+        fail = engine.threads.fail
         super().__init__("the thread of connections", "adpsgd-connections", fail)
-        self._links = SectionLinks(
-            transports, self.engine.peers_by_section, shards, dial_timeout
-        )
+        self._membership, self._on_unlisted = membership, on_unlisted
+        self.engine, peers = engine, engine.peers_by_section
+        self._links = SectionLinks(transports, peers, shards, dial_timeout)
         self._dialing, self._woken = threading.Lock(), False
         self._posted: list[_Posted] = []
         self._dialed, self._temporary = set[int](), set[int]()

@@ -14,11 +14,10 @@ dies, joins or cannot be reached, nor for the rendezvous. The mean that is valid
 saved is over the islands that answer within a short time.
 """
 
-import logging
 import socket
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -46,15 +45,12 @@ from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.schedule import Schedule
-from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.listener import Listener
 from lightning_adpsgd.transport.links.peer_info import PeerInfo
 from lightning_adpsgd.transport.links.sockets import Address
 from lightning_adpsgd.transport.links.transport import LinkTransport
-
-_log = logging.getLogger(__name__)
 
 _GOODBYE_S, _DRAIN_S = 2.0, 5.0
 _LOOK_S = 0.5
@@ -119,13 +115,13 @@ class Island:
         self._sections = sections or Sections((self._group.index,), self._group.size)
         self.started_from: Position | None = None
         self.membership = self._make_membership()
-        shards, make = self._sections.own, self._make_engine
+        shards = self._sections.own
         self._transports = [self._make_transport(shard) for shard in shards]
         self._is_left_behind, self._ended = False, False
+        self.engine = self._make_engine()
         self._connections = Connections(
-            self._transports, self.membership, make, self._rejoin, shards
+            self._transports, self.membership, self.engine, self._rejoin, shards
         )
-        self.engine = self._connections.engine
         self._listeners: list[Listener] = []
         self._rejoined_at: Position | None = None
         self._joining = Joining(
@@ -310,12 +306,13 @@ class Island:
         )
         return LinkTransport(info, self._credentials)
 
-    def _make_engine(
-        self,
-        on_lost: Callable[[int, PeerLost], None],
-        on_left: Callable[[int, bool, int], None],
-    ) -> Gossip:
-        members = Members(self._schedule, (), -1, on_lost, on_left)
+    def _make_engine(self) -> Gossip:
+        # Its connections are made later, and use it.
+        members = Members(
+            *(self._schedule, (), -1),
+            on_lost=lambda *lost: self._connections.on_lost(*lost),
+            on_left=lambda *left: self._connections.on_left(*left),
+        )
         transport, *further = self._transports
         given = transport, self._group, members, self._options
         return Gossip(self._vectors, *given, further=further)

@@ -39,15 +39,10 @@ from lightning_adpsgd.islands.service import ServiceThread, uptime_s
 
 _log = logging.getLogger(__name__)
 
-_HEARTBEAT = Heartbeat()
 _THREAD = "adpsgd-members"
 
 _NUM_WATCHED = 8
 _TURNS_BETWEEN_READS = 10
-
-
-def _raise(error: BaseException) -> None:
-    raise error
 
 
 class Membership(ServiceThread):
@@ -84,11 +79,11 @@ class Membership(ServiceThread):
         rendezvous: Rendezvous,
         member: Member,
         steps: Callable[[], int],
-        heartbeat: Heartbeat = _HEARTBEAT,
-        on_change: Callable[[], None] = lambda: None,
-        on_left_behind: Callable[[], None] = lambda: None,
-        on_turn: Callable[[], None] = lambda: None,
-        fail: Callable[[BaseException], None] = _raise,
+        heartbeat: Heartbeat,
+        on_change: Callable[[], None],
+        on_left_behind: Callable[[], None],
+        on_turn: Callable[[], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         super().__init__("the thread that keeps the member list", _THREAD, fail)
         self._rendezvous, self._steps, self._heartbeat = rendezvous, steps, heartbeat

@@ -24,5 +24,6 @@ def test_where_they_come_and_go_the_least_number_speaks() -> None:
     )
     assert members.own_is_first is False
     assert members.live_schedule.numbers == (4, 7, 9)
+    assert members.on_left is not None
     members.on_left(9, True, 2)
     assert (told, members.are_fixed) == ([(9, True, 2)], False)

@@ -69,6 +69,19 @@ def rendezvous() -> Iterator[Server]:
         server.stop()
 
 
+def _fail(error: BaseException) -> None:
+    raise error
+
+
+NOBODY_LISTENS: dict[str, Any] = {
+    "on_change": lambda: None,
+    "on_left_behind": lambda: None,
+    "on_turn": lambda: None,
+    "fail": _fail,
+}
+"""What a membership calls, where a test looks at none of it."""
+
+
 def fall_silent(membership: MembershipView) -> None:
     """It stays on the list when it ends, and does not add itself again."""
     if isinstance(membership, Membership):  # the first learner of its island

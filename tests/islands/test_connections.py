@@ -85,7 +85,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
 @pytest.fixture
 def ours(played: Played) -> Connections:
     return Connections(
-        [played.transport], played.membership, lambda *_: played.engine, lambda: None
+        [played.transport], played.membership, played.engine, lambda: None
     )
 
 

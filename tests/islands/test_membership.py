@@ -26,7 +26,13 @@ from lightning_adpsgd.islands.rendezvous import (
     RendezvousUnreachable,
 )
 from tests.helpers import PATIENCE_S, until
-from tests.islands.archipelago import HEARTBEAT, Server, fall_silent, rendezvous
+from tests.islands.archipelago import (
+    HEARTBEAT,
+    NOBODY_LISTENS,
+    Server,
+    fall_silent,
+    rendezvous,
+)
 
 NAMES = st.text(max_size=5)
 WAYS = st.sampled_from(["10.0.0.1:2", "[fe80::1]:65535", "node:29400"])
@@ -147,7 +153,8 @@ def make(
     **arguments: Any,
 ) -> Membership:
     member = Member(-1, name, "host", ("127.0.0.1:1",))
-    one = Membership(Rendezvous(address), member, lambda: 0, heartbeat, **arguments)
+    called = {**NOBODY_LISTENS, **arguments}
+    one = Membership(Rendezvous(address), member, lambda: 0, heartbeat, **called)
     one.start()
     return one
 

@@ -14,7 +14,7 @@ from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.islands.signatures import Signatures
 from lightning_adpsgd.transport.links.credentials import Credentials
 from tests.helpers import PATIENCE_S, until
-from tests.islands.archipelago import HEARTBEAT, Server, rendezvous
+from tests.islands.archipelago import HEARTBEAT, NOBODY_LISTENS, Server, rendezvous
 from tests.islands.test_membership import die
 
 TOKEN = Credentials(b"0123456789abcdef")
@@ -24,7 +24,7 @@ OURS = Signatures(TOKEN, "job")
 def member_with_token(server: Server, name: str, port: int) -> Membership:
     client = Rendezvous(server.address, PATIENCE_S, TOKEN)
     member = Member(-1, name, "host", (f"10.0.0.1:{port}",))
-    one = Membership(client, member, lambda: 5, HEARTBEAT)
+    one = Membership(client, member, lambda: 5, HEARTBEAT, **NOBODY_LISTENS)
     one.start()
     assert one.enter(PATIENCE_S)
     return one

@@ -22,7 +22,7 @@ from lightning_adpsgd.islands.service import uptime_s
 from lightning_adpsgd.islands.signatures import Signatures
 from lightning_adpsgd.transport.links.credentials import Credentials
 from tests.helpers import PATIENCE_S
-from tests.islands.archipelago import left_at_each_list
+from tests.islands.archipelago import NOBODY_LISTENS, left_at_each_list
 
 SILENCE_S = 3.0
 OTHER = Member(7, "the other", "host", ())
@@ -58,6 +58,7 @@ class Turns:
             on_change=lambda: self.seen.append("change"),
             on_left_behind=lambda: self.seen.append("left behind"),
             on_turn=lambda: self.seen.append("turn"),
+            fail=NOBODY_LISTENS["fail"],
         )
         self.listed = MemberStore(self.store, Signatures(Credentials(), "job"))
 
