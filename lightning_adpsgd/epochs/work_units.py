@@ -62,7 +62,7 @@ def draw_epoch(batches: Any, seed: int, epoch: int) -> Epoch:
         ValueError: The sampler yields a value that is not an integer.
     """
     sampler = getattr(batches, "sampler", None)
-    with _seeded(seed + epoch, _generators(batches, sampler)):
+    with _seeded(seed + epoch, generators_of(batches, sampler)):
         for source in (batches, sampler):
             set_epoch = getattr(source, "set_epoch", None)
             if callable(set_epoch):
@@ -262,7 +262,8 @@ def _indices(sampler: Iterable[Any]) -> Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
-def _generators(*samplers: Any) -> list[torch.Generator]:
+def generators_of(*samplers: Any) -> list[torch.Generator]:
+    """The random generators that samplers have of their own."""
     found = [getattr(sampler, "generator", None) for sampler in samplers]
     return [value for value in found if isinstance(value, torch.Generator)]
 

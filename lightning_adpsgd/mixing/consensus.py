@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.distributed.constants import default_pg_timeout
 
 from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.communication import Communication, Exchanges
@@ -165,8 +164,8 @@ def average_shards(
     group: SuperLearnerGroup,
     partition: Partition,
     counterparts: Sequence[dist.ProcessGroup],
-    num_buffers: int = 0,
-    timeout: timedelta = default_pg_timeout,
+    num_buffers: int,
+    timeout: timedelta,
 ) -> Consensus:
     """Does the same as `average_whole` for learners that hold only their shards.
 

@@ -25,7 +25,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd.coordination.failures import SuperLearnerBroken
-from lightning_adpsgd.weights.flat import shard
 from lightning_adpsgd.weights.replica import (
     CHUNK_ELEMENTS,
     Chunk,
@@ -93,7 +92,7 @@ class SuperLearnerGroup:
 
     def shards(self, vectors: Sequence[Tensor], learner: int) -> list[Tensor]:
         """Views of the equal part of each vector that a learner exchanges."""
-        return [shard(vector, learner, self.size) for vector in vectors]
+        return [vector.tensor_split(self.size)[learner] for vector in vectors]
 
     def agree(self, flags: Tensor, timeout: timedelta) -> None:
         """Replaces each number by its maximum over the learners."""

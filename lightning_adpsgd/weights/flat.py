@@ -287,12 +287,6 @@ def pruning_masks(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, buffer
 
 
-def shard(vector: Tensor, index: int, count: int) -> Tensor:
-    """The `index`-th of `count` shards of a vector, as a view."""
-    length = vector.numel() // count
-    return vector[index * length : (index + 1) * length]
-
-
 def _recurrent_first(
     module: nn.Module, tensors: dict[str, Tensor]
 ) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from lightning_adpsgd.mixing import consensus
 from lightning_adpsgd.mixing.consensus import Consensus, average_shards, average_whole
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.partition import Partition
-from tests.helpers import forked, random_rows
+from tests.helpers import PATIENCE, forked, random_rows
 
 ROWS = random_rows(3, length=10)
 
@@ -60,7 +60,7 @@ def test_a_learner_alone_is_its_own_mean() -> None:
         row, buffer = ROWS[0].clone(), torch.tensor([4.0])
         alone = SuperLearnerGroup(holds_all=False), Partition((1,))
         both = [row, buffer], [row + 1, buffer]
-        found = average_shards(*both, *alone, [group], 1)
+        found = average_shards(*both, *alone, [group], 1, PATIENCE)
         assert (row.tolist(), buffer.tolist()) == (ROWS[0].tolist(), [4.0])
         assert found.distance == pytest.approx(10**0.5)
         with pytest.raises(FloatingPointError, match="weights of all learners are"):

@@ -16,7 +16,6 @@ from lightning_adpsgd.mixing.super_learner import (
     SuperLearnerGroup,
     gather_shards,
 )
-from lightning_adpsgd.weights.flat import shard
 from lightning_adpsgd.weights.replica import Replica
 from lightning_adpsgd.weights.streams import Guard
 from tests.helpers import PATIENCE, ThreadSuperLearner, forked, together
@@ -71,7 +70,7 @@ def test_a_group_gathers_in_order_agrees_on_the_largest_and_shares_what_one_has(
 def test_all_learners_get_the_shard_of_each() -> None:
     def learner(group: ThreadSuperLearner) -> list[float]:
         vector = torch.zeros(6)
-        shard(vector, group.index, 2).fill_(group.index + 1.0)
+        vector.tensor_split(2)[group.index].fill_(group.index + 1.0)
         gather_shards([vector], group, PATIENCE)
         return vector.tolist()
 
@@ -95,7 +94,7 @@ class Counting(ThreadSuperLearner):
 def test_only_the_chunks_that_a_learner_changed_are_shared() -> None:
     def learner(group: Counting) -> Any:
         weights, state = torch.zeros(8), threading.Condition()
-        replica = Replica([shard(weights, group.index, 2)], 2, state)
+        replica = Replica([weights.tensor_split(2)[group.index]], 2, state)
         merge = ShardGather([weights], replica, group, PATIENCE)
         if group.index == 1:  # in its second chunk
             replica.chunks[1].parts[0].add(torch.tensor([3.0, 4.0]), 0.5)
@@ -135,7 +134,7 @@ class Watching(Guard):
 def test_an_exchange_never_reads_a_change_twice() -> None:
     def learner(group: ThreadSuperLearner) -> list[list[float]]:
         weights, state = torch.zeros(8), threading.Condition()
-        replica = Replica([shard(weights, group.index, 2)], 2, state)
+        replica = Replica([weights.tensor_split(2)[group.index]], 2, state)
         merge = ShardGather([weights], replica, group, PATIENCE)
         for chunk in replica.chunks:
             chunk.parts[0].add(torch.ones(2), 1.0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_adpsgd.mixing.averages import all_finite
-from lightning_adpsgd.weights.flat import FlatParameters, shard
+from lightning_adpsgd.weights.flat import FlatParameters
 
 
 class Mixed(nn.Module):
@@ -113,7 +113,7 @@ def test_shards_cover_the_padded_vector_in_equal_parts() -> None:
     vector = FlatParameters(nn.Linear(3, 2), shards=3).vectors[0]
     assert vector.numel() == 9
     assert vector[8] == 0
-    parts = [shard(vector, index, 3) for index in range(3)]
+    parts = vector.tensor_split(3)
     assert torch.equal(torch.cat(parts), vector)
     parts[1].fill_(5)
     assert vector[3:6].tolist() == [5.0] * 3

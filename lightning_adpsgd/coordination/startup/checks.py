@@ -125,11 +125,8 @@ def _listener_at(address: str, port: int) -> int | None:
         is_ambiguous = is_loopback(host) or len({place[0] for *_, place in found}) > 1
         if is_ambiguous and address not in ("localhost", host):
             return None
-        with socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(place)
-            sock.listen(_BACKLOG)
-            return sock.detach()
+        server = socket.create_server(place, family=family, backlog=_BACKLOG)
+        return server.detach()
     return None
 
 

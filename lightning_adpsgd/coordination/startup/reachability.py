@@ -247,11 +247,6 @@ def _interface_of(location: LearnerLocation, endpoint: Address) -> Interface | N
 
 def _listen(address: str) -> socket.socket | None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.bind((address, 0))
-        listener.listen()
-    except OSError:
-        listener.close()
-        return None
-    return listener
+    with suppress(OSError):
+        return socket.create_server((address, 0), family=family)
+    return None

@@ -123,9 +123,6 @@ class _Anything(dict[Any, Any]):
 
     def __setstate__(self, state: Any) -> None: ...
 
-    def append(self, item: Any) -> None:
-        """Like `list.append`."""
-
     def extend(self, items: Any) -> None:
         """Like `list.extend`."""
 

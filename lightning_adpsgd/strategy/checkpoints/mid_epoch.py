@@ -18,6 +18,7 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from lightning_adpsgd.epochs.work_units import generators_of
 from lightning_adpsgd.strategy.checkpoints.rng_state import (
     generator_states,
     set_generator_states,
@@ -69,18 +70,15 @@ class PlacedBatches:
         """Skips batches of the next epoch, whose order is drawn as before."""
         self._begin, self._num_left_out = begin, num_batches
 
-    def _generators(self) -> list[torch.Generator]:
-        owners = (self._batches, self.sampler)
-        found = [getattr(owner, "generator", None) for owner in owners]
-        return [value for value in found if isinstance(value, torch.Generator)]
-
     def _states(self) -> dict[str, Any]:
-        own = [generator.get_state() for generator in self._generators()]
+        generators = generators_of(self._batches, self.sampler)
+        own = [generator.get_state() for generator in generators]
         return {"common": generator_states(self._device), "own": own}
 
     def _set(self, states: Mapping[str, Any]) -> None:
         set_generator_states(states["common"], self._device)
-        for generator, state in zip(self._generators(), states["own"], strict=False):
+        generators = generators_of(self._batches, self.sampler)
+        for generator, state in zip(generators, states["own"], strict=False):
             generator.set_state(state.cpu())
 
 

@@ -82,7 +82,7 @@ class Connection:
         self,
         sock: socket.socket,
         peer: int,
-        on_broken: Callable[[], None] = lambda: None,
+        on_broken: Callable[[], object] = lambda: None,
     ) -> None:
         sock.setblocking(False)
         self._socket, self._peer, self._on_broken = sock, peer, on_broken

@@ -4,7 +4,6 @@ A super-learner dials the peers that it asks, and listens for peers that ask it.
 concerns one lane of one peer, and the next handshake replaces that lane.
 """
 
-import functools
 import socket
 import threading
 from collections.abc import Callable
@@ -253,8 +252,9 @@ class _Lanes:
                 sock.close()
                 raise ConnectionAbortedError("this end has closed its links")
             old = self._connections.get(key)
-            was_told = functools.partial(self._was_told, key)
-            self._connections[key] = Connection(sock, peer, was_told)
+            self._connections[key] = Connection(
+                sock, peer, lambda: self._used.connections.pop(key, None)
+            )
             self._whose[key] = whose
         if old is not None:
             old.break_off("the peer has connected again")
@@ -285,9 +285,6 @@ class _Lanes:
             self._closed = True
         for peer, lane in self.connected():
             self.drop(peer, lane)
-
-    def _was_told(self, key: tuple[int, int]) -> None:
-        self._used.connections.pop(key, None)
 
 
 class _Used(threading.local):
