@@ -168,19 +168,19 @@ def measure_arithmetic(num_bytes: int) -> dict[str, float]:
     """
     weights, other = (torch.randn(num_bytes // 4) for _ in range(2))
     replica = Replica([weights], _CHUNK_ELEMENTS, threading.Condition())
+    full = make_codec(None, torch.float32)
     copy = _seconds(lambda: other.copy_(weights))
-    both = _seconds(lambda: (_exchange(replica, other), replica.merge_all()))
-    exchange = _seconds(lambda: _exchange(replica, other))
+    both = _seconds(lambda: (_exchange(replica, full, other), replica.merge_all()))
+    exchange = _seconds(lambda: _exchange(replica, full, other))
     seconds = {"copy": copy, "exchange": exchange, "merge": max(0.0, both - exchange)}
     # 4 bits take as long, to a few per cent.
-    codec = make_codec(torch.int8, torch.float32)
-    seconds["lattice"] = _seconds(lambda: _exchange_in_lattice(replica, codec))
+    lattice = make_codec(torch.int8, torch.float32)
+    seconds["lattice"] = _seconds(lambda: _exchange(replica, lattice, other))
     return {name: value / num_bytes for name, value in seconds.items()}
 
 
 @torch.no_grad()
-def _exchange(replica: Replica, theirs: Tensor) -> None:
-    codec = make_codec(None, torch.float32)
+def _exchange(replica: Replica, codec: Codec, theirs: Tensor) -> None:
     stretches = theirs.split([len(chunk) for chunk in replica.chunks])
     for chunk, stretch in zip(replica.chunks, stretches, strict=True):
         mine = torch.empty_like(stretch)
@@ -188,21 +188,12 @@ def _exchange(replica: Replica, theirs: Tensor) -> None:
         pieces = zip(chunk.parts, chunk.split(mine), chunk.split(stretch), strict=True)
         for part, own, other in pieces:
             change = torch.empty_like(own)
+            if codec.dtype != part.dtype:
+                message = torch.empty(codec.length(len(own)), dtype=codec.dtype)
+                codec.encode(own, message, part.place)
+                # As if the peer had the same weights, which changes no duration.
+                own, other = message, message.clone()
             codec.change(own, other, change, part.place)
-            part.add(change, 0.5)
-
-
-@torch.no_grad()
-def _exchange_in_lattice(replica: Replica, codec: Codec) -> None:
-    """As `_exchange`. The peer's weights are the same, which changes no duration."""
-    for chunk in replica.chunks:
-        mine = torch.empty(len(chunk))
-        chunk.read(mine)
-        for part, own in zip(chunk.parts, chunk.split(mine), strict=True):
-            message = torch.empty(codec.length(len(own)), dtype=codec.dtype)
-            codec.encode(own, message, part.place)
-            change = torch.empty_like(own)
-            codec.change(message, message.clone(), change, part.place)
             part.add(change, 0.5)
 
 
