@@ -83,9 +83,9 @@ class Peer(NamedTuple):
 
 def transition(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:
     """The belief about a peer after an event, and the news to log."""
-    if event is Event.LISTED:
-        return _listed(peer)
-    if not peer.is_present:
+    if event is Event.LISTED and peer.status is Status.DEAD:
+        return Peer(peer.member), News.BACK
+    if event is Event.LISTED or not peer.is_present:
         return peer, News.NONE
     match event:
         case Event.LOST | Event.SILENT:
@@ -107,12 +107,6 @@ def transition(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:
             return dead, News.NONE if peer.is_reported else News.LOST
         case Event.FORGOTTEN:
             return Peer(peer.member, Status.DEAD), News.NONE
-
-
-def _listed(peer: Peer) -> tuple[Peer, News]:
-    if peer.status is Status.DEAD:
-        return Peer(peer.member), News.BACK
-    return peer, News.NONE
 
 
 def _lost(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:

@@ -113,7 +113,7 @@ class Job:
             dials.timeout,
             when_failed=self._let_go_of_peers,
         )
-        own = [*self.partition.ranks(self.partition.super_learner(self._rank))]
+        own = [*self.partition.all_ranks[self.partition.super_learner(self._rank)]]
         self.super_learner_size = len(own)
         self.failures = FailureReport(self.coordinator, self._rank, own)
         self._meet: Callable[[str], object] = self.coordinator.meet

@@ -202,7 +202,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             )
         path = Path(self.broadcast(str(filepath)))
         # The consensus is the same in all: the first super-learner writes it.
-        if self.global_rank in self.partition.ranks(0):
+        if self.global_rank in self.partition.all_ranks[0]:
             states = enumerate(checkpoint.pop("optimizer_states", []))
             tensors = {f"optimizer_{n}": state for n, state in states}
             tensors["state_dict"] = checkpoint.pop("state_dict")

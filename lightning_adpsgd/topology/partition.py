@@ -56,17 +56,13 @@ class Partition(NamedTuple):
             for ranks in self.all_ranks
         ]
 
-    def ranks(self, super_learner: int) -> range:
-        """The learners of a super-learner."""
-        return self.all_ranks[super_learner]
-
     def super_learner(self, rank: int) -> int:
         """The super-learner of a learner."""
         return next(s for s, end in enumerate(accumulate(self.sizes)) if rank < end)
 
     def place(self, rank: int) -> int:
         """The place of a learner in its super-learner, from 0."""
-        return self.ranks(self.super_learner(rank)).index(rank)
+        return self.all_ranks[self.super_learner(rank)].index(rank)
 
     def weight(self, rank: int) -> float:
         """The weight of a learner in a mean that weighs super-learners equally."""
