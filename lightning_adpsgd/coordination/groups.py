@@ -99,9 +99,6 @@ def make_groups(
 def make_mesh(device_type: str, partition: Partition, timeout: timedelta) -> DeviceMesh:
     """Makes the mesh of this super-learner; a collective over all learners.
 
-    Args:
-        device_type: "cpu" or "cuda".
-
     Returns:
         The mesh with dimensions "data_parallel", of size N / T, and "tensor_parallel",
         of size T.

@@ -89,7 +89,6 @@ class Coordinator:
             uses.
         timeout: time that a learner may take to end after it knows of a failure, before
             its process is killed. A store that is silent for so long is a failure.
-        poll: pause between two polls of the store.
         when_failed: function called once, by the watch thread, when it sees a failure.
 
     Attributes:

@@ -88,7 +88,6 @@ class SharedBatches:
         batches: batch sampler of the user's loader.
         seed: seed of the order of samples, unless other islands have another.
         pool: function that gives the pool; None while there is none to draw from.
-        is_training: function that tells whether a batch is being trained on.
         reads_ahead: whether the loader has workers.
     """
 

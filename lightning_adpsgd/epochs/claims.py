@@ -161,8 +161,6 @@ class ClaimCounter:
         """Begins an epoch, and ends the previous one.
 
         Args:
-            terms: terms that this super-learner proposes.
-            num_units: function from terms to the number of units of the epoch.
             num_finished: function for the number of units from here whose training is
                 complete; any thread may call it.
 

@@ -59,7 +59,6 @@ class Lease:
         is_fresh: whether it may still adopt any ledger that it finds.
         is_awaited: whether the training thread waits for more.
         has_ended: whether the training thread knows that there are no more units.
-        is_leaving: whether this island is ending.
     """
 
     def __init__(

@@ -29,8 +29,6 @@ class Boundary:
 
     Args:
         pairing: rules, and what was agreed on; guarded by the engine's lock.
-        peers_by_section: peers for each section of this learner's weights.
-        patience: longest wait for a partner.
         timeout: half of the longest wait for an answer, and for an exchange.
     """
 

@@ -125,7 +125,7 @@ class Cast(Codec):
 
 
 class Lattice(Codec):
-    """Sends a few bits per number: the lattice point ``round(w / s)`` modulo 2^bits.
+    """Sends 8 or 4 bits of a number: its lattice point ``round(w / s)`` modulo 2^bits.
 
     A message about n weights in b blocks has three parts, as bytes. First, b checksums
     of the lattice points (int32) reveal a disagreement beyond the span. Then come b
@@ -133,9 +133,6 @@ class Lattice(Codec):
     (int16). The residues of b blocks are last. Both ends leave a block as it is if its
     disagreement is too large or its exponents differ. They also agree on a wider span
     for the next exchange, or on a narrower one where the block fits well.
-
-    Args:
-        bits: bits per number, 8 or 4.
     """
 
     dtype = torch.uint8
@@ -217,7 +214,6 @@ class _Form(NamedTuple):
     """The layout of a lattice's messages, and the rules for its scales.
 
     Attributes:
-        bits: bits per number.
         block: elements that share a scale.
         headroom: span of the next exchange, of the largest disagreement that was seen.
         wider: quarter octaves by which a block that did not fit widens its span.
@@ -313,17 +309,11 @@ LONGEST_BLOCK = max(form.block for form in _FORMS.values())
 
 
 class _Scratch(NamedTuple):
-    """Memory for intermediate results, [b, block] each.
+    """Memory for intermediate results, [b, block] each."""
 
-    Attributes:
-        wide: int32.
-        products: int32.
-        narrow: uint8.
-    """
-
-    wide: Tensor
-    products: Tensor
-    narrow: Tensor
+    wide: Tensor  # int32
+    products: Tensor  # int32
+    narrow: Tensor  # uint8
 
 
 # Lent to one thread at a time: the system provides new memory of this size page by

@@ -111,16 +111,12 @@ class Gossip(Communication, Exchanges):
     thread writes the flat vectors (w).
 
     Args:
-        vectors: weights that this learner holds.
-        transport: connection to the counterparts in the other super-learners; with
-            several sections, to those of the first section.
+        transport: as for `mixing.rounds.RoundMixer`.
         members: super-learners to exchange with; two that meet alone use a = gain / 2.
         on_error: function called once, by a communication thread that ends the learner.
-        further: connections to the counterparts of the learner's further sections
-            (`weights.sections`), each of which has separate exchanges.
+        further: the same; each section has separate exchanges.
 
     Attributes:
-        peers_by_section: one `Peers` for each section of the weights.
         threads: all that communicate for this learner.
         replica: what exchanges read and change of the weights.
     """

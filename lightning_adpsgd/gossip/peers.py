@@ -56,7 +56,6 @@ class Threads:
         gives_way: whether they give way to training, which never waits for them.
 
     Attributes:
-        state: the engine's lock.
         leaving: set when the learner ends: nothing is asked any more.
     """
 

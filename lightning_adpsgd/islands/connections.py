@@ -77,10 +77,8 @@ class Connections(ServiceThread):
 
     Args:
         transports: as in `SectionLinks`; where islands have one size, there is one.
-        engine: engine whose peers these are.
         on_unlisted: called by the thread in each turn in which this island is not on
             the member list.
-        dial_timeout: time that one connection may take to be made.
 
     Attributes:
         joined: number of super-learners that have joined since the start.

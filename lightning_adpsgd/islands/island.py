@@ -254,10 +254,6 @@ class Island:
 
         The samples of all islands are estimated, as if each did as much as this one.
 
-        Args:
-            samples: number of samples in the batch.
-            epochs: number of completed epochs.
-
         Returns:
             The position of the others, if this island has taken their weights since the
             last call; otherwise None.

@@ -73,8 +73,7 @@ class Joining:
     Args:
         vectors: whole weights of this super-learner.
         timeout: longest wait for the other learners of this island.
-        shares_epochs: whether islands share epochs; then who is in the latest is
-            furthest.
+        shares_epochs: as for `Island`.
 
     Attributes:
         origin: training that the last weights came from.

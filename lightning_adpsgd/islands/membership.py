@@ -66,7 +66,6 @@ class Membership(ServiceThread):
 
     Attributes:
         member: this island; its number is negative until it has one.
-        members: last read member list.
         list_read_at: monotonic time at which that list was current.
         services: guards of this island's threads, for its statistics.
         steps_of: number of steps of each watched member, by its number.

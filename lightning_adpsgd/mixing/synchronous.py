@@ -121,7 +121,6 @@ def make_rounds(
     "delay_by_one" begins after the first step, and always averages before the step.
 
     Args:
-        order: whether the average comes after the step or before it.
         worker: thread for hidden rounds; None: a new thread.
     """
     if order == "step_then_average":

@@ -214,7 +214,6 @@ class BatchEnd:
             trainer["_last_val_time"] = last
 
     def _note_what_a_stop_would_lead_to(self, validates: bool) -> None:
-        """Notes what a stop would lead to, for a stop while this learner waits."""
         loop = self._trainer.fit_loop.epoch_loop
         same = validates == loop._should_check_val_epoch()
         if self._stops and same and (validates or loop._is_training_done):

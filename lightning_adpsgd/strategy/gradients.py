@@ -61,7 +61,6 @@ def _by_value(groups: _Groups, most: float) -> None:
 
 
 def _by_mesh(precision: Precision, optimizer: Optimizer) -> _Groups:
-    """Gradients by the mesh on which they lie."""
     found: dict[DeviceMesh | None, list[Tensor]] = {}
     for weight in precision.main_params(optimizer):
         if (gradient := weight.grad) is not None:

@@ -334,12 +334,9 @@ class Job:
     def enter_consensus(
         self, occasion: str, adopts: bool = False, unmerged: bool = False
     ) -> Consensus | None:
-        """Puts the consensus model into the module; all learners must call it.
+        """Puts the consensus model into the module, by `ConsensusModel.enter`.
 
-        Args:
-            occasion: name of the meeting, the same in all learners.
-            adopts: whether the mean will be kept (`leave_consensus`).
-            unmerged: whether exchanges stay unmerged (`ConsensusModel.enter`).
+        All learners must call it.
 
         Returns:
             The consensus distance; None if the job does not communicate.

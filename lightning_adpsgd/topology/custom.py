@@ -92,11 +92,7 @@ def from_function(matrix: MatrixOfRound) -> Topology:
 
 
 def from_sequence(given: Any) -> Topology:
-    """Makes a topology from the rows of a matrix, from several matrices, or matchings.
-
-    Raises:
-        ValueError: `given` is none of these.
-    """
+    """Makes a topology from the rows of a matrix, several matrices, or matchings."""
     match given:
         case [Tensor(), *_]:
             return from_matrices(given)

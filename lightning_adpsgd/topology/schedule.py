@@ -24,10 +24,7 @@ class Schedule:
     """A topology of S super-learners, with its gain and seed.
 
     Args:
-        topology: topology, a sequence of mixing matrices.
-        num_super_learners: S.
         gain: gamma in T_gamma = (1 - gamma) I + gamma T; 0 < gamma <= 1.
-        seed: seed of random topologies.
     """
 
     topology: Topology
@@ -97,11 +94,7 @@ class LiveSchedule(NamedTuple):
 
 
 def check_any_size(topology: Topology) -> None:
-    """Refuses a topology that does not exist for every number of super-learners.
-
-    Raises:
-        ValueError: it does not exist for some number; names the smallest.
-    """
+    """Refuses a topology that does not exist for every number of super-learners."""
     for size in _SIZES_TO_TRY:
         try:
             topology.check_size(size)

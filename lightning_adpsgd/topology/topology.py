@@ -122,11 +122,7 @@ class Topology:
 
 
 def check_part(part: RoundPart) -> None:
-    """Refuses shares that would change the mean of the weights, or equal weights.
-
-    Raises:
-        ValueError: The shares taken, or the shares given, do not sum to one.
-    """
+    """Refuses shares that would change the mean of the weights, or equal weights."""
     for verb, shares in zip(("takes", "gives"), part, strict=True):
         error = abs(sum(shares.values()) - 1)
         if not error <= 1e-9:

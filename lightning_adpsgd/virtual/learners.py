@@ -72,12 +72,7 @@ class VirtualLearners(ABC):
 
     @abstractmethod
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
-        """Makes the optimizer step of this turn, with its averages.
-
-        Args:
-            step: `step` of an optimizer, which calls the closure that it gets.
-            closure: function that computes the gradients.
-        """
+        """Makes the optimizer step of this turn, with its averages."""
 
     # --- the state of all
 

@@ -107,9 +107,6 @@ class Objective:
         """The mean loss of a batch from any device, with its autograd graph.
 
         `number` is the `batch_idx` of a training step.
-
-        Raises:
-            TypeError: The module's `training_step` returned no loss.
         """
         if self.device.type != "cpu":
             batch = move_data_to_device(batch, self.device)

@@ -338,11 +338,7 @@ def _transient_buffers(module: nn.Module) -> Iterator[str]:
 
 
 def check_one_device(tensors: Iterable[Tensor]) -> None:
-    """Refuses weights on several devices.
-
-    Raises:
-        ValueError: They are on several; the message names them.
-    """
+    """Refuses weights on several devices."""
     devices = {str(tensor.device) for tensor in tensors}
     if len(devices) > 1:
         raise ValueError(

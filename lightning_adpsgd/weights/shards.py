@@ -148,15 +148,7 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def check_sharding(module: nn.Module, num_learners: int, shared_by: int = 1) -> None:
-    """Refuses a module of which a learner holds more than its shards.
-
-    Args:
-        num_learners: N.
-        shared_by: T, must divide N.
-
-    Raises:
-        ValueError: A weight is not sharded; the message names it and the remedy.
-    """
+    """Refuses a module of which a learner holds more than its shards."""
     for name, weight in module.named_parameters():
         _check_sharding(name, weight, num_learners // shared_by)
     for name, buffer in module.named_buffers():

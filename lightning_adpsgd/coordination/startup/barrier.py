@@ -38,7 +38,6 @@ def wait_while(
 
     Args:
         trouble: function that returns a reason to wait, or a false value.
-        describe: function that describes a reason and the seconds waited.
         longest_pause_s: longest pause between two checks; the first pauses are shorter.
 
     Raises:

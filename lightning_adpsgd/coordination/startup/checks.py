@@ -142,7 +142,6 @@ def check_start(
 
     Args:
         dials: settings that must be equal in all learners.
-        patience: longest wait for missing learners.
 
     Raises:
         StartUpError: A check failed; the message gives the host, the problem and the

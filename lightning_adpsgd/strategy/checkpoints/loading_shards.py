@@ -25,11 +25,7 @@ Source = Path | Mapping[str, Any]
 
 
 def load_weights(model: nn.Module, source: Source, strict: bool) -> None:
-    """Loads a learner's shards of the weights.
-
-    Args:
-        strict: whether the checkpoint must have all weights of the model and no others.
-    """
+    """Loads a learner's shards of the weights."""
     state = get_model_state_dict(model)
     if isinstance(source, Path):
         read_shards({"state_dict": state}, source, strict)

@@ -177,10 +177,6 @@ def read_shards(state: dict[str, Any], path: Path, strict: bool = True) -> None:
 def check_sums(path: Path, place: int, number: int) -> None:
     """Verifies the checksums of one learner's share; the learners together verify all.
 
-    Args:
-        place: number of this learner.
-        number: number of learners.
-
     Raises:
         DamagedCheckpoint: A file is not as it was written; the message names it.
     """
