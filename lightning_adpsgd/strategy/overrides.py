@@ -1,10 +1,10 @@
-"""One table of the Lightning internals that this package replaces or reads.
+"""One table of the Lightning internals that this package replaces.
 
 Read this module first when a new version of Lightning changes something. `REPLACED`
-lists each attribute of Lightning's objects that is replaced during a fit. `READ` lists
-the private names that are read, or set to another state of the same kind. Only
+lists each attribute of Lightning's objects that is replaced during a fit. Only
 `Overrides` replaces attributes: it refuses one that is not in the table, and a second
-owner of the same one.
+owner of the same one. `tests/strategy/private_names.py` lists the private names that
+are read, or set to another state of the same kind.
 """
 
 from collections.abc import Callable
@@ -63,52 +63,6 @@ REPLACED = (
     _of(_SWA, "transfer_weights", "weight_callbacks", "gossip reads what it writes"),
     _of(_SWA, "reset_batch_norm_and_save_state", "weight_callbacks", "moves buffers"),
     _of("ModelPruning", "_run_pruning", "weight_callbacks", "learners choose apart"),
-)
-
-_STATE, _GIVEN = "where the training is", "what Lightning's set-up of DDP was given"
-READ = (
-    _of("Trainer", "_data_connector", "work_sharing default_sharing", "samplers"),
-    _of("Trainer", "_signal_connector", "signals", "has the handler of SIGTERM"),
-    _of("Trainer", "_checkpoint_connector", "launchers last_good", "a path's choice"),
-    _of("Trainer", "_accelerator_connector", "compatibility default_sharing", "who"),
-    _of("Trainer", "_val_check_time_interval", "clocks compatibility", _STATE, "2.6.6"),
-    _of("Trainer", "_last_val_time", "clocks", _STATE, "2.6.6"),
-    _of("LightningModule", "_trainer", "trainer", "`trainer` raises without one"),
-    _of("LightningModule", "_device_mesh", "model_parallel", "`configure_model` asks"),
-    _of("LightningOptimizer", "_optimizer", "model_parallel", "what it wraps"),
-    _of("LightningModule", "_current_fx_name", "scope", "the hook that runs"),
-    _of(_CHECKPOINTS, "_hpc_resume_path", "last_good", "SLURM's checkpoint"),
-    _of("_FitLoop", "_combined_loader", "work_sharing mid_epoch", _STATE),
-    _of("_FitLoop", "_data_source", "default_sharing", "asks for the loaders"),
-    _of("_DataConnector", "_requires_distributed_sampler", "default_sharing", "deals"),
-    _of("_FitLoop", "_data_fetcher", "work_sharing", _STATE),
-    _of("_FitLoop", "_can_stop_early", "clocks", _STATE),
-    _of(_EPOCH, "_should_check_val_epoch _is_training_done", "clocks", _STATE),
-    _of(_EPOCH, "_batches_that_stepped", "fast_forward", _STATE),
-    _of("Timer", "_duration _interval _verbose", "clocks", "what the timer does"),
-    _of(_SAVER, "_every_n_train_steps", "compatibility", "by `save_period`"),
-    _of(_SAVER, "_every_n_epochs", "compatibility", "by `save_period`"),
-    _of(_SAVER, "_train_time_interval", "compatibility", "by `save_period`"),
-    _of(_SAVER, "_last_time_checked", "clocks", "when it saved last"),
-    _of(_SAVER, "_last_global_step_saved", "work_sharing", "when it saved last"),
-    _of(_SAVER, "_should_skip_saving_checkpoint", "clocks", "whether it has saved"),
-    _of(_SAVER, "_find_last_checkpoints", "last_good", "files that `last` may mean"),
-    _of(_SAVER, "_fs", "file_names", "has the files; asked where learners cannot be"),
-    _of(_SWA, "_average_model", "weight_callbacks", "its average; also of EMA"),
-    _of("ParallelStrategy", "_layer_sync", "trainer compatibility", _GIVEN),
-    _of("DDPStrategy", "_ddp_kwargs", "compatibility options", _GIVEN),
-    _of("DDPStrategy", "_ddp_comm_hook", "compatibility allreduce", _GIVEN),
-    _of("DDPStrategy", "_ddp_comm_wrapper", "compatibility", _GIVEN),
-    _of("DDPStrategy", "_model_averaging_period", "compatibility", _GIVEN),
-    _of("DDPStrategy", "_setup_model", "trainer", "wraps a module with DDP"),
-    _of("DDPStrategy", "_determine_ddp_device_ids", "fabric", _GIVEN),
-    _of("DDPStrategy", "_backward_sync_control", "fabric", "skips the allreduce"),
-    _of("SingleDeviceStrategy", "_root_device", "strategy", "has no setter"),
-    _of("Strategy", "_launcher", "trainer fabric", "runs the program"),
-    _of("Strategy", "_configure_launcher", "trainer fabric", "makes it"),
-    _of("Strategy", "_checkpoint_io", "options", "has another default"),
-    _of("WandbLogger", "_log_model", "saving", "whether it uploads checkpoints"),
-    _of("NeptuneLogger", "_log_model_checkpoints", "saving", "the same", gone="2.6.6"),
 )
 
 

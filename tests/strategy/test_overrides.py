@@ -58,7 +58,7 @@ from lightning_adpsgd.strategy.checkpoints import (
     mid_epoch,
     saving,
 )
-from lightning_adpsgd.strategy.overrides import READ, REPLACED, Names, Overrides
+from lightning_adpsgd.strategy.overrides import REPLACED, Names, Overrides
 from lightning_adpsgd.virtual import objective
 from lightning_adpsgd.virtual import strategy as virtual_strategy
 from tests.learners import (
@@ -70,6 +70,7 @@ from tests.learners import (
     trainer_of,
     values,
 )
+from tests.strategy.private_names import READ
 
 MODULES = (
     *(
