@@ -63,15 +63,21 @@ def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
-def remove_leftovers(folder: Path) -> list[Path]:
-    """Removes the unfinished files of writers that were killed, and returns them.
+def remove_leftovers(folder: Path) -> None:
+    """Removes the unfinished files of writers that were killed.
 
     The name of such a file says which process of which host or container writes it.
     There it is removed when that process is gone, elsewhere when nobody has written to
     it for a day.
     """
-    left = list(folder.glob(f".*{_UNFINISHED}"))
-    return [path for path in left if _removed_if_left(path)]
+    for path in list(folder.glob(f".*{_UNFINISHED}")):
+        # Gone meanwhile, or with another kind of name.
+        with suppress(OSError, ValueError):
+            numbers, pid = path.name.rsplit(".", 4)[1:3]
+            age_s = time.time() - path.stat().st_mtime
+            is_dead = numbers == _process_numbers() and not _is_running(pid)
+            if is_dead or age_s > _ABANDONED_S:
+                path.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -88,19 +94,6 @@ def sync_folder(folder: Path) -> None:
             os.fsync(number)
     finally:
         os.close(number)
-
-
-def _removed_if_left(path: Path) -> bool:
-    numbers, pid = path.name.rsplit(".", 4)[1:3]
-    try:
-        age_s = time.time() - path.stat().st_mtime
-        is_dead = numbers == _process_numbers() and not _is_running(pid)
-        if is_dead or age_s > _ABANDONED_S:
-            path.unlink()
-            return True
-    except (OSError, ValueError):  # gone meanwhile, or with another kind of name
-        pass
-    return False
 
 
 def _is_running(pid: str) -> bool:

@@ -312,13 +312,19 @@ def left_by_a_dead_writer(folder: Path) -> Path:
     return found
 
 
+def leftovers_removed_from(folder: Path) -> list[Path]:
+    before = sorted(folder.iterdir())
+    remove_leftovers(folder)
+    return [path for path in before if path not in set(folder.iterdir())]
+
+
 def test_a_file_with_another_kind_of_name_stays_for_a_day(tmp_path: Path) -> None:
     for name in (".b.ckpt.01234567.unfinished", "..unfinished"):
         (tmp_path / name).write_bytes(b"half")
-    assert remove_leftovers(tmp_path) == []
+    assert leftovers_removed_from(tmp_path) == []
     os.utime(tmp_path / ".b.ckpt.01234567.unfinished", (1, 1))
-    assert [p.name for p in remove_leftovers(tmp_path)] == [
-        ".b.ckpt.01234567.unfinished"
+    assert leftovers_removed_from(tmp_path) == [
+        tmp_path / ".b.ckpt.01234567.unfinished"
     ]
 
 
@@ -329,7 +335,7 @@ def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(
     with bytes_written_whole(tmp_path / "a.ckpt") as file:
         assert not left.exists()
         left.write_bytes(b"half")
-        assert remove_leftovers(tmp_path) == [left]
+        assert leftovers_removed_from(tmp_path) == [left]
         file.write(b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["a.ckpt"]
 
@@ -360,12 +366,12 @@ def test_a_file_of_a_process_that_is_not_known_here_stays_for_a_day(
     else:
         monkeypatch.setattr(files, "_NUMBERS", numbers)
     monkeypatch.setattr(files, "_process_numbers", link)
-    assert remove_leftovers(tmp_path) == []
+    assert leftovers_removed_from(tmp_path) == []
     now = time.time()
     os.utime(left, (now - 23 * 3600, now - 23 * 3600))
-    assert remove_leftovers(tmp_path) == []
+    assert leftovers_removed_from(tmp_path) == []
     os.utime(left, (now - 25 * 3600, now - 25 * 3600))
-    assert remove_leftovers(tmp_path) == [left]
+    assert leftovers_removed_from(tmp_path) == [left]
     assert list(tmp_path.iterdir()) == [numbers]
 
 
