@@ -33,9 +33,9 @@ class Agreement:
     """Proposals of learner 0 and this learner's answers, in its training thread."""
 
     def __init__(
-        self, store: Store, rank: int, num_learners: int, coordinator: Coordinator
+        self, store: Store, num_learners: int, coordinator: Coordinator
     ) -> None:
-        self._store, self._rank, self._num_learners = store, rank, num_learners
+        self._store, self._num_learners = store, num_learners
         self._coordinator = coordinator
         self._number, self._proposal, self._answered = 0, None, False
         self._next_look, self._refused_at = 0.0, -1

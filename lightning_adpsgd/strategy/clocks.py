@@ -141,9 +141,9 @@ class BatchEnd:
         self._validation = _ValidationClock(trainer) if timed else None
         found = (*self.saves, *self._stops, self._validation)
         self.clocks: list[_Clock] = [clock for clock in found if clock is not None]
-        rank, num_learners = dist.get_rank(), dist.get_world_size()
-        self._agreement = Agreement(job.store, rank, num_learners, job.coordinator)
-        self._is_learner_0, self._answered_to = rank == 0, -1
+        num_learners = dist.get_world_size()
+        self._agreement = Agreement(job.store, num_learners, job.coordinator)
+        self._is_learner_0, self._answered_to = dist.get_rank() == 0, -1
         self._stop_here: _StopHere | None = None
 
     def __call__(self, asks: _Asks, data_fetcher: _DataFetcher) -> bool:

@@ -54,12 +54,12 @@ class VirtualLearners(ABC):
         steps: optimizer steps of each super-learner.
     """
 
-    def __init__(self, module: nn.Module, dials: Dials, scenario: Scenario) -> None:
+    def __init__(self, module: nn.Module, scenario: Scenario) -> None:
         size = scenario.super_learner_size
         self.rows = Rows(module, scenario.num_super_learners + 1, shards=size)
         self.seconds = 0.0
         self.steps = [0] * scenario.num_super_learners
-        self._dials, self._scenario = dials, scenario
+        self._scenario = scenario
 
     # --- the step
 
@@ -170,7 +170,7 @@ class LockstepLearners(VirtualLearners):
     """Super-learners in lockstep: all make step k before any makes the next."""
 
     def __init__(self, module: nn.Module, dials: Dials, scenario: Scenario) -> None:
-        super().__init__(module, dials, scenario)
+        super().__init__(module, scenario)
         size = scenario.num_super_learners
         matrices = [matrix[:size] for matrix in self.rows.matrices]
         hidden = dials.effective_order == "average_then_step"
@@ -233,7 +233,7 @@ class AsynchronousLearners(VirtualLearners):
     """
 
     def __init__(self, module: nn.Module, dials: Dials, scenario: Scenario) -> None:
-        super().__init__(module, dials, scenario)
+        super().__init__(module, scenario)
         self._in_pairs = dials.communication == "ready_pairs"
         order, size = dials.effective_order, scenario.super_learner_size
         self._sides = [

@@ -33,7 +33,7 @@ def learner(
 ) -> tuple[Coordinator, Agreement, list[int]]:
     """A learner that notes where it has agreed."""
     coordinator = Coordinator(store, rank, num, timedelta(seconds=20))
-    agreement = Agreement(store, rank, num, coordinator)
+    agreement = Agreement(store, num, coordinator)
     return coordinator, agreement, []
 
 
