@@ -75,7 +75,7 @@ class SaveWithinEpoch(Callback):
 def _num_due(sharing: "WorkSharing", every: int, at_last: bool) -> int:
     """The number of checkpoints due so far in the epoch, equal for all learners."""
     assert sharing.under_way is not None
-    in_epoch = (sharing.under_way.num_units - 1) // every
+    in_epoch = (len(sharing.under_way.units) - 1) // every
     if at_last:
         return in_epoch
     return min(in_epoch, sharing.under_way.num_claimed() // every)

@@ -42,6 +42,7 @@ class EpochUnderWay:
 
     Args:
         terms: terms by which all learners number its units.
+        units: work units that were left when this job began the epoch.
         pool: pool of the epoch; None if the super-learner has several learners.
     """
 
@@ -56,11 +57,6 @@ class EpochUnderWay:
         self.number, self.terms, self.epoch, self.units = number, terms, epoch, units
         self._pool, self.num_begun = pool, 0
         self.last_claim = Claim(None, 0, is_last=False)
-
-    @property
-    def num_units(self) -> int:
-        """The number of work units that were left when this job began the epoch."""
-        return len(self.units)
 
     def num_claimed(self) -> int:
         """Units that learners have claimed.

@@ -78,7 +78,7 @@ class Slow(Records):
         epoch = self.trainer.strategy.work_sharing.under_way  # pyright: ignore
         if self.global_rank == self.trainer.world_size - 1:
             num = epoch.num_claimed()
-            enough = min(num + 16, self.point(), epoch.num_units)
+            enough = min(num + 16, self.point(), len(epoch.units))
             # To look is to ask the job's store.
             has_come = lambda: epoch.num_claimed() >= enough  # noqa: E731
             until(has_come, "the others' steps", every_s=0.01)
