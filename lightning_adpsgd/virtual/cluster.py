@@ -163,7 +163,7 @@ class VirtualCluster:
         Args:
             data: function from the number of a learner to the batches of its next
                 epoch; or a data set or loader, whose samples are dealt to the learners
-                in a new order in each epoch.
+                in a new order in each epoch. A loader has no sampler of its own.
             max_samples: number of samples of all learners together, over all calls.
             local_batch_size: batch size of each learner if `data` is a data set or a
                 loader; by default that of the loader.
@@ -288,6 +288,12 @@ class VirtualCluster:
         if isinstance(data, DataLoader | Dataset):
             seed, num = self.scenario.seed, self.num_learners
             data = shares_of(data, local_batch_size, num, seed)
+        elif not callable(data):
+            raise TypeError(
+                "`data` must be a data set or loader of torch, or a function from the "
+                f"number of a learner to its batches, got a {type(data).__name__}; for "
+                "example `TensorDataset(tensor)`, or `module.train_dataloader()`"
+            )
         size = self.scenario.super_learner_size
         self._sources = [
             [Source(data, i * size + n) for n in range(size)]

@@ -3,7 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+)
 
 BatchesOf = Callable[[int], Iterable[Any]]
 
@@ -51,17 +57,17 @@ def shares_of(
 
     Raises:
         ValueError: No batch size is given, or the data set has no length, or fewer
-            samples than there are learners.
+            samples than there are learners, or the loader has a sampler of its own.
     """
     loading: dict[str, Any] = {}
-    dataset: Any = data
+    dataset: Any = data.dataset if isinstance(data, DataLoader) else data
+    _check_length(dataset, num_learners)
     if isinstance(data, DataLoader):
+        _check_order(data, len(dataset))
         batch_size = batch_size or data.batch_size
         loading = {"collate_fn": data.collate_fn, "drop_last": data.drop_last}
-        dataset = data.dataset
     if batch_size is None:
         raise ValueError("`local_batch_size` is needed with a data set, got None")
-    _check_length(dataset, num_learners)
     epochs = [0] * num_learners
 
     def batches_of(learner: int) -> Iterable[Any]:
@@ -83,4 +89,18 @@ def _check_length(dataset: Any, num_learners: int) -> None:
         raise ValueError(
             f"`data` must have a sample for each of {num_learners} learners, got "
             f"{len(dataset)}"
+        )
+
+
+def _check_order(loader: DataLoader[Any], num_samples: int) -> None:
+    own: Any = loader.sampler
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        own = loader.batch_sampler
+    is_plain = type(own) in (RandomSampler, SequentialSampler)
+    if not is_plain or getattr(own, "replacement", False) or len(own) != num_samples:
+        raise ValueError(
+            "`data` must be a loader with a `batch_size` that takes each sample once, "
+            f"got one with a {type(own).__name__}, whose choice is lost when samples "
+            "are dealt; give `Subset(dataset, indices)`, or a function from the number "
+            "of a learner to its batches"
         )

@@ -615,6 +615,15 @@ def test_impossible_clusters_are_refused(given: dict[str, Any], message: str) ->
         cluster(**given)
 
 
+@pytest.mark.parametrize(
+    "data", [None, [], torch.zeros(8, 6), pl.LightningDataModule()], ids=type
+)
+def test_data_of_no_use_are_refused(data: Any) -> None:
+    kind = type(data).__name__
+    with pytest.raises(TypeError, match=f"got a {kind}; for example `TensorDataset"):
+        cluster(2).fit(data, 80, local_batch_size=4)
+
+
 def test_impossible_runs_are_refused() -> None:
     virtual = cluster(2)
     virtual.fit(batches_of, 80)

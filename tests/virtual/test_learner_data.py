@@ -6,10 +6,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     DistributedSampler,
     IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
 )
 from typing_extensions import override
 
@@ -55,6 +61,31 @@ def test_a_loader_gives_its_data_set_its_batch_size_and_its_collation() -> None:
     shares = shares_of(loader, None, num_learners=2, seed=0)
     assert list(shares(0)) == [5, 5]
     assert list(shares_of(loader, 3, 2, 0)(1)) == [3, 3, 3, 3]
+
+
+ORDERS = {
+    "a subset": {"sampler": SubsetRandomSampler(range(16))},
+    "weighted": {"sampler": WeightedRandomSampler([1.0] + 23 * [0.0], 24)},
+    "a range": {"sampler": SequentialSampler(range(16))},
+    "some more often": {"sampler": RandomSampler(DATA, replacement=True)},
+    "batches": {"batch_sampler": BatchSampler(SequentialSampler(DATA), 4, False)},
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_sampler_whose_choice_would_be_lost_is_refused(order: str) -> None:
+    loader = DataLoader(DATA, **ORDERS[order])
+    name = type(next(iter(ORDERS[order].values()))).__name__
+    for batch_size in (None, 2):
+        with pytest.raises(ValueError, match=rf"with a {name}, .* give `Subset\("):
+            shares_of(loader, batch_size, num_learners=2, seed=0)
+
+
+def test_a_loader_that_shuffles_or_makes_no_batches_is_dealt_as_its_data_set() -> None:
+    expected = epoch(shares_of(DATA, 3, num_learners=2, seed=0), 0)
+    whole = DataLoader(DATA, None, collate_fn=default_collate)
+    for loader in (DataLoader(DATA, 8, shuffle=True), whole):
+        assert epoch(shares_of(loader, 3, num_learners=2, seed=0), 0) == expected
 
 
 def test_a_source_counts_the_epochs_that_have_ended() -> None:
