@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypedDict
 
@@ -92,6 +93,7 @@ class VirtualCluster:
             `HADPSGDStrategy`, but `wire_dtype` is None by default, and never "auto".
 
     Raises:
+        TypeError: There is no such option, or an argument has a wrong type.
         ValueError: A value is out of its bounds.
 
     Attributes:
@@ -412,7 +414,15 @@ def dials_and_scenario(
             "which measures links; leave it out, or name one, such as `torch.int8`"
         )
     refuse_former(dials)
+    if others := [name for name in dials if name not in ClusterOptions.__annotations__]:
+        raise TypeError(
+            f"`{others[0]}` is no option of a virtual cluster, got "
+            f"{dials[others[0]]!r}; its options are "
+            f"{', '.join(ClusterOptions.__annotations__)}"
+        )
     mode, max_wait = as_mode(communication)
+    if isinstance(max_wait, int | float):
+        check_positive("max_wait", max_wait)
     checked = Dials(
         topology=find_topology(topology),
         communication=mode,
@@ -420,6 +430,7 @@ def dials_and_scenario(
         super_learner_size=super_learner_size,
         wire_dtype=as_dtype(wire_dtype),
         cpu_share=1.0,  # simulated exchanges take nothing from training
+        timeout=timedelta.max,  # no peer is silent, and `max_wait` is simulated
         **dials,
     )
     scenario = Scenario(

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 import lightning_adpsgd
+from lightning_adpsgd.dials import ReadyPairs
 from lightning_adpsgd.gossip.codecs import INT4
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
@@ -613,6 +614,38 @@ def test_the_class_is_public() -> None:
 def test_impossible_clusters_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cluster(**given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("islands", "tcp://localhost:1234/x"),
+        ("inside", "model_parallel"),
+        ("work_sharing", True),
+        ("after_evaluation", "adopt"),
+        ("cpu_share", 0.1),
+        ("timeout", 1000),
+        ("foo", 1),
+    ],
+)
+def test_what_is_no_option_here_is_refused(name: str, value: Any) -> None:
+    message = f"`{name}` is no option of a virtual cluster, got {value!r}; its options"
+    with pytest.raises(TypeError, match=message):
+        cluster(**{name: value})
+
+
+def test_a_longest_wait_is_in_simulated_seconds_and_has_no_other_bound() -> None:
+    pairs: dict[str, Any] = {"compute": Compute(1200.0, slow={1: 10.0})}
+    totals = (
+        cluster(2, communication=ReadyPairs(400), **pairs).fit(batches_of, 24).totals
+    )
+    assert totals.skipped > 0
+    assert totals.partner_seconds == 400 * totals.skipped
+    for wait in (0, math.inf, math.nan):
+        with pytest.raises(
+            ValueError, match=f"must be positive and finite, got {wait}"
+        ):
+            cluster(2, communication=ReadyPairs(wait), **pairs)
 
 
 @pytest.mark.parametrize(
