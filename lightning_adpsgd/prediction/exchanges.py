@@ -137,7 +137,14 @@ def _neighbourhood(scenario: Scenario, form: Form) -> Scenario:
                 f"in each round: at most {_LOCAL} super-learners, got {num}"
             )
         num = _LOCAL
-    return replace(scenario, num_super_learners=num, link=_link(form, scenario))
+    compute, learners = scenario.compute, range(num * scenario.super_learner_size)
+    slow = {i: factor for i, factor in compute.slow.items() if i in learners}
+    return replace(
+        scenario,
+        num_super_learners=num,
+        compute=replace(compute, slow=slow),
+        link=_link(form, scenario),
+    )
 
 
 def _count(events: Iterable[Event], begin: float, late: int) -> Seen:

@@ -264,8 +264,7 @@ def _as_one(workload: Workload, scenario: Scenario) -> Scenario:
 
 
 def _mean_factor(scenario: Scenario) -> float:
-    num = scenario.num_learners
-    slow = [f for learner, f in scenario.compute.slow.items() if learner < num]
+    num, slow = scenario.num_learners, scenario.compute.slow.values()
     return (num - len(slow) + sum(slow)) / num
 
 

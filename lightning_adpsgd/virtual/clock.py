@@ -25,7 +25,7 @@ class Compute:
         seconds: mean seconds of a step.
         spread: standard deviation of the logarithm of the step times, which are
             lognormal with mean `seconds`; 0: all steps take equally long.
-        slow: factor by which a learner is slower than the others.
+        slow: factor by which a learner, by its number, is slower than the others.
 
     Raises:
         ValueError: A time or factor is not positive.

@@ -52,7 +52,7 @@ class Scenario:
 
     Raises:
         ValueError: A number is not whole or below 1, or the topology does not exist for
-            the number of super-learners.
+            the number of super-learners, or there is no learner that is to be slow.
     """
 
     topology: Topology
@@ -70,6 +70,12 @@ class Scenario:
     def __post_init__(self) -> None:
         for name in ("num_super_learners", "super_learner_size", "gossip_every"):
             check_count(name, getattr(self, name))
+        numbers = range(self.num_learners)
+        if others := [number for number in self.compute.slow if number not in numbers]:
+            raise ValueError(
+                f"`slow` must have numbers of learners, from 0 to {numbers[-1]}, got "
+                f"{others[0]!r}"
+            )
         self.schedule()
 
     @property

@@ -219,6 +219,11 @@ def test_one_slow_learner_does_not_widen_the_exchanges_of_the_others() -> None:
     assert found.wire_dtype == torch.int8
 
 
+def test_a_slow_learner_may_be_beyond_the_neighbourhood_that_is_simulated() -> None:
+    found = speed(64, compute=Compute(0.5, slow={63: 5.0}))
+    assert found.steps_per_second == pytest.approx((63 + 1 / 5) / 64 / 0.5, rel=0.01)
+
+
 def test_rare_rounds_are_predicted_too() -> None:
     found = speed(4, gossip_every=50, workload=Workload(MODEL), link=Link(1e9))
     assert found.exchanges_per_step == pytest.approx(2 / 50, rel=0.2)

@@ -48,6 +48,13 @@ def ends(given: Scenario, num_steps: int, hidden: bool, **more: Any) -> list:
     return list(itertools.islice(lockstep(given, WEIGHTS, hidden, **more), num_steps))
 
 
+@pytest.mark.parametrize("number", [4, -1, 0.5, "0"])
+def test_a_slow_learner_that_is_not_there_is_refused(number: Any) -> None:
+    scenario(2, super_learner_size=2, compute=Compute(1.0, slow={0: 2.0, 3: 2.0}))
+    with pytest.raises(ValueError, match=f"from 0 to 3, got {number!r}"):
+        scenario(2, super_learner_size=2, compute=Compute(1.0, slow={number: 2.0}))
+
+
 # --- in lockstep
 
 
