@@ -26,8 +26,14 @@ Loss = Callable[[nn.Module, Any], Tensor]
 Score = Callable[[nn.Module], float]
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
-# Hooks that change a batch, a gradient or a step, and that only a Trainer calls.
+# Hooks that prepare what steps use, or change a batch, a gradient or a step, and that
+# only a Trainer calls. Those after an epoch or a run mostly log: they are not refused.
 _HOOKS = (
+    "setup",
+    "configure_model",
+    "on_fit_start",
+    "on_train_start",
+    "on_train_epoch_start",
     "transfer_batch_to_device",
     "on_before_batch_transfer",
     "on_after_batch_transfer",
@@ -80,7 +86,8 @@ class Objective:
     """A module with its loss and optimizer; takes arguments of `VirtualCluster`.
 
     Raises:
-        ValueError: An argument is missing, superfluous or not supported.
+        ValueError: An argument is missing, superfluous or not supported, or the module
+            has no weights.
     """
 
     def __init__(
@@ -90,7 +97,6 @@ class Objective:
         optimizer: MakeOptimizer | None = None,
     ) -> None:
         self.module, self._make_optimizer = module, optimizer
-        self.device = next(module.parameters()).device
         if isinstance(module, pl.LightningModule):
             if loss is None or optimizer is None:  # else treated as a plain module
                 _check_lightning(module)
@@ -102,6 +108,12 @@ class Objective:
             )
         else:
             self._loss = _of_batch(module, loss)
+        if (first := next(module.parameters(), None)) is None:
+            raise ValueError(
+                f"`module` must have its weights, got {type(module).__name__} without "
+                "any; build its layers before, as by `module.configure_model()`"
+            )
+        self.device = first.device
 
     def loss(self, batch: Any, number: int = 0) -> Tensor:
         """The mean loss of a batch from any device, with its autograd graph.
@@ -113,20 +125,37 @@ class Objective:
         return loss_in(self._loss(batch, number))
 
     def make_update(self) -> Update:
-        """Makes an optimizer without state over the module's parameters."""
+        """Makes an optimizer without state over the module's parameters.
+
+        Raises:
+            TypeError: The function of the user made no optimizer.
+            ValueError: What the module configures is not supported.
+        """
         if self._make_optimizer is not None:
             parameters = [p for p in self.module.parameters() if p.requires_grad]
-            return Update(self._make_optimizer(parameters))
+            made: Any = self._make_optimizer(parameters)
+            if not isinstance(made, torch.optim.Optimizer):
+                raise TypeError(
+                    "`optimizer` must return one optimizer of torch, got a "
+                    f"{type(made).__name__}; for example "
+                    "`lambda parameters: torch.optim.SGD(parameters, lr=0.1)`"
+                )
+            return Update(made)
         assert isinstance(self.module, pl.LightningModule)
         return _configured(self.module)
 
     def score(
         self, evaluate: Score | Iterable[Any] | None, samples_in: Callable[[Any], int]
     ) -> Score | None:
-        """The given function, or a function for the mean loss per sample of batches."""
+        """The given function, or a function for the mean loss per sample of batches.
+
+        Raises:
+            ValueError: There are no batches.
+        """
         if evaluate is None or callable(evaluate):
             return evaluate
-        batches = list(evaluate)
+        if not (batches := list(evaluate)):
+            raise ValueError("`evaluate` must have a batch, got none; leave it out")
         counts = [samples_in(batch) for batch in batches]
 
         def mean_loss(module: nn.Module) -> float:

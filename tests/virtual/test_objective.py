@@ -62,9 +62,53 @@ def test_a_training_step_is_told_the_number_of_its_batch_by_place() -> None:
     assert objective.loss(torch.ones(2), 3).item() == 5.0
 
 
+class BuiltLater(Module):
+    """Builds a layer in a hook that only a Trainer calls."""
+
+    @override
+    def configure_model(self) -> None:
+        self.layer = nn.Linear(1, 1)
+
+
+class SetsUp(Module):
+    @override
+    def setup(self, stage: str) -> None:
+        self.scale = 3.0
+
+
+class Begins(Module):
+    @override
+    def on_train_start(self) -> None:
+        self.scale = 3.0
+
+
+class BeginsEpochs(Module):
+    @override
+    def on_train_epoch_start(self) -> None:
+        self.weight.data.zero_()
+
+
+class LogsAtEnds(Module):
+    @override
+    def on_train_epoch_end(self) -> None:
+        self.log("epochs", 1.0)
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        self.log("validations", 1.0)
+
+    @override
+    def on_fit_end(self) -> None:
+        self.numbers.clear()
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
+        (BuiltLater, "`configure_model`, which is not called .* got BuiltLater; "),
+        (SetsUp, "`setup`, which is not called .* got SetsUp; "),
+        (Begins, "`on_train_start`, which is not called .* got Begins; "),
+        (BeginsEpochs, "`on_train_epoch_start`, which is not called .* BeginsEpochs; "),
         (WithHook, "`on_after_batch_transfer`, which is not called .* got WithHook; "),
         (AsksTheTrainer, "must not use the Trainer, .* got AsksTheTrainer; train "),
     ],
@@ -180,6 +224,34 @@ def test_manual_optimization_and_missing_functions_are_refused() -> None:
         Objective(module)
     with pytest.raises(ValueError, match="`loss` and `optimizer` are needed"):
         Objective(nn.Linear(1, 1), loss=lambda m, b: m(b))
+
+
+def test_a_module_with_hooks_that_log_at_the_end_is_taken() -> None:
+    objective = Objective(LogsAtEnds())
+    with without_logging(objective.module):
+        assert objective.loss(torch.ones(2)).item() == 2.0
+
+
+def plain(module: nn.Module, optimizer: Any = torch.optim.SGD) -> Objective:
+    return Objective(module, lambda m, b: m(b).mean(), optimizer)
+
+
+def test_a_module_without_weights_is_refused() -> None:
+    with pytest.raises(ValueError, match="must have its weights, got Identity without"):
+        plain(nn.Identity())
+
+
+@pytest.mark.parametrize("made", [None, []])
+def test_a_function_that_makes_no_optimizer_is_refused(made: Any) -> None:
+    objective = plain(nn.Linear(1, 1), lambda parameters: made)
+    message = f"one optimizer of torch, got a {type(made).__name__}; for example"
+    with pytest.raises(TypeError, match=message):
+        objective.make_update()
+
+
+def test_batches_of_which_there_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="`evaluate` must have a batch, got none; lea"):
+        plain(nn.Linear(1, 1)).score([], len)
 
 
 def test_a_step_without_a_loss_is_refused() -> None:
