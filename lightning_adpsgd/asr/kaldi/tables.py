@@ -61,16 +61,36 @@ def read_rows(path: Path, columns: str = "") -> Iterator[Row]:
         yield Row(name, rest, where)
 
 
+def read_named(path: Path, columns: str = "") -> dict[str, Row]:
+    """The rows of a table by name; rows that are there twice may be equal.
+
+    Args:
+        path: The file.
+        columns: Names of its columns; without them each row has a name and more.
+
+    Raises:
+        KaldiError: An error of `read_rows`; or two rows of one name differ.
+    """
+    rows: dict[str, Row] = {}
+    for row in read_rows(path, columns):
+        first = rows.setdefault(row.name, row)
+        if first.rest != row.rest:
+            raise KaldiError(
+                f"{row.where}: {row.name!r} is {' '.join(row.rest)[:60]!r} here and "
+                f"{' '.join(first.rest)[:60]!r} in {first.where}; delete the wrong line"
+            )
+    return rows
+
+
 def read_segments(folder: Path) -> dict[str, Cut]:
     """The stretches in `segments`, by utterance.
 
     Raises:
-        KaldiError: There is no such file, or a line is malformed.
+        KaldiError: There is no such file; a line is malformed or contradicts another.
     """
     path = folder / "segments"
-    return {
-        row.name: _cut(row) for row in read_rows(path, "utterance recording start end")
-    }
+    rows = read_named(path, "utterance recording start end")
+    return {name: _cut(row) for name, row in rows.items()}
 
 
 def _cut(row: Row) -> Cut:
@@ -92,11 +112,12 @@ def read_channels(folder: Path) -> dict[str, tuple[str, int]]:
     Empty where there is no such file.
 
     Raises:
-        KaldiError: A line is malformed.
+        KaldiError: A line is malformed or contradicts another.
     """
     path, found = folder / "reco2file_and_channel", {}
     if path.exists():
-        for name, (file, channel), where in read_rows(path, "recording file channel"):
+        rows = read_named(path, "recording file channel")
+        for name, (file, channel), where in rows.values():
             if channel.upper() not in tuple(_CHANNELS):
                 problem = f"expected channel A or B, got {channel!r}"
                 raise KaldiError(f"{where}: {problem}")
@@ -113,7 +134,7 @@ def read_speakers(folder: Path) -> dict[str, str]:
     """The speaker of each utterance in `utt2spk`.
 
     Raises:
-        KaldiError: There is no such file, or a line is malformed.
+        KaldiError: There is no such file; a line is malformed or contradicts another.
     """
-    rows = read_rows(folder / "utt2spk", "utterance speaker")
-    return {row.name: row.rest[0] for row in rows}
+    rows = read_named(folder / "utt2spk", "utterance speaker")
+    return {name: row.rest[0] for name, row in rows.items()}

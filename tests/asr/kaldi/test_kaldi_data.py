@@ -62,6 +62,56 @@ def test_side_b_of_a_file_with_one_channel_is_that_channel(write):
     assert Names([first.id, second.id]).find("anna-1") == first.id
 
 
+CONTRADICTIONS = {
+    "wav.scp": ("anna-call /speech/other.wav", "/speech/anna call.wav"),
+    "segments": ("anna-1 anna-call 0.98 2.6", "anna-call 0.98 2.5"),
+    "utt2spk": ("anna-1 bert", "anna"),
+    "reco2file_and_channel": ("anna-call call A", "call B"),
+}
+
+
+@pytest.mark.parametrize("table", CONTRADICTIONS)
+def test_two_rows_of_one_name_that_differ_are_both_named(write, table: str):
+    line, first = CONTRADICTIONS[table]
+    files = FILES | {table: f"{FILES[table]}{line}\n"}
+    number = files[table].count("\n")
+    name, other = line.split(maxsplit=1)
+    problem = rf"{table}:{number}: '{name}' is '{other}' here and '{first}' in .*:1;"
+    with pytest.raises(KaldiError, match=problem):
+        read_data(write(files), _five_seconds, Skipped())
+
+
+def test_rows_that_are_there_twice_are_no_contradiction(write):
+    tables = CONTRADICTIONS.keys()
+    twice = FILES | {table: FILES[table] + FILES[table] for table in tables}
+    once = read_data(write(FILES), _five_seconds, Skipped())
+    assert read_data(write(twice), _five_seconds, Skipped()) == once
+
+
+def test_recordings_with_several_channels_of_which_none_is_named_are_left_out(write):
+    files = FILES | {
+        "wav.scp": "anna-call /call.wav\nbert /call.wav\n",
+        "reco2file_and_channel": "bert call B\n",
+    }
+    skipped = Skipped()
+    (found,) = read_data(write(files), _five_seconds, skipped)
+    assert (found.speaker, found.channel) == ("bert", 1)
+    assert skipped.counts["recording of unknown channel"] == 2
+    told = " ".join(skipped.report())
+    assert "wav.scp:1" in told
+    assert "`recording file A` or `recording file B` into reco2file_and_chan" in told
+
+
+def test_an_utterance_without_a_speaker_is_left_out_and_named(write):
+    skipped = Skipped()
+    files = FILES | {"utt2spk": "anna-2 anna\n"}
+    (found,) = read_data(write(files), _five_seconds, skipped)
+    assert found.id.startswith("anna-2")
+    assert skipped.counts["utterance without a speaker"] == 2
+    assert skipped.examples["utterance without a speaker"][0].endswith("text:1")
+    assert skipped.remedies["utterance without a speaker"].endswith("into utt2spk")
+
+
 @pytest.mark.parametrize(
     ("segment", "reason"),
     [
@@ -90,12 +140,12 @@ def test_what_has_too_little_sound_is_left_out_and_named(
 
 def test_an_end_of_minus_one_is_that_of_the_recording(write):
     files = WHOLE | {"segments": "anna_1 call 1.5 -1\n", "wav.scp": "call /a.wav\n"}
-    (found,) = read_data(write(files), _five_seconds, Skipped())
+    (found,) = read_data(write(files), _mono, Skipped())
     assert (found.start_s, found.end_s) == (1.5, 5.0)
 
 
 def test_without_segments_a_recording_is_an_utterance(write):
-    (found,) = read_data(write(WHOLE), _five_seconds, Skipped())
+    (found,) = read_data(write(WHOLE), _mono, Skipped())
     assert (found.id, found.start_s, found.end_s) == ("anna_1-A_000000-000500", 0, 5)
     # Kaldi's alignments have its name alone
     assert Names([found.id]).find("anna_1") == found.id
@@ -127,7 +177,7 @@ def test_files_that_make_no_sense_are_named_with_the_line(
     write, files: dict[str, str], problem: str
 ):
     with pytest.raises(KaldiError, match=problem):
-        read_data(write(WHOLE | files), _five_seconds, Skipped())
+        read_data(write(WHOLE | files), _mono, Skipped())
 
 
 def test_no_usable_sound_and_no_table_are_errors(write):
