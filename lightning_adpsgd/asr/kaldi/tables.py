@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from lightning_adpsgd.asr.corpora.utf8 import utf8_lines
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 
 _CHANNELS = "AB12"
@@ -31,15 +32,14 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
     """Place and text of each line of a file of Kaldi's.
 
     Raises:
-        KaldiError: There is no such file, or it holds no text.
+        KaldiError: There is no such file, or a line is not UTF-8.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise KaldiError(f"{path}: {why}; expected a file of Kaldi's") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        yield f"{path}:{number}", line
+        for number, line in utf8_lines(path, KaldiError):
+            yield f"{path}:{number}", line
+    except OSError as error:
+        problem = f"{error.strerror}; expected a file of Kaldi's"
+        raise KaldiError(f"{path}: {problem}") from error
 
 
 def read_rows(path: Path, columns: str = "") -> Iterator[Row]:

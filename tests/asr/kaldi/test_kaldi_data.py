@@ -88,6 +88,27 @@ def test_rows_that_are_there_twice_are_no_contradiction(write):
     assert read_data(write(twice), _five_seconds, Skipped()) == once
 
 
+def test_a_byte_order_mark_is_no_part_of_a_name(write, tmp_path: Path):
+    once = read_data(write(FILES), _five_seconds, Skipped())
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert read_data(tmp_path, _five_seconds, Skipped()) == once
+
+
+def test_a_transcript_goes_on_after_a_line_separator_of_unicode(write):
+    text = "anna-1 yes\u2028i\x85know\nanna-2 no\n"
+    first, second = read_data(write(FILES | {"text": text}), _five_seconds, Skipped())
+    assert (first.words, second.words) == (("yes", "i", "know"), ("no",))
+    assert second.source.endswith("text:2")
+
+
+def test_a_table_that_is_not_utf_8_is_named_with_the_line(write, tmp_path: Path):
+    write(FILES)
+    (tmp_path / "text").write_bytes("anna-2 no\nanna-1 grün\n".encode("latin-1"))
+    with pytest.raises(KaldiError, match=r"text:2: expected UTF-8, got the byte 0xfc"):
+        read_data(tmp_path, _five_seconds, Skipped())
+
+
 def test_recordings_with_several_channels_of_which_none_is_named_are_left_out(write):
     files = FILES | {
         "wav.scp": "anna-call /call.wav\nbert /call.wav\n",
