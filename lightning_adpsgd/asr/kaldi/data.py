@@ -75,7 +75,10 @@ def read_data(
     cuts = read_segments(folder) if (folder / "segments").exists() else None
     speakers, channels = read_speakers(folder), read_channels(folder)
     found = []
-    for line in read_rows(folder / "text"):
+    for line in read_rows(folder / "text", names_alone=True):
+        if not line.rest:
+            skipped.add("utterance without words", line.where)
+            continue
         whole = Cut(line.name, 0.0, None, line.where)
         cut = whole if cuts is None else cuts.get(line.name)
         row = rows.get(cut.recording) if cut is not None else None

@@ -42,19 +42,23 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
         raise KaldiError(f"{path}: {problem}") from error
 
 
-def read_rows(path: Path, columns: str = "") -> Iterator[Row]:
+def read_rows(
+    path: Path, columns: str = "", *, names_alone: bool = False
+) -> Iterator[Row]:
     """The rows of a table.
 
     Args:
         path: The file.
         columns: Names of its columns; without them each row has a name and more.
+        names_alone: Whether a row may have a name and nothing more.
 
     Raises:
         KaldiError: There is no such file, or a line has other columns.
     """
     for where, line in read_lines(path):
         name, *rest = line.split() or [""]
-        fits = len(rest) + 1 == len(columns.split()) if columns else bool(rest)
+        has_more = bool(rest) or (names_alone and bool(name))
+        fits = len(rest) + 1 == len(columns.split()) if columns else has_more
         if not fits:
             expected = f"`{columns}`" if columns else "a name and more"
             raise KaldiError(f"{where}: expected {expected}, got {line[:60]!r}")

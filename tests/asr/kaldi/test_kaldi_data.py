@@ -109,6 +109,15 @@ def test_a_table_that_is_not_utf_8_is_named_with_the_line(write, tmp_path: Path)
         read_data(tmp_path, _five_seconds, Skipped())
 
 
+def test_an_utterance_without_words_is_left_out_and_costs_no_others(write):
+    skipped = Skipped()
+    files = FILES | {"text": "anna-1\nanna-2 no\n"}
+    (found,) = read_data(write(files), _five_seconds, skipped)
+    assert found.id.startswith("anna-2")
+    assert skipped.counts == {"utterance without words": 1}
+    assert skipped.examples["utterance without words"][0].endswith("text:1")
+
+
 def test_recordings_with_several_channels_of_which_none_is_named_are_left_out(write):
     files = FILES | {
         "wav.scp": "anna-call /call.wav\nbert /call.wav\n",
@@ -184,7 +193,9 @@ def _broken(path: Path) -> SoundFacts:
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
-        ({"text": "anna_1\n"}, r"text:1: expected a name and more, got 'anna_1'"),
+        ({"text": "anna_1 0\n\n"}, r"text:2: expected a name and more, got ''"),
+        ({"text": "anna_1\n"}, r"no utterance .* without words: 1.*text:1"),
+        ({"wav.scp": "anna_1\n"}, r"wav.scp:1: expected a name and more, got 'anna_1'"),
         ({"segments": "anna_1 r 0\n"}, r"segments:1: expected `utterance recording"),
         ({"segments": "anna_1 r 2 1\n"}, r"segments:1: expected 0 <= start < end"),
         ({"segments": "anna_1 r 0 nan\n"}, r"segments:1: expected 0 <= start < end"),
