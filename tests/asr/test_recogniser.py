@@ -192,6 +192,27 @@ def test_silence_says_nothing(exported, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_speech_between_digital_silence_has_mean_zero_and_deviation_one(
+    exported, tmp_path, monkeypatch
+):
+    loudness = np.repeat([0, 0.2, 0, 0.2, 0], 8000)
+    sound = loudness * np.random.default_rng(0).standard_normal(40_000)
+    soundfile.write(str(tmp_path / "a.wav"), sound.clip(-1, 1), 8000, subtype="FLOAT")
+    given, ask = [], AcousticModel.log_likelihoods
+
+    def spied(model, frames, *streams):
+        given.append(frames)
+        return ask(model, frames, *streams)
+
+    monkeypatch.setattr(AcousticModel, "log_likelihoods", spied)
+    assert list(Recogniser(exported).transcribe(tmp_path / "a.wav"))
+    frames = torch.cat(given).double()
+    speech = frames[(frames != frames[0]).any(1)]  # the first is of the margin
+    assert 200 <= len(speech) <= 208 < len(frames)
+    assert speech.mean(0).numpy() == pytest.approx(np.zeros(40), abs=1e-5)
+    assert speech.std(0, correction=0).numpy() == pytest.approx(np.ones(40), abs=1e-5)
+
+
 def test_segments_that_fit_worse_than_on_dev_say_nothing(parts, call, tmp_path):
     everything = dataclasses.replace(parts, least_fit=-1e9)
     export(everything, tmp_path / "all")

@@ -163,6 +163,18 @@ def test_what_is_left_out_is_told_before_anything_starts(
     assert "lexicon.txt: 3 words, 6 phones" in said
 
 
+def test_a_recording_that_was_cut_short_is_left_out_and_told(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = data.parent / "sounds/anna0.wav"
+    path.write_bytes(path.read_bytes()[:-4000])
+    assert _run(data, "check") == 0
+    said = capsys.readouterr().out
+    assert "train: 7 utterances" in said
+    assert "unusable sound: 1" in said
+    assert f"{path}: cut short: the header says 16044 bytes, there are 12044" in said
+
+
 def _lexicon(data: Path) -> Lexicon:
     return read_lexicon(data.parent / "run/exp/lexicon")
 

@@ -83,10 +83,14 @@ def test_a_model_from_elsewhere_is_mixed_in_with_a_given_weight(settings, tmp_pa
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [("", "has no sentence"), ("a\n<s> b </s>\n", ":2: must not have <s>")],
+    [
+        (b"", "has no sentence"),
+        (b"a\n<s> b </s>\n", ":2: must not have <s>"),
+        (b"a\n\ngr\xfcn\n", ":3: expected UTF-8"),
+    ],
 )
 def test_a_text_that_cannot_be_used_is_said(settings, tmp_path, content, reason):
-    (tmp_path / "text").write_text(content)
+    (tmp_path / "text").write_bytes(content)
     with pytest.raises(StageError, match=reason):
         probability_of_six(settings, f"lm.text={tmp_path / 'text'}")
 

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from lightning_adpsgd.asr.corpora.utf8 import utf8_lines
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.parsing import parse_rows
 
@@ -254,8 +255,7 @@ def read_table(path: str | Path) -> Iterator[tuple[str, np.ndarray]]:
         KaldiError: A line cannot be used, or an archive is damaged where it points.
     """
     path = Path(path)
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
+    for number, line in utf8_lines(path, KaldiError):
         if line.strip():
             place = _place(line, path, f"{path}:{number}")
             yield place.name, _matrix_at(place)

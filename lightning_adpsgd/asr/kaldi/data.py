@@ -6,7 +6,8 @@ utterance.
 
 To Kaldi an entry of `wav.scp` is one channel, and `reco2file_and_channel` tells which
 side of a conversation it is when words are scored. So its letter picks a channel only
-if the file has several.
+if the file has several. Without one the utterances of such a file are left out, because
+nothing tells whose speech is in which channel.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from lightning_adpsgd.asr.kaldi.tables import (
     Cut,
     Row,
     read_channels,
+    read_named,
     read_rows,
     read_segments,
     read_speakers,
@@ -31,6 +33,11 @@ from lightning_adpsgd.asr.kaldi.tables import (
 from lightning_adpsgd.asr.sound.channels import SoundFacts
 
 _COMMAND = "write the path of the recording in place of the command"
+_NO_SIDE = (
+    "write `recording file A` or `recording file B` into reco2file_and_channel, for "
+    "each recording in wav.scp"
+)
+_NO_SPEAKER = "write `utterance speaker` into utt2spk"
 
 
 class _Sound(NamedTuple):
@@ -64,22 +71,28 @@ def read_data(
     Raises:
         KaldiError: A file is missing or damaged, or no utterance can be used.
     """
-    rows = {row.name: row for row in read_rows(folder / "wav.scp")}
+    rows = read_named(folder / "wav.scp")
     cuts = read_segments(folder) if (folder / "segments").exists() else None
     speakers, channels = read_speakers(folder), read_channels(folder)
     found = []
-    for line in read_rows(folder / "text"):
+    for line in read_rows(folder / "text", names_alone=True):
+        if not line.rest:
+            skipped.add("utterance without words", line.where)
+            continue
         whole = Cut(line.name, 0.0, None, line.where)
         cut = whole if cuts is None else cuts.get(line.name)
         row = rows.get(cut.recording) if cut is not None else None
         if cut is None or row is None:
             skipped.add("text without a recording", line.where)
             continue
-        _, side = channels.get(cut.recording, ("", 0))
+        if line.name not in speakers:
+            skipped.add("utterance without a speaker", line.where, remedy=_NO_SPEAKER)
+            continue
+        _, side = channels.get(cut.recording, ("", None))
         sound = _sound(row, side, facts_of, skipped)
         if sound is None or not _fits(line, cut, sound, clip_s, shortest_s, skipped):
             continue
-        found.append(_utterance(line, cut, sound, speakers.get(line.name, line.name)))
+        found.append(_utterance(line, cut, sound, speakers[line.name]))
     if not found:
         reasons = "; ".join(skipped.report()) or "`text` is empty"
         raise KaldiError(f"{folder}: no utterance can be used: {reasons}")
@@ -87,7 +100,7 @@ def read_data(
 
 
 def _sound(
-    row: Row, side: int, facts_of: Callable[[Path], SoundFacts], skipped: Skipped
+    row: Row, side: int | None, facts_of: Callable[[Path], SoundFacts], skipped: Skipped
 ) -> _Sound | None:
     """The recording of a row of `wav.scp`; nothing, and a count, if it is unusable."""
     if row.rest[-1] == "|":
@@ -99,7 +112,12 @@ def _sound(
     except ValueError as error:
         skipped.add("unusable sound", str(error), remedy="its utterances are left out")
         return None
-    return _Sound(path, side if facts.num_channels > 1 else 0, facts.seconds)
+    if facts.num_channels == 1:
+        return _Sound(path, 0, facts.seconds)
+    if side is None:
+        skipped.add("recording of unknown channel", row.where, remedy=_NO_SIDE)
+        return None
+    return _Sound(path, side, facts.seconds)
 
 
 def _fits(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lightning_adpsgd.asr.corpora.utf8 import utf8_lines
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.search.words import place_words
 
@@ -24,8 +25,8 @@ def read_words(path: str | Path) -> dict[int, str]:
 
 
 def _fields(path: Path) -> list[tuple[int, list[str]]]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [(n, line.split()) for n, line in enumerate(lines, 1) if line.strip()]
+    lines = utf8_lines(path, KaldiError)
+    return [(number, line.split()) for number, line in lines if line.strip()]
 
 
 class Boundaries(NamedTuple):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from lightning_adpsgd.asr.corpora.utf8 import utf8_lines
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 
 _CHANNELS = "AB12"
@@ -31,46 +32,69 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
     """Place and text of each line of a file of Kaldi's.
 
     Raises:
-        KaldiError: There is no such file, or it holds no text.
+        KaldiError: There is no such file, or a line is not UTF-8.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise KaldiError(f"{path}: {why}; expected a file of Kaldi's") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        yield f"{path}:{number}", line
+        for number, line in utf8_lines(path, KaldiError):
+            yield f"{path}:{number}", line
+    except OSError as error:
+        problem = f"{error.strerror}; expected a file of Kaldi's"
+        raise KaldiError(f"{path}: {problem}") from error
 
 
-def read_rows(path: Path, columns: str = "") -> Iterator[Row]:
+def read_rows(
+    path: Path, columns: str = "", *, names_alone: bool = False
+) -> Iterator[Row]:
     """The rows of a table.
 
     Args:
         path: The file.
         columns: Names of its columns; without them each row has a name and more.
+        names_alone: Whether a row may have a name and nothing more.
 
     Raises:
         KaldiError: There is no such file, or a line has other columns.
     """
     for where, line in read_lines(path):
         name, *rest = line.split() or [""]
-        fits = len(rest) + 1 == len(columns.split()) if columns else bool(rest)
+        has_more = bool(rest) or (names_alone and bool(name))
+        fits = len(rest) + 1 == len(columns.split()) if columns else has_more
         if not fits:
             expected = f"`{columns}`" if columns else "a name and more"
             raise KaldiError(f"{where}: expected {expected}, got {line[:60]!r}")
         yield Row(name, rest, where)
 
 
+def read_named(path: Path, columns: str = "") -> dict[str, Row]:
+    """The rows of a table by name; rows that are there twice may be equal.
+
+    Args:
+        path: The file.
+        columns: Names of its columns; without them each row has a name and more.
+
+    Raises:
+        KaldiError: An error of `read_rows`; or two rows of one name differ.
+    """
+    rows: dict[str, Row] = {}
+    for row in read_rows(path, columns):
+        first = rows.setdefault(row.name, row)
+        if first.rest != row.rest:
+            raise KaldiError(
+                f"{row.where}: {row.name!r} is {' '.join(row.rest)[:60]!r} here and "
+                f"{' '.join(first.rest)[:60]!r} in {first.where}; delete the wrong line"
+            )
+    return rows
+
+
 def read_segments(folder: Path) -> dict[str, Cut]:
     """The stretches in `segments`, by utterance.
 
     Raises:
-        KaldiError: There is no such file, or a line is malformed.
+        KaldiError: There is no such file; a line is malformed or contradicts another.
     """
     path = folder / "segments"
-    return {
-        row.name: _cut(row) for row in read_rows(path, "utterance recording start end")
-    }
+    rows = read_named(path, "utterance recording start end")
+    return {name: _cut(row) for name, row in rows.items()}
 
 
 def _cut(row: Row) -> Cut:
@@ -92,11 +116,12 @@ def read_channels(folder: Path) -> dict[str, tuple[str, int]]:
     Empty where there is no such file.
 
     Raises:
-        KaldiError: A line is malformed.
+        KaldiError: A line is malformed or contradicts another.
     """
     path, found = folder / "reco2file_and_channel", {}
     if path.exists():
-        for name, (file, channel), where in read_rows(path, "recording file channel"):
+        rows = read_named(path, "recording file channel")
+        for name, (file, channel), where in rows.values():
             if channel.upper() not in tuple(_CHANNELS):
                 problem = f"expected channel A or B, got {channel!r}"
                 raise KaldiError(f"{where}: {problem}")
@@ -113,7 +138,7 @@ def read_speakers(folder: Path) -> dict[str, str]:
     """The speaker of each utterance in `utt2spk`.
 
     Raises:
-        KaldiError: There is no such file, or a line is malformed.
+        KaldiError: There is no such file; a line is malformed or contradicts another.
     """
-    rows = read_rows(folder / "utt2spk", "utterance speaker")
-    return {row.name: row.rest[0] for row in rows}
+    rows = read_named(folder / "utt2spk", "utterance speaker")
+    return {name: row.rest[0] for name, row in rows.items()}

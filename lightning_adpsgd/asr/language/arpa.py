@@ -7,16 +7,24 @@ kaldilm ends the whole process on a malformed file; this finds the line first.
     \end\
 """
 
+import codecs
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from lightning_adpsgd.asr.corpora.utf8 import utf8_lines
 
 _COUNT = re.compile(r"ngram (\d+)\s*=\s*(\d+)")
 SECTION = re.compile(r"\\(\d+)-grams:")
 
 
-def check_arpa(path: str | Path) -> dict[int, int]:
+def check_arpa(path: str | Path, *, marked: bool = False) -> dict[int, int]:
     """Checks the whole file.
+
+    Args:
+        path: ARPA file.
+        marked: Whether a byte order mark may stand in front, which kaldilm takes for a
+            part of the first line.
 
     Returns:
         Number of n-grams of each order.
@@ -28,6 +36,8 @@ def check_arpa(path: str | Path) -> dict[int, int]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"language model {path} does not exist")
+    if not marked:
+        _refuse_mark(path)
     lines = _lines(path)
     announced = _announced(path, lines)
     found = dict.fromkeys(announced, 0)
@@ -46,10 +56,18 @@ def check_arpa(path: str | Path) -> dict[int, int]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, line.strip()
+    for number, line in utf8_lines(path):
+        if line.strip():
+            yield number, line.strip()
+
+
+def _refuse_mark(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
+            raise ValueError(
+                f"{path}:1: expected no byte order mark in front of the first line; "
+                f"remove it: sed -i '1s/^\\xEF\\xBB\\xBF//' {path}"
+            )
 
 
 def _announced(path: Path, lines: Iterator[tuple[int, str]]) -> dict[int, int]:

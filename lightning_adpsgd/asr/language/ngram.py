@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from lightning_adpsgd.asr.corpora.utf8 import utf8_lines
 from lightning_adpsgd.asr.language.arpa import SECTION, check_arpa
 from lightning_adpsgd.files import written_whole
 
@@ -200,20 +201,19 @@ def read_arpa(path: Path) -> NgramModel:
         FileNotFoundError: There is no such file.
         ValueError: A line is malformed or missing; path and line are named.
     """
-    order = max(check_arpa(path))
+    order = max(check_arpa(path, marked=True))
     probabilities: dict[Ngram, float] = {}
     backoffs: dict[Ngram, float] = {}
     length = 0
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if section := SECTION.fullmatch(line.strip()):
-                length = int(section[1])
-            elif length and line.strip() and line.strip() != "\\end\\":
-                fields = line.split()
-                ngram = tuple(fields[1 : length + 1])
-                probabilities[ngram] = float(fields[0])
-                if len(fields) > length + 1:
-                    backoffs[ngram] = float(fields[length + 1])
+    for _, line in utf8_lines(path):
+        if section := SECTION.fullmatch(line.strip()):
+            length = int(section[1])
+        elif length and line.strip() and line.strip() != "\\end\\":
+            fields = line.split()
+            ngram = tuple(fields[1 : length + 1])
+            probabilities[ngram] = float(fields[0])
+            if len(fields) > length + 1:
+                backoffs[ngram] = float(fields[length + 1])
     return NgramModel(order, probabilities, backoffs)
 
 

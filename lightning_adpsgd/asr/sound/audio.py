@@ -6,7 +6,6 @@ resampling filters and frame windows do not see its ends. The frames equal those
 whole file.
 """
 
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,13 @@ from torchaudio.functional import resample
 
 from lightning_adpsgd.asr.sound.byte_order import is_swapped
 from lightning_adpsgd.asr.sound.features import log_mel, num_frames
-from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE, SphereError, read_header
+from lightning_adpsgd.asr.sound.sphere import (
+    MAGIC,
+    SAMPLE_RATE,
+    SphereError,
+    read_header,
+)
+from lightning_adpsgd.asr.sound.truncation import cut_short
 
 BLOCK_S = 30
 _MARGIN_S = 1
@@ -78,21 +83,14 @@ class SoundFile:
 
     def _check_length(self) -> None:
         with self.path.open("rb") as file:
-            start = file.read(8)
-        size = self.path.stat().st_size
-        if start == b"NIST_1A\n":
+            is_sphere = file.read(len(MAGIC)) == MAGIC
+        if is_sphere:
             try:
                 read_header(self.path, self.sample_rate)
             except SphereError as error:
                 raise AudioError(str(error)) from error
-        if start[:4] == b"RIFF":
-            [announced] = struct.unpack("<I", start[4:])
-            # Programs that write to a pipe leave these two instead of the length.
-            if announced not in (0, 0xFFFFFFFF) and announced + 8 > size:
-                raise AudioError(
-                    f"{self.path}: cut short: the header says {announced + 8} bytes, "
-                    f"there are {size}"
-                )
+        if problem := cut_short(self.path):
+            raise AudioError(f"{self.path}: {problem}")
 
     @property
     def duration_s(self) -> float:

@@ -15,6 +15,7 @@ from torchaudio.functional import resample
 
 from lightning_adpsgd.asr.sound import sphere
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
+from lightning_adpsgd.asr.sound.truncation import cut_short
 
 
 class ChannelError(ValueError):
@@ -39,9 +40,10 @@ def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
     """Reads length, channels and rate, without touching the samples.
 
     Raises:
-        ChannelError: The file cannot be read, is not sound, is empty, or has a rate
-            below `sample_rate`; or it is SPHERE and shorter than its header says, or
-            compressed without a program that reads it.
+        ChannelError: The file cannot be read, is not sound, is empty, was cut short,
+            or has a rate below `sample_rate`; or it is SPHERE and compressed, without a
+            program that reads it. What of a FLAC or MP3 file is missing shows only when
+            it is read.
     """
     found = _sphere_facts(path) if is_sphere(path) else _facts(path)
     if found.sample_rate < sample_rate:
@@ -65,9 +67,12 @@ def _sphere_facts(path: Path) -> SoundFacts:
 def _facts(path: Path) -> SoundFacts:
     try:
         found = soundfile.info(sphere.name_of(path))
+        missing = cut_short(path)
     except (OSError, soundfile.LibsndfileError) as error:
         problem = f"cannot be read: {error}; copy it again"
         raise ChannelError(f"{path}: {problem}") from error
+    if missing:
+        raise ChannelError(f"{path}: {missing}; copy it again")
     if found.frames <= 0:
         raise ChannelError(f"{path}: contains no sound; copy it again")
     seconds = found.frames / found.samplerate

@@ -25,6 +25,7 @@ CONTEXT = 4  # frames on each side that the second difference reaches
 _SHIFT = round(SAMPLE_RATE * FRAME_SHIFT_S)
 _WINDOW = round(SAMPLE_RATE * 0.025)
 _FULL_SCALE = 32768.0  # Kaldi's features are those of 16-bit integers
+DIGITAL_SILENCE = 0.0  # the log energy of silence without any noise: the floor
 
 
 def num_frames(num_samples: int) -> int:
@@ -32,15 +33,16 @@ def num_frames(num_samples: int) -> int:
     return (num_samples + _SHIFT // 2) // _SHIFT
 
 
-def log_mel(samples: np.ndarray, num_mels: int = 40, floor: float = 0.0) -> Tensor:
+def log_mel(
+    samples: np.ndarray, num_mels: int = 40, floor: float = DIGITAL_SILENCE
+) -> Tensor:
     """Kaldi's log-mel filter-bank energies, without dither.
 
     Args:
         samples: Samples in [-1, 1) at 8 kHz, float32 [samples].
         num_mels: Number of filters between 20 Hz and 4 kHz.
         floor: Smallest log energy. Without it, digital silence would be at −16, ten
-            times farther from the mean than any sound, and distort the statistics of
-            its side.
+            times farther from the mean than any sound.
 
     Returns:
         Log energies, float32 [frames, num_mels].
@@ -72,7 +74,9 @@ class Normalisation(NamedTuple):
     """The mean and standard deviation of a conversation side, per dimension.
 
     They are computed over all utterances of the side together, which preserves
-    differences in level between a speaker's utterances.
+    differences in level between a speaker's utterances. Frames of digital silence (a
+    gate, a lost packet) count only where there are no others: they lie some ten log
+    units below any sound, and a few of them would move the mean of all speech.
     """
 
     mean: Tensor
@@ -85,20 +89,28 @@ class Normalisation(NamedTuple):
         Utterances are added one at a time, so that only one is in double precision at
         once.
         """
-        count = sum(map(len, utterances))
-        if not count:
+        if not sum(map(len, utterances)):
             raise ValueError("`utterances` must have at least one frame, got none")
+        heard = [_is_heard(part) for part in utterances]
+        if not any(bool(one.any()) for one in heard):
+            heard = [torch.ones_like(one) for one in heard]
+        count = sum(int(one.sum()) for one in heard)
         mean = torch.zeros(utterances[0].shape[1], dtype=torch.float64)
-        for part in utterances:
-            mean += part.double().sum(dim=0) / count
+        for part, one in zip(utterances, heard, strict=True):
+            mean += part[one].double().sum(dim=0) / count
         variance = torch.zeros_like(mean)
-        for part in utterances:
-            variance += (part.double() - mean).square().sum(dim=0) / count
+        for part, one in zip(utterances, heard, strict=True):
+            variance += (part[one].double() - mean).square().sum(dim=0) / count
         return cls(mean, variance.sqrt().clamp_min(1e-3))
 
     def apply(self, utterance: Tensor) -> Tensor:
         """The normalised frames of an utterance, float32 [frames, dims]."""
         return ((utterance.double() - self.mean) / self.deviation).float()
+
+
+def _is_heard(utterance: Tensor) -> Tensor:
+    """Which frames are not digital silence, bool [frames]."""
+    return (utterance != DIGITAL_SILENCE).any(dim=1)
 
 
 def normalise_side(utterances: Sequence[Tensor]) -> list[Tensor]:

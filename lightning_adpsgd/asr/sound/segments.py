@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lightning_adpsgd.asr.sound.features import DIGITAL_SILENCE
+
 _QUIET, _LOUD = 10, 95  # percentiles of the level
 _SPEECH = 0.3  # of the way from quiet to loud
-_DIGITAL_SILENCE = 0.0  # the floor of `features.log_mel`
 _LEAST_RANGE = 3.0  # log energy: between whispering and silence
 _MARGIN = 25
 _SMOOTH = 11
@@ -27,11 +28,11 @@ def find_segments(
         longest: Largest number of frames of a segment.
         margin: Number of frames kept on each side of speech.
     """
-    audible = level[level > _DIGITAL_SILENCE]
+    audible = level[level > DIGITAL_SILENCE]
     if not len(audible):
         return []
     quiet, loud = np.percentile(level, [_QUIET, _LOUD])
-    if loud <= _DIGITAL_SILENCE:  # little is said in a long silence
+    if loud <= DIGITAL_SILENCE:  # little is said in a long silence
         loud = np.percentile(audible, _LOUD)
     if loud - quiet < _LEAST_RANGE:  # all speech or none, which the search decides
         return list(_cut(level, 0, len(level), longest))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lightning_adpsgd.asr.corpora.corpus import Utterance
+from lightning_adpsgd.asr.corpora.utf8 import utf8_lines
 from lightning_adpsgd.asr.language.interpolation import (
     interpolate,
     likeliest_weights,
@@ -105,16 +106,12 @@ def read_text(path: Path, words: Lexicon) -> Sentences:
         OSError: It cannot be read.
     """
     sentences: Sentences = []
-    with path.open(encoding="utf-8") as file:
-        try:
-            for number, line in enumerate(file, 1):
-                found = line.lower().split()
-                if BEGIN in found or END in found:
-                    raise ValueError(f"{path}:{number}: must not have {BEGIN} or {END}")
-                if found:
-                    sentences.append(words.known(tuple(found)))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}:{len(sentences) + 1}: {error}") from error
+    for number, line in utf8_lines(path):
+        found = line.lower().split()
+        if BEGIN in found or END in found:
+            raise ValueError(f"{path}:{number}: must not have {BEGIN} or {END}")
+        if found:
+            sentences.append(words.known(tuple(found)))
     if not sentences:
         raise ValueError(f"{path} has no sentence")
     return sentences

@@ -88,7 +88,9 @@ def test_a_table_points_into_archives(tmp_path):
             writer.write(name, values)
     lines = (tmp_path / "feats.scp").read_text().replace(f"{tmp_path}/", "")
     (tmp_path / "feats.scp").write_text("".join(sorted(lines.splitlines(True))[::-1]))
-    for source in (tmp_path / "feats.scp", f"scp:{tmp_path / 'feats.scp'}"):
+    marked = tmp_path / "marked.scp"
+    marked.write_bytes(b"\xef\xbb\xbf" + (tmp_path / "feats.scp").read_bytes())
+    for source in (tmp_path / "feats.scp", f"scp:{tmp_path / 'feats.scp'}", marked):
         found = read_all(source)
         assert list(found) == ["u2", "u1"]
         assert np.array_equal(found["u1"], MATRICES["u1"])

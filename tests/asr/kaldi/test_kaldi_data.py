@@ -62,6 +62,86 @@ def test_side_b_of_a_file_with_one_channel_is_that_channel(write):
     assert Names([first.id, second.id]).find("anna-1") == first.id
 
 
+CONTRADICTIONS = {
+    "wav.scp": ("anna-call /speech/other.wav", "/speech/anna call.wav"),
+    "segments": ("anna-1 anna-call 0.98 2.6", "anna-call 0.98 2.5"),
+    "utt2spk": ("anna-1 bert", "anna"),
+    "reco2file_and_channel": ("anna-call call A", "call B"),
+}
+
+
+@pytest.mark.parametrize("table", CONTRADICTIONS)
+def test_two_rows_of_one_name_that_differ_are_both_named(write, table: str):
+    line, first = CONTRADICTIONS[table]
+    files = FILES | {table: f"{FILES[table]}{line}\n"}
+    number = files[table].count("\n")
+    name, other = line.split(maxsplit=1)
+    problem = rf"{table}:{number}: '{name}' is '{other}' here and '{first}' in .*:1;"
+    with pytest.raises(KaldiError, match=problem):
+        read_data(write(files), _five_seconds, Skipped())
+
+
+def test_rows_that_are_there_twice_are_no_contradiction(write):
+    tables = CONTRADICTIONS.keys()
+    twice = FILES | {table: FILES[table] + FILES[table] for table in tables}
+    once = read_data(write(FILES), _five_seconds, Skipped())
+    assert read_data(write(twice), _five_seconds, Skipped()) == once
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(write, tmp_path: Path):
+    once = read_data(write(FILES), _five_seconds, Skipped())
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert read_data(tmp_path, _five_seconds, Skipped()) == once
+
+
+def test_a_transcript_goes_on_after_a_line_separator_of_unicode(write):
+    text = "anna-1 yes\u2028i\x85know\nanna-2 no\n"
+    first, second = read_data(write(FILES | {"text": text}), _five_seconds, Skipped())
+    assert (first.words, second.words) == (("yes", "i", "know"), ("no",))
+    assert second.source.endswith("text:2")
+
+
+def test_a_table_that_is_not_utf_8_is_named_with_the_line(write, tmp_path: Path):
+    write(FILES)
+    (tmp_path / "text").write_bytes("anna-2 no\nanna-1 grün\n".encode("latin-1"))
+    with pytest.raises(KaldiError, match=r"text:2: expected UTF-8, got the byte 0xfc"):
+        read_data(tmp_path, _five_seconds, Skipped())
+
+
+def test_an_utterance_without_words_is_left_out_and_costs_no_others(write):
+    skipped = Skipped()
+    files = FILES | {"text": "anna-1\nanna-2 no\n"}
+    (found,) = read_data(write(files), _five_seconds, skipped)
+    assert found.id.startswith("anna-2")
+    assert skipped.counts == {"utterance without words": 1}
+    assert skipped.examples["utterance without words"][0].endswith("text:1")
+
+
+def test_recordings_with_several_channels_of_which_none_is_named_are_left_out(write):
+    files = FILES | {
+        "wav.scp": "anna-call /call.wav\nbert /call.wav\n",
+        "reco2file_and_channel": "bert call B\n",
+    }
+    skipped = Skipped()
+    (found,) = read_data(write(files), _five_seconds, skipped)
+    assert (found.speaker, found.channel) == ("bert", 1)
+    assert skipped.counts["recording of unknown channel"] == 2
+    told = " ".join(skipped.report())
+    assert "wav.scp:1" in told
+    assert "`recording file A` or `recording file B` into reco2file_and_chan" in told
+
+
+def test_an_utterance_without_a_speaker_is_left_out_and_named(write):
+    skipped = Skipped()
+    files = FILES | {"utt2spk": "anna-2 anna\n"}
+    (found,) = read_data(write(files), _five_seconds, skipped)
+    assert found.id.startswith("anna-2")
+    assert skipped.counts["utterance without a speaker"] == 2
+    assert skipped.examples["utterance without a speaker"][0].endswith("text:1")
+    assert skipped.remedies["utterance without a speaker"].endswith("into utt2spk")
+
+
 @pytest.mark.parametrize(
     ("segment", "reason"),
     [
@@ -90,12 +170,12 @@ def test_what_has_too_little_sound_is_left_out_and_named(
 
 def test_an_end_of_minus_one_is_that_of_the_recording(write):
     files = WHOLE | {"segments": "anna_1 call 1.5 -1\n", "wav.scp": "call /a.wav\n"}
-    (found,) = read_data(write(files), _five_seconds, Skipped())
+    (found,) = read_data(write(files), _mono, Skipped())
     assert (found.start_s, found.end_s) == (1.5, 5.0)
 
 
 def test_without_segments_a_recording_is_an_utterance(write):
-    (found,) = read_data(write(WHOLE), _five_seconds, Skipped())
+    (found,) = read_data(write(WHOLE), _mono, Skipped())
     assert (found.id, found.start_s, found.end_s) == ("anna_1-A_000000-000500", 0, 5)
     # Kaldi's alignments have its name alone
     assert Names([found.id]).find("anna_1") == found.id
@@ -113,7 +193,9 @@ def _broken(path: Path) -> SoundFacts:
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
-        ({"text": "anna_1\n"}, r"text:1: expected a name and more, got 'anna_1'"),
+        ({"text": "anna_1 0\n\n"}, r"text:2: expected a name and more, got ''"),
+        ({"text": "anna_1\n"}, r"no utterance .* without words: 1.*text:1"),
+        ({"wav.scp": "anna_1\n"}, r"wav.scp:1: expected a name and more, got 'anna_1'"),
         ({"segments": "anna_1 r 0\n"}, r"segments:1: expected `utterance recording"),
         ({"segments": "anna_1 r 2 1\n"}, r"segments:1: expected 0 <= start < end"),
         ({"segments": "anna_1 r 0 nan\n"}, r"segments:1: expected 0 <= start < end"),
@@ -127,7 +209,7 @@ def test_files_that_make_no_sense_are_named_with_the_line(
     write, files: dict[str, str], problem: str
 ):
     with pytest.raises(KaldiError, match=problem):
-        read_data(write(WHOLE | files), _five_seconds, Skipped())
+        read_data(write(WHOLE | files), _mono, Skipped())
 
 
 def test_no_usable_sound_and_no_table_are_errors(write):

@@ -8,7 +8,8 @@ from pathlib import Path
 import kaldilm
 import pytest
 
-from lightning_adpsgd.asr.language.ngram import estimate, write_arpa
+from lightning_adpsgd.asr.language.arpa import check_arpa
+from lightning_adpsgd.asr.language.ngram import estimate, read_arpa, write_arpa
 
 WORDS = ["a", "b", "c", "d", "e", "f", "g", "h"]
 
@@ -134,3 +135,27 @@ def test_kaldis_arpa_reader_takes_the_file(tmp_path: Path):
     assert {arc[2] for arc in arcs if len(arc) > 3} >= {
         str(words.index(w)) for w in [*WORDS, "never"]
     }
+
+
+def test_a_byte_order_mark_is_no_part_of_a_model_but_kaldilm_is_spared_it(
+    tmp_path: Path,
+):
+    path = tmp_path / "lm.arpa"
+    write_arpa(path, estimate(_sentences(40), 2))
+    expected = read_arpa(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_arpa(path) == expected
+    # It ends the whole process.
+    with pytest.raises(ValueError, match=r"lm\.arpa:1: expected no byte order mark"):
+        check_arpa(path)
+
+
+def test_a_model_that_is_not_utf_8_is_named_with_the_line(tmp_path: Path):
+    path = tmp_path / "lm.arpa"
+    write_arpa(path, estimate([["a", "grün"]], 1))
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text, encoding="latin-1")
+    line = text[: text.index("ü")].count("\n") + 1
+    for read in (read_arpa, check_arpa):
+        with pytest.raises(ValueError, match=rf"lm\.arpa:{line}: expected UTF-8"):
+            read(path)

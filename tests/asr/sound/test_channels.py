@@ -7,6 +7,7 @@ import pytest
 import soundfile
 
 from lightning_adpsgd.asr.sound import sphere
+from lightning_adpsgd.asr.sound.audio import SoundFile
 from lightning_adpsgd.asr.sound.channels import ChannelError, read_channel, read_facts
 from tests.asr.tiny import noise, write_sphere
 
@@ -105,3 +106,43 @@ def test_sound_that_was_cut_short_is_refused(tmp_path: Path):
     path.write_bytes(path.read_bytes()[:9000])
     with pytest.raises(ChannelError, match=r"cut\.flac"):
         read_channel(path, 0)
+
+
+FORMATS = {
+    "wav": ("WAV", "PCM_16"),
+    "rf64": ("RF64", "PCM_16"),
+    "w64": ("W64", "PCM_16"),
+    "aiff": ("AIFF", "PCM_16"),
+    "au": ("AU", "PCM_16"),
+    "ogg": ("OGG", "VORBIS"),
+}
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+@pytest.mark.parametrize("missing", [60, 0.4])
+def test_a_header_longer_than_its_file_is_refused_before_anything_is_read(
+    tmp_path: Path, ending: str, missing: float
+):
+    kind, subtype = FORMATS[ending]
+    path = tmp_path / f"cut.{ending}"
+    soundfile.write(path, noise(6.0, channels=1), 8000, format=kind, subtype=subtype)
+    assert read_facts(path).seconds == pytest.approx(6.0)
+    whole = path.read_bytes()
+    lost = round(missing * len(whole)) if missing < 1 else int(missing)
+    path.write_bytes(whole[:-lost])
+    for read in (read_facts, SoundFile):
+        with pytest.raises(ValueError, match=rf"cut\.{ending}: cut short: "):
+            read(path)
+
+
+@pytest.mark.parametrize("said", [0, 0x7FFFF024, 0xFFFFFFFF])
+def test_a_length_that_a_program_on_a_pipe_could_not_know_is_no_sign(
+    tmp_path: Path, said: int
+):
+    path = _write(tmp_path / "piped.wav", _tone(8000), 8000)
+    content = bytearray(path.read_bytes())
+    content[4:8] = said.to_bytes(4, "little")
+    if said:  # libsndfile itself takes no data of 0 bytes
+        content[40:44] = (said - 36).to_bytes(4, "little")
+    path.write_bytes(content)
+    assert len(read_channel(path, 0)) == 8000

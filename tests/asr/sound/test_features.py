@@ -128,7 +128,7 @@ def test_a_side_has_mean_zero_and_deviation_one():
 
 
 def test_the_order_of_loudness_within_a_side_stays():
-    quiet, loud = normalise_side([torch.zeros(10, 1), torch.ones(10, 1)])
+    quiet, loud = normalise_side([torch.ones(10, 1), torch.full((10, 1), 2.0)])
     assert quiet.max() < loud.min()
 
 
@@ -149,3 +149,20 @@ def test_the_statistics_of_parts_are_those_of_the_whole():
 def test_no_frames_have_no_statistics():
     with pytest.raises(ValueError, match="must have at least one frame"):
         Normalisation.of([torch.zeros(0, 4)])
+
+
+def test_digital_silence_moves_no_statistics():
+    sound = noise(1.5, channels=1)[:, 0].astype(np.float32)
+    gated = np.concatenate([np.zeros(8000, np.float32), sound])
+    frames = log_mel(gated)
+    assert not frames[:98].any()  # frame 98 reaches into the sound
+    found, expected = Normalisation.of([frames]), Normalisation.of([frames[98:]])
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    # An utterance of nothing else does not either.
+    more = Normalisation.of([torch.zeros(70, 40), frames])
+    torch.testing.assert_close(more, expected, rtol=0, atol=0)
+
+
+def test_a_side_of_digital_silence_alone_becomes_zero():
+    (frames,) = normalise_side([log_mel(np.zeros(8000, np.float32))])
+    assert torch.equal(frames, torch.zeros(100, 40))

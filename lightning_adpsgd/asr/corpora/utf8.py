@@ -1,0 +1,36 @@
+"""Lines of text files that must be UTF-8: tables, language models, texts.
+
+Only a line feed ends a line, as for the programs that write these files. Python's
+`splitlines` also ends one at U+0085 and U+2028, which may stand inside a sentence. A
+byte order mark in front is left out.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def utf8_lines(
+    path: Path, error: type[ValueError] = ValueError
+) -> Iterator[tuple[int, str]]:
+    """The lines of a file with their numbers from 1, without their ends.
+
+    Args:
+        path: The file, which is read line by line.
+        error: What is raised for a line that is not UTF-8.
+
+    Raises:
+        ValueError: A line is not UTF-8; path, line and byte are named.
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as problem:
+                raise error(
+                    f"{path}:{number}: expected UTF-8, got the byte "
+                    f"0x{line[problem.start]:02x} after {problem.start} others of the "
+                    "line; if the file is Latin-1, write it in UTF-8 by `iconv -f "
+                    "LATIN1 -t UTF-8`"
+                ) from problem
+            yield number, text.rstrip("\r\n")
