@@ -52,6 +52,7 @@ class Stage(NamedTuple):
             each, which does a share) or "all".
         edition: what it makes otherwise than before of the same settings and inputs;
             finished stages of another edition count as changed.
+        is_last: whether no other stage reads it, so that it can be run again alone.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Stage(NamedTuple):
     wanted: Callable[[Settings], bool] = lambda _: True
     together: Together = "leader"
     edition: str = ""
+    is_last: bool = False
 
 
 def run_stages(
@@ -236,9 +238,14 @@ def _refuse_changes(
     changes = "; ".join(_differences(found, wanted))
     raise StageError(
         f"stage `{stage.name}` in {stamp.parent} was finished with something else: "
-        f"{changes}. Run it again with --from {stage.name} --redo, "
+        f"{changes}. Run it again with --from {stage.name}{_alone(stage)} --redo, "
         "or choose another --out"
     )
+
+
+def _alone(stage: Stage) -> str:
+    """The end of the stages to be run again, where no later one reads this one."""
+    return f" --to {stage.name}" if stage.is_last else ""
 
 
 def _differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:

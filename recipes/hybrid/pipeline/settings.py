@@ -29,6 +29,7 @@ TEST_SPLITS = (
     "test",
 )
 STATES = ("monophone", "triphone")
+SCORING = ("hub5", "plain")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,9 @@ class Settings:
         seed: seed of everything drawn at random.
         cores: number of processes that a stage may use.
         states: kind of the HMM states, "monophone" or "triphone".
+        scoring: how words are compared: by the rules of "hub5", where hesitations of
+            English and broken-off words may be missing, or "plain", as they are.
+            Noises count in neither.
         crew: place of this process among those that run the recipe.
     """
 
@@ -57,6 +61,7 @@ class Settings:
     seed: int = 0
     cores: int = 2
     states: str = "monophone"
+    scoring: str = "hub5"
     crew: Crew = ALONE
     prepare: PrepareSettings = field(default_factory=PrepareSettings)
     lexicon: LexiconSettings = field(default_factory=LexiconSettings)
@@ -81,6 +86,10 @@ class Settings:
                 raise ValueError(f"`{name}` must be a plain folder name, got {run!r}")
         if self.states not in STATES:
             raise ValueError(f"`states` must be one of {STATES}, got {self.states!r}")
+        if self.scoring not in SCORING:
+            raise ValueError(
+                f"`scoring` must be one of {SCORING}, got {self.scoring!r}"
+            )
         if self.realign.run == self.run:
             raise ValueError(
                 f"`realign.run` must be another run than {self.run!r}, which learns "
@@ -142,6 +151,11 @@ class Settings:
     def timed(self) -> RaceSettings | None:
         """The race that `train` depends on; None: training lasts a number of epochs."""
         return self.race if self.race.seconds else None
+
+    @property
+    def compared(self) -> str | None:
+        """How words are compared where that is not by the rules of Hub5."""
+        return None if self.scoring == "hub5" else self.scoring
 
     @property
     def finds_streams_itself(self) -> bool:
