@@ -43,7 +43,12 @@ def written_words(word: str, glm: Glm | None = None) -> list[str]:
     becomes `u s`.
     """
     left_out = is_noise(word) or (glm is not None and is_optional(word))
-    return [] if left_out else _letters(word)
+    return [] if left_out else _as_compared(_letters(word), glm)
+
+
+def _as_compared(words: list[str], glm: Glm | None) -> list[str]:
+    """Without rules also letters other than A to Z have no case."""
+    return [word.lower() for word in words] if glm is None else words
 
 
 def _letters(word: str) -> list[str]:
@@ -111,7 +116,7 @@ def reference_text(words: Iterable[str], glm: Glm | None = None) -> list[str]:
     """Words as in a reference, without noises; optional words in parentheses."""
     kept = [part for word in words if not is_noise(word) for part in _letters(word)]
     if glm is None:
-        return kept
+        return _as_compared(kept, glm)
     return [f"({word})" if is_optional(word) else word for word in kept]
 
 

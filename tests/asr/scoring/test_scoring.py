@@ -211,6 +211,7 @@ def test_outside_of_hub5_only_noises_count_on_neither_side():
     assert score({"u": reference}, {"u": reference}) == Errors(8, 0, 0, 0, 1, 0)
     assert score({"u": reference}, {"u": without}) == Errors(8, 1, 3, 0, 1, 1)
     assert score({"u": ["er"]}, {"u": ["er", "um", "-"]}).insertions == 2
+    assert score({"u": ["über"]}, {"u": ["ÜBER"]}).num_errors == 0
     assert written_words("uh") == ["uh"]
     assert written_words("[noise]") == []
 
