@@ -30,6 +30,7 @@ TEST_SPLITS = (
 )
 STATES = ("monophone", "triphone")
 SCORING = ("hub5", "plain")
+NUM_CEPSTRA = 13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,16 @@ class Settings:
                     "the language model of its graph: name it with `kaldi.arpa`, or "
                     "set `decode.nbest=0`"
                 )
+        elif self.features.num_mels < NUM_CEPSTRA:
+            raise ValueError(
+                f"`features.num_mels` must be at least {NUM_CEPSTRA}, the cepstra that "
+                f"mixtures are trained on, got {self.features.num_mels}"
+            )
+        if self.decode.nbest and not self.lm.large_order:
+            raise ValueError(
+                f"`decode.nbest={self.decode.nbest}` needs a larger model: set "
+                "`lm.large_order`"
+            )
         self._check_race()
         if self.decode.export_likelihoods and not self.uses_kaldi:
             raise ValueError("`decode.export_likelihoods` needs `kaldi.experiment`")

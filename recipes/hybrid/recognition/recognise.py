@@ -292,18 +292,18 @@ def _with_larger_model(
     """The task with n-best lists and the weights that are best on dev, and a report.
 
     Raises:
-        StageError: A language model cannot be read.
+        StageError: A language model cannot be read, or a width does not fit.
     """
     settings, lm = task.settings.decode, task.settings.directory("lm")
-    options = NBestOptions(
-        most=settings.nbest,
-        beam=settings.beam,
-        lattice_beam=settings.lattice_beam,
-        # For this width, docs/decoding.md has the cost beside that of the best path.
-        max_active=max(2, settings.max_active // 2),
-    )
     paths = task.settings.kaldi.arpa or lm / "lm.arpa", lm / "large.arpa"
     try:
+        options = NBestOptions(
+            most=settings.nbest,
+            beam=settings.beam,
+            lattice_beam=settings.lattice_beam,
+            # docs/decoding.md has its cost beside that of the best path.
+            max_active=max(2, settings.max_active // 2),
+        )
         small, large = map(read_arpa, paths)
     except (OSError, ValueError) as error:
         raise StageError(f"`decode.nbest`: {error}") from error
