@@ -250,6 +250,7 @@ def test_a_copy_of_the_corpus_with_other_times_is_the_same(settings: Settings):
 def test_stages_that_were_finished_without_digests_are_accepted(settings: Settings):
     text = settings.out.with_name("more.txt")
     text.write_text("uno dos\n")
+    (settings.corpus / "text").write_text("a uno dos\n")
     settings = override(settings, f"lm.text={text}")
     check, lm, _ = Recorder().stages()
     for stages, name in (((check,), "check"), ((check, lm), "lm")):

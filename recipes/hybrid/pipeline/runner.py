@@ -160,18 +160,21 @@ def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
         StageError: A stage that it reads is not finished.
     """
     values = _settings_of(stage, settings)
+    files = _corpus_files(settings) if "corpus" in values else []
     if "corpus" in values:
-        files = _tree_digest(settings)
-        values["corpus"] = {"path": str(settings.corpus), "files": files}
+        digest = _names_and_sizes(files)
+        values["corpus"] = {"path": str(settings.corpus), "files": digest}
     inputs = {name: _input_digest(name, stage, settings) for name in stage.inputs}
     # What names no files has the fingerprint of before: an interrupted one goes on.
-    contents = _contents_of(stage, settings, "corpus" in values)
+    contents = _contents_of(stage, settings, files)
     known = {"contents": contents} if contents else {}
     return {"settings": values, "inputs": inputs, **known}
 
 
-def _contents_of(stage: Stage, settings: Settings, has_corpus: bool) -> dict[str, str]:
-    """Digests of the files that the settings of a stage name, of those there are."""
+def _contents_of(
+    stage: Stage, settings: Settings, corpus: Sequence[Path]
+) -> dict[str, str]:
+    """Digests of the corpus, and of the files that settings name, if they are there."""
     crew = settings.crew
     found = Contents(settings.out / "exp" / _CONTENTS, crew.leads)
     digests = {
@@ -179,8 +182,8 @@ def _contents_of(stage: Stage, settings: Settings, has_corpus: bool) -> dict[str
         for name in stage.depends
         for label, path in paths_of(getattr(settings, name), name)
     }
-    if has_corpus:
-        digests["corpus"] = found.of_files(_corpus_files(settings))
+    if corpus:
+        digests["corpus"] = found.of_files(corpus)
     found.save()
     return {label: one for label, one in digests.items() if one is not None}
 
@@ -205,9 +208,8 @@ def _corpus_files(settings: Settings) -> list[Path]:
         raise StageError(f"--corpus: {error}") from error
 
 
-def _tree_digest(settings: Settings) -> str:
-    """Names and sizes; what the files hold is told apart from them."""
-    lines = [f"{path} {path.stat().st_size}" for path in _corpus_files(settings)]
+def _names_and_sizes(files: Iterable[Path]) -> str:
+    lines = [f"{path} {path.stat().st_size}" for path in files]
     content = "\n".join(lines).encode(errors="surrogateescape")
     return hashlib.sha256(content).hexdigest()[:16]
 
@@ -247,7 +249,7 @@ def _check_earlier(stage: Stage, settings: Settings) -> None:
             for name in stage.inputs
             if (settings.directory(name) / STAMP).exists()
         },
-        "contents": _contents_of(stage, settings, has_corpus=False),
+        "contents": _contents_of(stage, settings, []),
     }
     comparable = {
         "settings": {**found["settings"], "corpus": None},
