@@ -67,6 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
     except RecogniserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    if options.format != "textgrid" and (told := alike(options.sounds)):
+        print(f"WARNING: {told}", file=sys.stderr)
     failed = 0
     for path in options.sounds:
         try:
@@ -106,6 +108,23 @@ def _transcribe(recogniser: "Recogniser", path: Path, style: str) -> None:
         with written_whole(grid_of(path)) as file:
             file.write(text_grid(sides, sound.duration_s))
         print(grid_of(path), flush=True)
+
+
+def alike(sounds: Sequence[Path]) -> str:
+    """Which two files have one name in the output; empty if none have."""
+    from lightning_adpsgd.asr.search.output import ctm_name
+
+    names: dict[str, Path] = {}
+    for sound in sounds:
+        name = ctm_name(sound.stem)
+        if other := names.get(name):
+            return (
+                f"{other} and {sound} are both `{name}` in the output, which has names "
+                "without folders, endings and blanks: transcribe each by a command of "
+                "its own, or rename one"
+            )
+        names[name] = sound
+    return ""
 
 
 def refused_grids(sounds: Sequence[Path], overwrite: bool) -> str:

@@ -28,7 +28,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.asr.scoring import NO_RULES, Errors, Glm, score
+from lightning_adpsgd.asr.scoring import Errors, Glm, score
 from lightning_adpsgd.callbacks.clock import Monitor, Outputs
 from lightning_adpsgd.callbacks.reporting import epochs_so_far, gather, log
 
@@ -71,7 +71,7 @@ class WordErrorMonitor(Monitor):
         decode: Decoder, called in a forked process with one thread and no device.
         log_likelihoods: Function from module and frames (on the module's device) to
             log-likelihoods [time, num_states].
-        glm: Spelling rules of the scoring.
+        glm: Spelling rules of the scoring, as of `asr.scoring.score`.
         name: Name of the rate in the loggers.
         wait: Longest wait at the end of training.
 
@@ -87,7 +87,7 @@ class WordErrorMonitor(Monitor):
         log_likelihoods: Callable[
             [LightningModule, Tensor], Tensor
         ] = module_log_likelihoods,
-        glm: Glm = NO_RULES,
+        glm: Glm | None = None,
         name: str = "wer",
         wait: timedelta = timedelta(minutes=5),
     ) -> None:
@@ -193,7 +193,7 @@ class _Task(NamedTuple):
     matrices: Mapping[str, np.ndarray]
     references: Mapping[str, Sequence[str]]
     decode: Decode
-    glm: Glm
+    glm: Glm | None
 
 
 class _Outcome(NamedTuple):

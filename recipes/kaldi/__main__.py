@@ -12,7 +12,7 @@ RECIPE = command.Recipe(
     corpus="folder with the data directories `train`, `test` and perhaps `dev`",
     stages=KALDI_DATA,
     # Kaldi's `extract-segments` clips an end that is up to half a second late.
-    settings=("prepare.max_repeats=0", "prepare.clip_s=0.5"),
+    settings=("scoring=plain", "prepare.max_repeats=0", "prepare.clip_s=0.5"),
 )
 
 

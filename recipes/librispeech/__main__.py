@@ -13,6 +13,7 @@ RECIPE = command.Recipe(
     corpus="folder of LibriSpeech",
     stages=LIBRISPEECH,
     settings=(
+        "scoring=plain",
         "prepare.max_repeats=0",
         "lexicon.synthesise=true",
         "lexicon.min_count=1",

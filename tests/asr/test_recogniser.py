@@ -16,6 +16,8 @@ from lightning_adpsgd.asr.hmm.states import Topology, write_topology
 from lightning_adpsgd.asr.language.lexicon import write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.recogniser import Recogniser
+from lightning_adpsgd.asr.scoring import ALL_MARKS
+from lightning_adpsgd.asr.scoring.segments import parse_ctm
 from lightning_adpsgd.asr.search.decoding import Decoder, SearchOptions
 from lightning_adpsgd.asr.search.graph_files import write_graph
 from lightning_adpsgd.asr.search.graphs import decoding_graph, symbols_of
@@ -175,6 +177,34 @@ def test_two_files_with_one_textgrid_are_refused(tmp_path, capsys):
     assert f"error: {first} and {second} would both be written to" in told
     elsewhere = tmp_path / "other" / "call.flac"
     assert refused_grids([first, elsewhere], overwrite=False) == ""
+
+
+def test_a_call_with_a_blank_in_its_name_is_a_ctm_that_can_be_scored(
+    exported, call, tmp_path, capsys
+):
+    sound = tmp_path / "my call.wav"
+    shutil.copy(call, sound)
+    assert main(["transcribe", str(sound), "--model", str(exported)]) == 0
+    told = capsys.readouterr()
+    lines = list(enumerate(told.out.splitlines(), 1))
+    words = list(parse_ctm(lines, ALL_MARKS, "ctm"))
+    assert {word.side[0] for word in words} == {"my_call"}
+    assert all(len(line.split()) == 6 for _, line in lines)
+    assert "WARNING" not in told.err
+
+
+@pytest.mark.parametrize("style", ["ctm", "json"])
+def test_files_that_cannot_be_told_apart_in_the_output_are_named(
+    exported, tmp_path, capsys, style
+):
+    sounds = [tmp_path / "a" / "my call.wav", tmp_path / "b" / "my_call.flac"]
+    for sound in sounds:
+        sound.parent.mkdir()
+        soundfile.write(sound, np.zeros(8000, np.float32), 8000)
+    arguments = ["transcribe", *map(str, sounds), "--model", str(exported)]
+    assert main([*arguments, "--format", style]) == 0
+    said = f"WARNING: {sounds[0]} and {sounds[1]} are both `my_call` in the output"
+    assert said in capsys.readouterr().err
 
 
 def test_other_forms_do_not_look_for_textgrids(exported, call, tmp_path, capsys):

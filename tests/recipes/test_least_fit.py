@@ -17,3 +17,4 @@ def test_without_a_right_word_there_is_none():
 def test_right_words_are_those_that_stand_in_both():
     assert num_right(("a", "b", "c"), ("a", "x", "c", "d")) == 2
     assert num_right((), ("a",)) == 0
+    assert num_right(("YES", "I"), ("yes", "we")) == 1

@@ -2,14 +2,18 @@
 
 import dataclasses
 import fcntl
+import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from recipes.hybrid.pipeline import contents
+from recipes.hybrid.pipeline.contents import Contents
 from recipes.hybrid.pipeline.groups import LmSettings
 from recipes.hybrid.pipeline.overrides import override
-from recipes.hybrid.pipeline.runner import Stage, StageError, run_stages
+from recipes.hybrid.pipeline.runner import STAMP, Stage, StageError, run_stages
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.stages import STAGES
 
@@ -193,6 +197,108 @@ def test_a_changed_corpus_is_refused(settings: Settings):
     (settings.corpus / "sw02001.sph").write_bytes(b"another disc")
     with pytest.raises(StageError, match=r"`check`.*corpus\.files"):
         run_stages(settings, recorder.stages())
+
+
+def _edit(path: Path, text: str) -> None:
+    """Other contents of the same size and time."""
+    before = path.stat()
+    assert len(text) == before.st_size
+    path.write_text(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_transcript_that_was_edited_is_refused_though_its_size_is_the_same(
+    settings: Settings,
+):
+    path = settings.corpus / "text"
+    path.write_text("a uno dos\n")
+    run_stages(settings, Recorder().stages())
+    _edit(path, "a uno uno\n")
+    problem = r"`check`.*contents\.corpus was \w+, is \w+.*--from check --redo"
+    with pytest.raises(StageError, match=problem):
+        run_stages(settings, Recorder().stages())
+
+
+@pytest.mark.parametrize("first", [None, "train"])
+def test_another_text_under_the_name_of_a_setting_is_refused(
+    settings: Settings, tmp_path: Path, first: str | None
+):
+    text = tmp_path / "more.txt"
+    text.write_text("uno dos\n")
+    settings = override(settings, f"lm.text={text}")
+    run_stages(settings, Recorder().stages())
+    _edit(text, "uno uno\n")
+    with pytest.raises(StageError, match=r"`lm`.*contents\.lm\.text was .*--from lm"):
+        run_stages(settings, Recorder().stages(), first=first)
+    run_stages(settings, Recorder().stages(), first="lm", redo=True)
+    text.unlink()  # which is not needed any more
+    run_stages(settings, Recorder().stages(), first=first)
+
+
+def test_a_copy_of_the_corpus_with_other_times_is_the_same(settings: Settings):
+    path = settings.corpus / "text"
+    path.write_text("a uno dos\n")
+    run_stages(settings, Recorder().stages())
+    path.unlink()
+    path.write_text("a uno dos\n")
+    os.utime(path, (1, 1))
+    recorder = Recorder()
+    run_stages(settings, recorder.stages())
+    assert recorder.calls == []
+
+
+def test_stages_that_were_finished_without_digests_are_accepted(settings: Settings):
+    text = settings.out.with_name("more.txt")
+    text.write_text("uno dos\n")
+    (settings.corpus / "text").write_text("a uno dos\n")
+    settings = override(settings, f"lm.text={text}")
+    check, lm, _ = Recorder().stages()
+    for stages, name in (((check,), "check"), ((check, lm), "lm")):
+        run_stages(settings, stages)
+        stamp = settings.directory(name) / STAMP
+        content = json.loads(stamp.read_text())
+        del content["fingerprint"]["contents"]
+        stamp.write_text(json.dumps(content))
+    recorder = Recorder()
+    run_stages(settings, recorder.stages())
+    assert recorder.calls == ["train"]
+
+
+def test_a_file_is_read_again_only_if_its_time_is_another(tmp_path: Path, monkeypatch):
+    path, memory = tmp_path / "text", tmp_path / "memory"
+    path.write_text("uno")
+    monkeypatch.setattr(contents, "_CLOCK_NS", -(10**12))
+    first = Contents(memory, keeps=True)
+    digest = first.of(path)
+    first.save()
+    monkeypatch.setattr(contents, "_digest", lambda *_: "read again")
+    assert Contents(memory, keeps=False).of(path) == digest
+    os.utime(path, (1, 1))
+    assert Contents(memory, keeps=False).of(path) == "read again"
+
+
+def test_of_sound_and_large_files_in_a_folder_blocks_are_read(
+    tmp_path: Path, monkeypatch
+):
+    sound = tmp_path / "a.sph"
+    samples = bytearray(10**6)
+    for place, noticed in ((0, True), (len(samples) - 1, True), (10**5, False)):
+        sound.write_bytes(samples)
+        before = Contents(tmp_path / "none", keeps=False)
+        whole, digest = before.of(sound), before.of_files([sound])
+        edited = samples.copy()
+        edited[place] = 1
+        sound.write_bytes(edited)
+        after = Contents(tmp_path / "none", keeps=False)
+        assert (after.of_files([sound]) != digest) == noticed
+        assert after.of(sound) != whole  # named by a setting, it counts whole
+    monkeypatch.setattr(contents, "MOST_WHOLE", 10)
+    text = tmp_path / "text"
+    text.write_bytes(samples)
+    digest = Contents(tmp_path / "none", keeps=False).of_files([text])
+    edited[0] = 2
+    text.write_bytes(edited)
+    assert Contents(tmp_path / "none", keeps=False).of_files([text]) != digest
 
 
 def test_a_stage_without_its_input_says_where_to_start(settings: Settings):

@@ -11,12 +11,17 @@ from lightning_adpsgd.asr.corpora.corpus import Utterance, write_utterances
 from lightning_adpsgd.asr.scoring import Errors
 from lightning_adpsgd.asr.scoring.nist import find_hubscr
 from lightning_adpsgd.report import collect
-from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.command import parser, settings_from
+from recipes.hybrid.pipeline.runner import StageError, run_stages
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.recognition import scoring
 from recipes.hybrid.recognition.figures import hub5_size
+from recipes.hybrid.stages import STAGES
 from recipes.hybrid.stages.score import score
 from recipes.hybrid.training.word_tables import figures_of
+from recipes.kaldi.__main__ import RECIPE as KALDI
+from recipes.librispeech.__main__ import RECIPE as LIBRISPEECH
+from recipes.switchboard.__main__ import RECIPE as SWITCHBOARD
 
 STM = """;; LABEL "O" "Overall" "Overall"
 sw_1 A s1 0.0 2.0 <O,sw,M> SO ((UH)) U S <B_ASIDE> IS LARGE
@@ -132,6 +137,46 @@ def test_a_test_set_without_reference_has_that_of_its_utterances(settings):
     errors = errors_of(run(settings))
     assert errors["test-clean"] == Errors(3, 0, 1, 0, 1, 1)
     assert errors["SWB"] == EXPECTED["SWB"]
+
+
+@pytest.mark.parametrize("hubscr", [None, Path("hubscr.pl")])
+def test_words_of_another_language_are_no_hesitations(settings, monkeypatch, hubscr):
+    monkeypatch.setattr(scoring, "find_hubscr", lambda: hubscr)
+    for split in ("swb", "ch"):
+        (settings.directory("prepare") / f"{split}.jsonl").unlink()
+    name, words = "anna-A_000000-000200", ("er", "geht", "um", "acht", "[noise]")
+    utterance = Utterance(name, Path("anna.wav"), 0, 0.0, 2.0, words, "anna")
+    write_utterances(settings.directory("prepare") / "test.jsonl", [utterance])
+    ctm = "anna A 0.1 0.1 geht\nanna A 0.3 0.1 acht\nanna A 0.5 0.1 ach\n"
+    (settings.directory("decode") / "test.ctm").write_text(ctm)
+    report = run(dataclasses.replace(settings, scoring="plain"))
+    assert errors_of(report)["test"] == Errors(4, 0, 2, 1, 1, 1)
+    assert report["scorer"] == "the own scorer; words are compared as they are"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "chosen"),
+    [(KALDI, "plain"), (LIBRISPEECH, "plain"), (SWITCHBOARD, "hub5")],
+)
+def test_hesitations_are_those_of_switchboard_alone(tmp_path, recipe, chosen):
+    arguments = ["--corpus", str(tmp_path), "--out", str(tmp_path)]
+    options = parser(recipe).parse_args(arguments)
+    assert settings_from(recipe, options).scoring == chosen
+
+
+def test_another_way_to_compare_words_is_another_scale_and_no_other_training(settings):
+    corpus = settings.corpus / "discs"
+    corpus.mkdir()
+    settings = dataclasses.replace(settings, corpus=corpus, out=settings.out / "again")
+    stages = [stage._replace(run=lambda *_: None) for stage in STAGES]
+    run_stages(settings, stages)
+    plain = dataclasses.replace(settings, scoring="plain")
+    problem = "`baseline`.*compared was absent, is plain.*--from baseline --to baseline"
+    with pytest.raises(StageError, match=problem):
+        run_stages(plain, stages)
+    for stage in ("baseline", "decode"):
+        run_stages(plain, stages, first=stage, last=stage, redo=True)
+    run_stages(plain, stages, first="check", last="decode")
 
 
 def test_rates_have_intervals_and_characters(settings, monkeypatch, capsys):

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError
+from lightning_adpsgd.asr.frames.front_end import FrontEnd
 from recipes.hybrid.pipeline.command import parser, settings_from, status_of
 from recipes.hybrid.pipeline.overrides import override
-from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.settings import NUM_CEPSTRA, Settings
 from recipes.switchboard.__main__ import RECIPE, main
 
 
@@ -80,6 +81,47 @@ def test_settings_are_looked_at_together_in_whatever_order_they_stand(
 def test_the_last_of_several_values_holds(settings: _Extended):
     changed = override(settings, "lm.order=2", "seed=5", "lm.order=4", "lm.prune=0.1")
     assert (changed.lm.order, changed.lm.prune, changed.seed) == (4, 0.1, 5)
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [
+        (
+            "decode.nbest=20 lm.large_order=4 decode.lattice_beam=15",
+            "`lattice_beam` must be at most `beam` 13 with `nbest=20`, got 15",
+        ),
+        ("decode.nbest=20", "`decode.nbest=20` needs a larger model"),
+        ("decode.max_active=1", "`max_active` must be at least 2, got 1"),
+        ("align.beam=50", "`beam` must be at most `retry_beam` 40, got 50"),
+        ("graph.silence_probability=1.5", r"must be in \[0, 0.999\], got 1.5"),
+        ("graph.silence_probability=0", "`silence_probability` must be above 0"),
+        ("features.num_mels=10", r"`features.num_mels` must be at least 13.*got 10"),
+        ("adapt.ivector_period=-3", "`ivector_period` must be at least 0, got -3"),
+        ("adapt.frame_weight=0", "`frame_weight` must be above 0, got 0"),
+        ("adapt.frame_weight=2", r"`frame_weight` must be in \[0, 1\], got 2"),
+        ("adapt.passes=0", "`passes` must be at least 1, got 0"),
+        ("adapt.min_frames=50", "`min_offset_frames` must be at most `min_frames` 50"),
+        ("kaldi.ivector_period=-1", "`ivector_period` must be at least 0, got -1"),
+    ],
+)
+def test_what_a_late_stage_would_refuse_is_refused_before_the_first(
+    settings: _Extended, texts: str, problem: str
+):
+    with pytest.raises(ValueError, match=problem):
+        override(settings, *texts.split())
+
+
+def test_widths_of_the_search_for_lists_matter_only_where_lists_are_asked_for(
+    settings: _Extended,
+):
+    assert override(settings, "decode.lattice_beam=15").decode.lattice_beam == 15
+    assert override(settings, "decode.beam=5").decode.beam == 5
+    kaldi = ("kaldi.experiment=exp/tri3", "features.num_mels=10")
+    assert override(settings, *kaldi).features.num_mels == 10
+
+
+def test_the_fewest_bands_are_those_that_the_mixtures_need():
+    assert FrontEnd().num_cepstra == NUM_CEPSTRA
 
 
 @pytest.mark.parametrize(

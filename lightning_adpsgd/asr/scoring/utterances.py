@@ -1,15 +1,18 @@
-"""Word error rate of utterances that are lists of words, by the rules of Hub5.
+"""Word error rate of utterances that are lists of words.
 
-Noises count on neither side. Hesitations and broken-off words may be missing. They are
-removed from hypotheses, where they could only count as errors, as in Kaldi's recipes.
+Noises count on neither side. With the rules of a GLM, hesitations and broken-off words
+may be missing, as in Hub5. They are removed from hypotheses, where they could only
+count as errors, as in Kaldi's recipes. Without rules all other words are compared as
+they are: in other languages `er` and `um` are words.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from lightning_adpsgd.asr.scoring.errors import Errors, ScoringError
-from lightning_adpsgd.asr.scoring.glm import NO_RULES, Glm
+from lightning_adpsgd.asr.scoring.glm import Glm
 from lightning_adpsgd.asr.scoring.scorer import score_lines
+from lightning_adpsgd.asr.scoring.words import ALL_MARKS, NO_MARKS, WordOptions
 
 _HESITATIONS = "uh um eh mm hm ah huh ha er oof hee ach eee ew %hesitation"
 HESITATIONS = frozenset(_HESITATIONS.split(" "))
@@ -18,7 +21,7 @@ _ACRONYM = re.compile(r"[a-z]\.(_[a-z]\.)+")
 
 
 def is_optional(word: str) -> bool:
-    """Whether a word is a hesitation or broken off."""
+    """Whether a word is a hesitation of English or broken off, by the rules of Hub5."""
     lower = word.lower()
     return lower in HESITATIONS or lower.startswith("-") or lower.endswith("-")
 
@@ -28,12 +31,24 @@ def is_noise(word: str) -> bool:
     return word.lower() in NOISES
 
 
-def written_words(word: str) -> list[str]:
+def marks_of(glm: Glm | None) -> WordOptions:
+    """The marks that count with rules of a GLM, or with none."""
+    return NO_MARKS if glm is None else ALL_MARKS
+
+
+def written_words(word: str, glm: Glm | None = None) -> list[str]:
     """The spelling of a recognised word for scoring.
 
-    Noises, hesitations and broken-off words are left out, `u._s.` becomes `u s`.
+    Noises are left out, with rules hesitations and broken-off words too. `u._s.`
+    becomes `u s`.
     """
-    return [] if is_noise(word) or is_optional(word) else _letters(word)
+    left_out = is_noise(word) or (glm is not None and is_optional(word))
+    return [] if left_out else _as_compared(_letters(word), glm)
+
+
+def _as_compared(words: list[str], glm: Glm | None) -> list[str]:
+    """Without rules also letters other than A to Z have no case."""
+    return [word.lower() for word in words] if glm is None else words
 
 
 def _letters(word: str) -> list[str]:
@@ -46,7 +61,7 @@ def score(
     references: Mapping[str, Sequence[str]],
     hypotheses: Mapping[str, Sequence[str]],
     *,
-    glm: Glm = NO_RULES,
+    glm: Glm | None = None,
     sources: Mapping[str, str] | None = None,
 ) -> Errors:
     """Errors of a set of utterances.
@@ -55,7 +70,8 @@ def score(
         references: Words of each utterance.
         hypotheses: Words recognised; an utterance that is missing has none, and all
             its words count as deleted.
-        glm: Rules for both sides.
+        glm: Rules for both sides, as of Hub5; without rules, words are compared
+            unchanged.
         sources: `file:line` of each reference, for messages.
 
     Raises:
@@ -64,13 +80,14 @@ def score(
     """
     _check(references, hypotheses, sources or {})
     names = list(references)
-    stm = [_stm_line(place, references[name]) for place, name in enumerate(names)]
+    stm = [_stm_line(place, references[name], glm) for place, name in enumerate(names)]
     ctm = [
         line
         for place, name in enumerate(names)
-        for line in _ctm_lines(place, hypotheses.get(name, ()))
+        for line in _ctm_lines(place, hypotheses.get(name, ()), glm)
     ]
-    total = score_lines(list(enumerate(stm, 1)), list(enumerate(ctm, 1)), glm).total
+    lines = list(enumerate(stm, 1)), list(enumerate(ctm, 1))
+    total = score_lines(*lines, glm, marks_of(glm)).total
     if total.num_words == 0:
         raise ScoringError(
             f"none of {len(references)} references has a word that counts; a word "
@@ -95,16 +112,18 @@ def _check(
             raise ScoringError(f"{where}: the reference of {utterance} has no words")
 
 
-def reference_text(words: Iterable[str]) -> list[str]:
-    """Words as in a reference: without noises, and `(uh)` for optional words."""
-    kept = (part for word in words if not is_noise(word) for part in _letters(word))
+def reference_text(words: Iterable[str], glm: Glm | None = None) -> list[str]:
+    """Words as in a reference, without noises; optional words in parentheses."""
+    kept = [part for word in words if not is_noise(word) for part in _letters(word)]
+    if glm is None:
+        return _as_compared(kept, glm)
     return [f"({word})" if is_optional(word) else word for word in kept]
 
 
-def _stm_line(place: int, words: Iterable[str]) -> str:
-    return f"{place:09d} a {place} 0 1 <o> {' '.join(reference_text(words))}"
+def _stm_line(place: int, words: Iterable[str], glm: Glm | None) -> str:
+    return f"{place:09d} a {place} 0 1 <o> {' '.join(reference_text(words, glm))}"
 
 
-def _ctm_lines(place: int, words: Iterable[str]) -> list[str]:
-    written = [part for word in words for part in written_words(word)]
+def _ctm_lines(place: int, words: Iterable[str], glm: Glm | None) -> list[str]:
+    written = [part for word in words for part in written_words(word, glm)]
     return [f"{place:09d} a {at} 1 {word}" for at, word in enumerate(written)]

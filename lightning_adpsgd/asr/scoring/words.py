@@ -56,6 +56,7 @@ class WordOptions(NamedTuple):
 
 
 ALL_MARKS = WordOptions()
+NO_MARKS = WordOptions(fragments=False, optional=False)
 
 
 def make_word(

@@ -12,10 +12,15 @@ Sides = Mapping[str, Sequence[TimedWord]]
 """The words of each side of a recording, by the names of the sides."""
 
 
+def ctm_name(file: str) -> str:
+    """The name of a file in a CTM, whose fields are parted by blanks."""
+    return "_".join(file.split()) or "_"
+
+
 def ctm_line(file: str, side: str, word: TimedWord) -> str:
     """`file side begin duration word confidence`."""
     times = f"{word.start_s:.2f} {word.duration_s:.2f}"
-    return f"{file} {side} {times} {word.word} {word.confidence:.3f}"
+    return f"{ctm_name(file)} {side} {times} {word.word} {word.confidence:.3f}"
 
 
 def json_line(name: str, words: Sequence[TimedWord]) -> str:

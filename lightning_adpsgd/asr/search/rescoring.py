@@ -5,7 +5,9 @@ The graph holds a small n-gram. The score of a word sequence W with the larger o
     score(W) = -cost(W) + λ [ln p_large(W) - ln p_small(W)] - penalty · |W|
 
 with the cost of the search, which includes the small model in full: λ = 0 keeps the
-order, λ = 1 replaces the small model by the larger one.
+order, λ = 1 replaces the small model by the larger one. Each word that the larger model
+lacks has the probability that ARPA files write for impossible ones. One that the small
+model lacks was not weighed by it, and nothing of its is replaced.
 """
 
 import math
@@ -15,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from rapidfuzz.distance import Levenshtein
 
-from lightning_adpsgd.asr.language.ngram import NgramModel
+from lightning_adpsgd.asr.language.ngram import BEGIN, END, NgramModel
 from lightning_adpsgd.asr.search.decoding import Lister
 from lightning_adpsgd.asr.search.nbest import NBestOptions
 from lightning_adpsgd.asr.search.words import Alternative, Hypothesis
@@ -30,11 +32,13 @@ class Weighed(NamedTuple):
         text: The words.
         cost: Cost in the search.
         gain: ln p_large - ln p_small of its words.
+        num_unknown: Words that one of the models lacks.
     """
 
     text: tuple[str, ...]
     cost: float
     gain: float
+    num_unknown: int = 0
 
 
 class Weights(NamedTuple):
@@ -52,12 +56,16 @@ def weigh(
     Args:
         alternatives: Alternatives of one utterance.
         small: The model that the graph was made of.
-        large: The model to score with. A word that it lacks is impossible.
+        large: The model to score with. A word that it lacks is impossible. Each model
+            is asked for the words in its own case.
     """
-    return [
-        Weighed(one.text, one.cost, _log(large, one.text) - _log(small, one.text))
-        for one in alternatives
-    ]
+    return [_weighed(one, small, large) for one in alternatives]
+
+
+def _weighed(one: Alternative, small: NgramModel, large: NgramModel) -> Weighed:
+    before, after = _log(small, one.text, 0.0), _log(large, one.text, _IMPOSSIBLE)
+    unknown = max(before.num_unknown, after.num_unknown)
+    return Weighed(one.text, one.cost, after.value - before.value, unknown)
 
 
 def scores(alternatives: Sequence[Weighed], weights: Weights) -> np.ndarray:
@@ -149,9 +157,27 @@ class RescoringDecoder:
         return weigh(found, self._small, self._large)
 
 
-def _log(model: NgramModel, words: Sequence[str]) -> float:
-    try:
-        log10 = model.log10_of_sentence(words)
-    except KeyError:
-        log10 = _IMPOSSIBLE
-    return log10 * math.log(10)
+class _Log(NamedTuple):
+    """The natural logarithm of a sentence's probability, and its unknown words."""
+
+    value: float
+    num_unknown: int
+
+
+def _log(model: NgramModel, words: Sequence[str], unknown: float) -> _Log:
+    """The probability by a model; `unknown` is the log10 of each word that it lacks."""
+    history, logs, num_unknown = (BEGIN,), list[float](), 0
+    for word in (*(_spelled(model, word) for word in words), END):
+        try:
+            logs.append(model.log10_probability(word, history))
+        except KeyError:
+            logs.append(unknown)
+            num_unknown += 1
+        history = (*history, word)
+    return _Log(math.fsum(logs) * math.log(10), num_unknown)
+
+
+def _spelled(model: NgramModel, word: str) -> str:
+    """The word in a case that the model has; a graph of Kaldi's may have capitals."""
+    cases = (word, word.lower(), word.upper())
+    return next((one for one in cases if (one,) in model.log10_probabilities), word)

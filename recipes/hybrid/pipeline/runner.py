@@ -7,8 +7,10 @@ stage exists whole or not at all. An interrupted stage finds its files in `outpu
 its next attempt, if its dependencies have not changed. It may continue from them, or
 write everything again.
 
-The stamp holds a fingerprint: the settings that the stage depends on and the stamps of
-the stages that it reads. If they differ at a later call, the run stops and says which.
+The stamp holds a fingerprint: the settings that the stage depends on, the stamps of the
+stages that it reads, and digests of the files that settings name (`contents.py`). If
+they differ at a later call, the run stops and says which. A file that is gone by then,
+or of which an older stamp has no digest, is not compared.
 """
 
 import contextlib
@@ -25,12 +27,14 @@ from typing import Any, Literal, NamedTuple
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.corpora.discs import find_files
+from recipes.hybrid.pipeline.contents import Contents, paths_of
 from recipes.hybrid.pipeline.crew import PARTS, CrewError, FinishedError
 from recipes.hybrid.pipeline.preflight import problems
 from recipes.hybrid.pipeline.settings import Settings
 
 STAMP = ".done"
 _CLAIM = ".fingerprint"
+_CONTENTS = ".contents.json"
 Together = Literal["leader", "machines", "all"]
 
 
@@ -52,6 +56,7 @@ class Stage(NamedTuple):
             each, which does a share) or "all".
         edition: what it makes otherwise than before of the same settings and inputs;
             finished stages of another edition count as changed.
+        is_last: whether no other stage reads it, so that it can be run again alone.
     """
 
     name: str
@@ -62,6 +67,7 @@ class Stage(NamedTuple):
     wanted: Callable[[Settings], bool] = lambda _: True
     together: Together = "leader"
     edition: str = ""
+    is_last: bool = False
 
 
 def run_stages(
@@ -154,11 +160,32 @@ def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
         StageError: A stage that it reads is not finished.
     """
     values = _settings_of(stage, settings)
+    files = _corpus_files(settings) if "corpus" in values else []
     if "corpus" in values:
-        files = _tree_digest(settings)
-        values["corpus"] = {"path": str(settings.corpus), "files": files}
+        digest = _names_and_sizes(files)
+        values["corpus"] = {"path": str(settings.corpus), "files": digest}
     inputs = {name: _input_digest(name, stage, settings) for name in stage.inputs}
-    return {"settings": values, "inputs": inputs}
+    # What names no files has the fingerprint of before: an interrupted one goes on.
+    contents = _contents_of(stage, settings, files)
+    known = {"contents": contents} if contents else {}
+    return {"settings": values, "inputs": inputs, **known}
+
+
+def _contents_of(
+    stage: Stage, settings: Settings, corpus: Sequence[Path]
+) -> dict[str, str]:
+    """Digests of the corpus, and of the files that settings name, if they are there."""
+    crew = settings.crew
+    found = Contents(settings.out / "exp" / _CONTENTS, crew.leads)
+    digests = {
+        label: found.of(path)
+        for name in stage.depends
+        for label, path in paths_of(getattr(settings, name), name)
+    }
+    if corpus:
+        digests["corpus"] = found.of_files(corpus)
+    found.save()
+    return {label: one for label, one in digests.items() if one is not None}
 
 
 def _settings_of(stage: Stage, settings: Settings) -> dict[str, Any]:
@@ -174,13 +201,15 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def _tree_digest(settings: Settings) -> str:
-    # Names and sizes, not contents: 30 GB of audio would take minutes at every call.
+def _corpus_files(settings: Settings) -> list[Path]:
     try:
-        files = find_files(settings.roots, Skipped())
+        return [file.path for file in find_files(settings.roots, Skipped())]
     except CorpusError as error:
         raise StageError(f"--corpus: {error}") from error
-    lines = [f"{file.path} {file.path.stat().st_size}" for file in files]
+
+
+def _names_and_sizes(files: Iterable[Path]) -> str:
+    lines = [f"{path} {path.stat().st_size}" for path in files]
     content = "\n".join(lines).encode(errors="surrogateescape")
     return hashlib.sha256(content).hexdigest()[:16]
 
@@ -220,10 +249,12 @@ def _check_earlier(stage: Stage, settings: Settings) -> None:
             for name in stage.inputs
             if (settings.directory(name) / STAMP).exists()
         },
+        "contents": _contents_of(stage, settings, []),
     }
     comparable = {
         "settings": {**found["settings"], "corpus": None},
         "inputs": {name: found["inputs"].get(name) for name in wanted["inputs"]},
+        "contents": found.get("contents", {}),
     }
     _refuse_changes(stage, stamp, comparable, wanted)
 
@@ -231,14 +262,24 @@ def _check_earlier(stage: Stage, settings: Settings) -> None:
 def _refuse_changes(
     stage: Stage, stamp: Path, found: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
+    both = found.get("contents", {}).keys() & wanted.get("contents", {}).keys()
+    found, wanted = (
+        {**one, "contents": {name: one["contents"][name] for name in both}}
+        for one in (found, wanted)
+    )
     if found == wanted:
         return
     changes = "; ".join(_differences(found, wanted))
     raise StageError(
         f"stage `{stage.name}` in {stamp.parent} was finished with something else: "
-        f"{changes}. Run it again with --from {stage.name} --redo, "
+        f"{changes}. Run it again with --from {stage.name}{_alone(stage)} --redo, "
         "or choose another --out"
     )
+
+
+def _alone(stage: Stage) -> str:
+    """The end of the stages to be run again, where no later one reads this one."""
+    return f" --to {stage.name}" if stage.is_last else ""
 
 
 def _differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:

@@ -29,6 +29,8 @@ TEST_SPLITS = (
     "test",
 )
 STATES = ("monophone", "triphone")
+SCORING = ("hub5", "plain")
+NUM_CEPSTRA = 13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,9 @@ class Settings:
         seed: seed of everything drawn at random.
         cores: number of processes that a stage may use.
         states: kind of the HMM states, "monophone" or "triphone".
+        scoring: how words are compared: by the rules of "hub5", where hesitations of
+            English and broken-off words may be missing, or "plain", as they are.
+            Noises count in neither.
         crew: place of this process among those that run the recipe.
     """
 
@@ -57,6 +62,7 @@ class Settings:
     seed: int = 0
     cores: int = 2
     states: str = "monophone"
+    scoring: str = "hub5"
     crew: Crew = ALONE
     prepare: PrepareSettings = field(default_factory=PrepareSettings)
     lexicon: LexiconSettings = field(default_factory=LexiconSettings)
@@ -81,6 +87,10 @@ class Settings:
                 raise ValueError(f"`{name}` must be a plain folder name, got {run!r}")
         if self.states not in STATES:
             raise ValueError(f"`states` must be one of {STATES}, got {self.states!r}")
+        if self.scoring not in SCORING:
+            raise ValueError(
+                f"`scoring` must be one of {SCORING}, got {self.scoring!r}"
+            )
         if self.realign.run == self.run:
             raise ValueError(
                 f"`realign.run` must be another run than {self.run!r}, which learns "
@@ -94,6 +104,16 @@ class Settings:
                     "the language model of its graph: name it with `kaldi.arpa`, or "
                     "set `decode.nbest=0`"
                 )
+        elif self.features.num_mels < NUM_CEPSTRA:
+            raise ValueError(
+                f"`features.num_mels` must be at least {NUM_CEPSTRA}, the cepstra that "
+                f"mixtures are trained on, got {self.features.num_mels}"
+            )
+        if self.decode.nbest and not self.lm.large_order:
+            raise ValueError(
+                f"`decode.nbest={self.decode.nbest}` needs a larger model: set "
+                "`lm.large_order`"
+            )
         self._check_race()
         if self.decode.export_likelihoods and not self.uses_kaldi:
             raise ValueError("`decode.export_likelihoods` needs `kaldi.experiment`")
@@ -142,6 +162,11 @@ class Settings:
     def timed(self) -> RaceSettings | None:
         """The race that `train` depends on; None: training lasts a number of epochs."""
         return self.race if self.race.seconds else None
+
+    @property
+    def compared(self) -> str | None:
+        """How words are compared where that is not by the rules of Hub5."""
+        return None if self.scoring == "hub5" else self.scoring
 
     @property
     def finds_streams_itself(self) -> bool:

@@ -168,8 +168,12 @@ def _least_fit(task: Task, scale: float) -> float | None:
 
 
 def num_right(said: Sequence[str], meant: Sequence[str]) -> int:
-    """The number of common words in the alignment with the fewest changes."""
-    blocks = Levenshtein.opcodes(said, meant)
+    """The number of common words in the alignment with the fewest changes.
+
+    Their case is none of the difference: a graph of Kaldi's may have capitals.
+    """
+    sides = ([word.lower() for word in words] for words in (said, meant))
+    blocks = Levenshtein.opcodes(*sides)
     return sum(one.src_end - one.src_start for one in blocks if one.tag == "equal")
 
 
@@ -288,18 +292,18 @@ def _with_larger_model(
     """The task with n-best lists and the weights that are best on dev, and a report.
 
     Raises:
-        StageError: A language model cannot be read.
+        StageError: A language model cannot be read, or a width does not fit.
     """
     settings, lm = task.settings.decode, task.settings.directory("lm")
-    options = NBestOptions(
-        most=settings.nbest,
-        beam=settings.beam,
-        lattice_beam=settings.lattice_beam,
-        # For this width, docs/decoding.md has the cost beside that of the best path.
-        max_active=max(2, settings.max_active // 2),
-    )
     paths = task.settings.kaldi.arpa or lm / "lm.arpa", lm / "large.arpa"
     try:
+        options = NBestOptions(
+            most=settings.nbest,
+            beam=settings.beam,
+            lattice_beam=settings.lattice_beam,
+            # docs/decoding.md has its cost beside that of the best path.
+            max_active=max(2, settings.max_active // 2),
+        )
         small, large = map(read_arpa, paths)
     except (OSError, ValueError) as error:
         raise StageError(f"`decode.nbest`: {error}") from error
@@ -319,11 +323,23 @@ def _with_larger_model(
             Weights, product(settings.lm_weights, settings.word_penalties)
         )
     }
+    _say_unknown(task, several)
     rescoring.weights = min(errors, key=lambda weights: errors[weights].wer)
     wer = errors[rescoring.weights].wer
     _say(task, f"  dev: WER {wer:.1%} with {rescoring.weights}")
     report = {"rescored": {"dev_wer": wer, **rescoring.weights._asdict()}}
     return task._replace(decoder=rescoring), report
+
+
+def _say_unknown(task: Task, several: Sequence[Sequence[Weighed]]) -> None:
+    alternatives = [alternative for one in several for alternative in one]
+    lacking = [one for one in alternatives if one.num_unknown]
+    if lacking:
+        _say(
+            task,
+            f"  WARNING: {len(lacking)} of {len(alternatives)} alternatives for dev "
+            f"have words that a language model lacks: {' '.join(lacking[0].text)}",
+        )
 
 
 def _frame_accuracy(task: Task, states: Path) -> float:

@@ -1,8 +1,9 @@
-"""Recognised words against the reference, by the rules of Hub5.
+"""Recognised words against the reference, by the rules of Hub5 or as they are.
 
-NIST's `hubscr.pl` counts where it is installed, and the package's own scorer elsewhere.
-With both, both count and must agree. As in Kaldi's recipes, noises, hesitations and
-broken-off words are first taken out of the hypothesis.
+For Hub5, NIST's `hubscr.pl` counts where it is installed, and the package's own scorer
+elsewhere. With both, both count and must agree. As in Kaldi's recipes, noises,
+hesitations and broken-off words are first taken out of the hypothesis; elsewhere
+(`scoring=plain`) noises alone.
 
 The output is `score.json`, `speakers.txt`, `alignments.txt`, `confusions.txt`,
 `segments.json` and `utterances.json` (the worst, with their sound), beside what was
@@ -34,7 +35,11 @@ from lightning_adpsgd.asr.scoring.nist import (
     run_hubscr,
 )
 from lightning_adpsgd.asr.scoring.reports import alignments, confusions, table
-from lightning_adpsgd.asr.scoring.utterances import reference_text, written_words
+from lightning_adpsgd.asr.scoring.utterances import (
+    marks_of,
+    reference_text,
+    written_words,
+)
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
@@ -53,12 +58,14 @@ BySpeaker = dict[tuple[str, str], Errors]
 """Errors of each speaker and file."""
 
 
-def read_rules(settings: Settings) -> Glm:
-    """The rules of the test set's GLM; none where it has none.
+def read_rules(settings: Settings) -> Glm | None:
+    """The rules of the test set's GLM, empty if it has none; None outside of Hub5.
 
     Raises:
         StageError: A rule cannot be read.
     """
+    if settings.scoring != "hub5":
+        return None
     path = _glm_path(settings)
     try:
         return NO_RULES if path is None else read_glm(path)
@@ -79,10 +86,11 @@ def score_decoded(settings: Settings, decoded: Path, output: Path, name: str) ->
     """
     spoken = _spoken(settings)
     stm, ctm = output / "reference.stm", output / "hypothesis.ctm"
-    _write(stm, _reference(settings, spoken))
-    _write(ctm, _hypothesis(decoded, spoken))
+    rules = read_rules(settings)
+    _write(stm, _reference(settings, spoken, rules))
+    _write(ctm, _hypothesis(decoded, spoken, rules))
     try:
-        scores = score_files(stm, ctm, read_rules(settings))
+        scores = score_files(stm, ctm, rules, marks_of(rules))
     except ScoringError as error:
         raise StageError(f"the test set cannot be scored: {error}") from error
     counted = _counted(settings, stm, ctm, scores)
@@ -125,7 +133,7 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.split("\n"))
 
 
-def _reference(settings: Settings, spoken: Spoken) -> Iterator[str]:
+def _reference(settings: Settings, spoken: Spoken, rules: Glm | None) -> Iterator[str]:
     """The lines of the reference for the sides that could be decoded.
 
     Test sets without a reference of their own have that of their utterances.
@@ -136,13 +144,13 @@ def _reference(settings: Settings, spoken: Spoken) -> Iterator[str]:
         sides = {_side(one) for split in with_stm for one in spoken[split]}
         yield from _official(path.read_text("utf-8", "replace"), sides)
     for split in spoken.keys() - with_stm:
-        yield from map(_as_reference, spoken[split])
+        yield from (_as_reference(one, rules) for one in spoken[split])
 
 
-def _as_reference(utterance: Utterance) -> str:
+def _as_reference(utterance: Utterance, rules: Glm | None) -> str:
     file, channel = _side(utterance)
     times = f"{utterance.start_s:.3f} {utterance.end_s:.3f}"
-    words = " ".join(reference_text(utterance.words))
+    words = " ".join(reference_text(utterance.words, rules))
     return f"{file} {channel.upper()} {utterance.speaker} {times} <O> {words}"
 
 
@@ -208,13 +216,15 @@ def _undefined_labels(lines: Sequence[str]) -> Iterator[str]:
             yield f';; LABEL "{name}" "{name}" "{name}"'
 
 
-def _hypothesis(decoded: Path, parts: Iterable[str]) -> Iterator[str]:
+def _hypothesis(
+    decoded: Path, parts: Iterable[str], rules: Glm | None
+) -> Iterator[str]:
     """The recognised words that are scored."""
     for part in parts:
         path = decoded / f"{part}.ctm"
         for line in path.read_text(encoding="utf-8").splitlines():
             file, channel, start, duration, word, *sure = line.split()
-            written = written_words(word)
+            written = written_words(word, rules)
             share = float(duration) / max(1, len(written))
             for place, one in enumerate(written):
                 begin = float(start) + place * share
@@ -231,6 +241,8 @@ class _Counted(NamedTuple):
 
 def _counted(settings: Settings, stm: Path, ctm: Path, scores: Scores) -> _Counted:
     own = _Counted(scores.by_speaker_of_file, "the own scorer")
+    if settings.scoring != "hub5":
+        return _Counted(own.errors, f"{own.by}; words are compared as they are")
     hubscr = find_hubscr()
     if hubscr is None:
         return _Counted(own.errors, f"{own.by}; NIST's hubscr.pl is not installed")

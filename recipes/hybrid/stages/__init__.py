@@ -35,9 +35,10 @@ def _stage(
     depends: tuple[str, ...] = (),
     wanted: Callable[[Settings], bool] = lambda _: True,
     together: Together = "leader",
+    is_last: bool = False,
 ) -> Stage:
     run = _function(name, name)
-    return Stage(name, purpose, run, inputs, depends, wanted, together)
+    return Stage(name, purpose, run, inputs, depends, wanted, together, "", is_last)
 
 
 STAGES = (
@@ -130,16 +131,18 @@ STAGES = (
         "adapted_baseline",
         "recognise frames that are adapted to their speakers, by the mixtures",
         inputs=(*SPOKEN, "features", "graph", "streams", "mixtures"),
-        depends=("decode",),
+        depends=("decode", "compared"),
         together="machines",
+        is_last=True,
         wanted=lambda settings: settings.adapt.fmllr and not settings.kaldi.fmllr,
     ),
     _stage(
         "baseline",
         "recognise by the Gaussian mixtures, for comparison",
         inputs=(*SPOKEN, "features", "mixtures", "graph"),
-        depends=("decode",),
+        depends=("decode", "compared"),
         together="machines",
+        is_last=True,
         wanted=lambda settings: not settings.uses_kaldi,
     ),
     _stage(
@@ -162,7 +165,7 @@ STAGES = (
             "streams",
             "train",
         ),
-        depends=("decode",),
+        depends=("decode", "compared"),
         together="machines",
     ),
     _stage(

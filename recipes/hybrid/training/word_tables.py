@@ -11,6 +11,7 @@ from lightning_adpsgd.asr.corpora.corpus import Utterance, read_utterances
 from lightning_adpsgd.asr.scoring import score_files
 from lightning_adpsgd.asr.scoring.aligner import CORRECT, Pair
 from lightning_adpsgd.asr.scoring.scorer import ScoredSegment
+from lightning_adpsgd.asr.scoring.utterances import marks_of
 from lightning_adpsgd.asr.scoring.words import Word
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
 from lightning_adpsgd.report import collect, page_of
@@ -47,7 +48,8 @@ def figures_of(settings: Settings, scored: Path) -> dict[str, Any]:
     import wandb
 
     rules = read_rules(settings)
-    scores = score_files(scored / "reference.stm", scored / "hypothesis.ctm", rules)
+    files = scored / "reference.stm", scored / "hypothesis.ctm"
+    scores = score_files(*files, rules, marks_of(rules))
     sides = sides_of(settings)
     segments = [one for one in scores.segments if one.segment.side in sides]
     table = wandb.Table([*COLUMNS], rows(segments, sides))

@@ -169,6 +169,38 @@ def test_a_word_that_the_larger_model_lacks_is_not_chosen():
     assert best(found, Weights(1.0, 0.0)) == ("a",)
 
 
+def test_an_unknown_word_is_impossible_also_in_a_long_sentence():
+    """Of 60 words the right ones have a probability below 1e-99, too."""
+    words = [f"w{place}" for place in range(100)]
+    small, large = estimate([[*words, "new"]], 1), estimate([words[::-1]], 1)
+    right, wrong = words[:60], [*words[:59], "new"]
+    assert large.log10_of_sentence(right) < -99
+    costs = ((wrong, 1.0), (right, 101.0), ([*wrong[:58], "new", "new"], 1.0))
+    found = weigh([said(" ".join(one), c) for one, c in costs], small, large)
+    assert best(found, Weights(1.0, 0.0)) == tuple(right)
+    assert [one.num_unknown for one in found] == [1, 0, 2]
+    assert found[0].gain - found[2].gain > 90 * math.log(10)
+
+
+def test_models_and_graph_may_differ_in_case():
+    text = [["yes", "i", "know"], ["no", "i", "do", "not", "know"]]
+    small = estimate([[word.upper() for word in one] for one in text], 2)
+    alternatives = [said("YES I KNOW", 10.5), said("YES NO KNOW", 10.0)]
+    found = weigh(alternatives, small, estimate(text, 3))
+    lower = [said(" ".join(one.text).lower(), one.cost) for one in alternatives]
+    expected = weigh(lower, estimate(text, 2), estimate(text, 3))
+    assert [one.gain for one in found] == [one.gain for one in expected]
+    assert best(found, Weights(1.0)) == ("YES", "I", "KNOW")
+    assert all(one.num_unknown == 0 for one in found)
+
+
+def test_a_word_that_the_small_model_lacks_gains_nothing_by_that():
+    small, large = estimate([["a"]], 1), estimate([["a", "new"]], 1)
+    [one] = weigh([said("new", 1.0)], small, large)
+    assert one.gain < 0
+    assert one.num_unknown == 1
+
+
 def test_of_nothing_the_best_is_nothing():
     assert best([], Weights(1.0, 0.0)) == ()
 

@@ -2,7 +2,7 @@
 
 import json
 
-from lightning_adpsgd.asr.search.output import ctm_line, json_line, text_grid
+from lightning_adpsgd.asr.search.output import ctm_line, ctm_name, json_line, text_grid
 from lightning_adpsgd.asr.search.words import TimedWord
 
 SAID = [TimedWord("yes", 0.5, 0.25, 0.98765), TimedWord('"no"', 1.0, 0.5, 0.5)]
@@ -10,6 +10,12 @@ SAID = [TimedWord("yes", 0.5, 0.25, 0.98765), TimedWord('"no"', 1.0, 0.5, 0.5)]
 
 def test_a_word_is_a_line_of_ctm():
     assert ctm_line("sw_4390", "A", SAID[0]) == "sw_4390 A 0.50 0.25 yes 0.988"
+
+
+def test_blanks_in_the_name_of_a_file_part_no_fields_of_ctm():
+    line = ctm_line("my\tcall  2", "A", SAID[0])
+    assert line == "my_call_2 A 0.50 0.25 yes 0.988"
+    assert ctm_name(" ") == "_"
 
 
 def test_an_utterance_is_an_object():

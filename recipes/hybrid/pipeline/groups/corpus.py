@@ -107,7 +107,8 @@ class FeatureSettings:
     """What is stored for each 10 ms frame.
 
     Attributes:
-        num_mels: number of log-mel coefficients per frame.
+        num_mels: number of log-mel coefficients per frame. Without Kaldi's labels 13
+            or more: that many cepstra are computed of them.
         dtype: type on disk, "float16" or "float32".
         noise_share: share of the training sides to which noise is added.
         noise_decibels: lowest and highest signal-to-noise ratio that is drawn.

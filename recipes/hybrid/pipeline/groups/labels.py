@@ -33,6 +33,11 @@ class AlignSettings:
         at_least(self, 1, "num_iterations", "num_gaussians", "max_training_utterances")
         above_zero(self, "acoustic_scale", "beam", "retry_beam", "silence_probability")
         within(self, 0, 0.999, "silence_probability")
+        if self.beam > self.retry_beam:
+            raise ValueError(
+                f"`beam` must be at most `retry_beam` {self.retry_beam:g}, got "
+                f"{self.beam:g}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +156,7 @@ class KaldiSettings:
     least_coverage: float = 0.95
 
     def __post_init__(self) -> None:
+        at_least(self, 0, "ivector_period")
         if not 0 <= self.least_coverage <= 1:
             raise ValueError(
                 f"`least_coverage` must lie in [0, 1], got {self.least_coverage}"

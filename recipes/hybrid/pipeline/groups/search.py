@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from recipes.hybrid.pipeline.bounds import above_zero, at_least
+from recipes.hybrid.pipeline.bounds import above_zero, at_least, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +14,10 @@ class GraphSettings:
     """
 
     silence_probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        above_zero(self, "silence_probability")
+        within(self, 0, 0.999, "silence_probability")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +62,14 @@ class DecodeSettings:
     def __post_init__(self) -> None:
         above_zero(self, "beam", "lattice_beam")
         above_zero(self, "acoustic_scales", "gmm_acoustic_scales")
-        at_least(self, 1, "max_active", "max_dev_utterances")
+        at_least(self, 2, "max_active")
+        at_least(self, 1, "max_dev_utterances")
         at_least(self, 0, "nbest")
+        if self.nbest and self.lattice_beam > self.beam:
+            raise ValueError(
+                f"`lattice_beam` must be at most `beam` {self.beam:g} with `nbest="
+                f"{self.nbest}`, got {self.lattice_beam:g}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,16 @@ class AdaptSettings:
 
     def __post_init__(self) -> None:
         one_of(self, "streams", ADAPTED_BY)
-        at_least(self, 1, "decodings")
+        at_least(self, 1, "decodings", "passes", "num_gaussians", "max_frames")
+        at_least(self, 1, "ivector_dims", "ivector_iterations", "min_offset_frames")
+        at_least(self, 0, "rounds", "ivector_period")
+        above_zero(self, "acoustic_scale", "frame_weight")
+        within(self, 0, 1, "frame_weight")
+        if self.min_offset_frames > self.min_frames:
+            raise ValueError(
+                f"`min_offset_frames` must be at most `min_frames` {self.min_frames}, "
+                f"got {self.min_offset_frames}"
+            )
 
     @property
     def fmllr(self) -> bool:

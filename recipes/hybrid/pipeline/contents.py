@@ -1,0 +1,118 @@
+"""What files hold, in a few characters: a change that keeps name and size is one, too.
+
+Texts, dictionaries, models and the like count whole. Of sound and archives of frames,
+and of files above 64 MiB in a folder, a few blocks count, because 300 hours take
+minutes to read: what changes between the blocks and keeps the size is not noticed.
+
+Times do not count, because a copy has others and holds the same, also on another
+machine of a crew. They only tell which files need not be read again.
+"""
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
+from lightning_adpsgd.asr.corpora.discs import find_files
+from lightning_adpsgd.files import write_json
+
+MOST_WHOLE = 64 << 20
+_BLOCK, _NUM_BLOCKS = 4096, 8
+_SOUND = frozenset(
+    (".sph", ".wav", ".flac", ".ogg", ".mp3", ".aif", ".aiff", ".w64", ".ark", ".npy")
+)
+# A file may change twice within what its clock tells apart, as on FAT.
+_CLOCK_NS = 3 * 10**9
+
+
+class Contents:
+    """Digests of files, which remembers those of files that have not changed since.
+
+    Args:
+        memory: File of the digests that were found before.
+        keeps: Whether new ones are written there, if its folder exists.
+    """
+
+    def __init__(self, memory: Path, keeps: bool) -> None:
+        self._memory, self._keeps, self._is_new = memory, keeps, False
+        self._known: dict[str, tuple[str, str]] = {}
+        with suppress(OSError, ValueError):
+            self._known = {k: (a, b) for k, (a, b) in _read(memory).items()}
+
+    def of(self, path: Path) -> str | None:
+        """The digest of a file or a folder; None if there is neither."""
+        if path.is_file():
+            return self._of_file(path, True)
+        if not path.is_dir():
+            return None
+        with suppress(CorpusError):
+            return self.of_files(one.path for one in find_files([path], Skipped()))
+        return None
+
+    def of_files(self, paths: Iterable[Path]) -> str:
+        """The digest of several files, whose order counts and whose names do not."""
+        lines = [self._of_file(path, False) for path in paths]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+    def save(self) -> None:
+        """Writes the digests that are new."""
+        if self._keeps and self._is_new and self._memory.parent.is_dir():
+            write_json(self._memory, self._known)
+            self._is_new = False
+
+    def _of_file(self, path: Path, is_named: bool) -> str:
+        try:
+            found = path.stat()
+            whole = is_named or (
+                found.st_size <= MOST_WHOLE and path.suffix.lower() not in _SOUND
+            )
+            times = found.st_mtime_ns, found.st_ctime_ns
+            identity = " ".join(map(str, (found.st_size, *times, found.st_ino, whole)))
+            before = self._known.get(str(path))
+            if before is not None and before[0] == identity:
+                return before[1]
+            digest = _digest(path, found.st_size, whole)
+        except OSError:
+            return "unreadable"  # which the stage tells, with the remedy
+        if max(times) < time.time_ns() - _CLOCK_NS:
+            self._known[str(path)] = identity, digest
+            self._is_new = True
+        return digest
+
+
+def _read(memory: Path) -> dict[str, Any]:
+    return json.loads(memory.read_text())
+
+
+def _digest(path: Path, size: int, whole: bool) -> str:
+    with path.open("rb") as file:
+        if whole or size <= _BLOCK * _NUM_BLOCKS:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        sums = hashlib.sha256(str(size).encode())
+        for place in range(_NUM_BLOCKS):
+            file.seek((size - _BLOCK) * place // (_NUM_BLOCKS - 1))
+            sums.update(file.read(_BLOCK))
+        return sums.hexdigest()[:16]
+
+
+def paths_of(group: Any, name: str) -> Iterator[tuple[str, Path]]:
+    """The paths that the values of a group of settings are, by the settings' names.
+
+    Of several in one setting, each has its number. Names that need not be of a file
+    (`kaldi.fmllr`) count where they are.
+    """
+    if not dataclasses.is_dataclass(group):
+        return
+    for field in dataclasses.fields(group):
+        value, label = getattr(group, field.name), f"{name}.{field.name}"
+        if isinstance(value, Path):
+            yield label, value
+        elif isinstance(value, tuple):
+            for place, one in enumerate(value):
+                if isinstance(one, Path) or (isinstance(one, str) and "/" in one):
+                    yield f"{label}[{place}]", Path(one)
