@@ -214,11 +214,15 @@ class HADPSGDStrategy(ModelParallelInside):
                 self._last_consensus = self.last_consensus
             if self._overrides is not None:
                 self._overrides.undo()
+            run = self._run
             self._run = self._place = self._overrides = self._outside = None
             with suppress(AttributeError):  # no step has asked for it
                 del self._unfreezing
             self._resumed, self._initial_states = Resumed(), ()
             super().teardown()
+            # Lightning has moved weights on a GPU to the CPU, and so out of vectors.
+            if run is not None:
+                run.job.flat.release()
 
     # --- the step
 

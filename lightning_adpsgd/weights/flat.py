@@ -58,6 +58,10 @@ class Weights(ABC):
             RuntimeError: One was added, removed or given other memory; names it.
         """
 
+    @abstractmethod
+    def release(self) -> None:
+        """Gives the module's weights storage of their own, and forgets the vectors."""
+
 
 class _Slot(NamedTuple):
     name: str
@@ -181,6 +185,25 @@ class FlatParameters(Weights):
         for slot in self._slots:
             if slot.tensor.data_ptr() != slot.address:
                 put_back(slot.name, slot.tensor, slot.view)
+
+    @override
+    @torch.no_grad()
+    def release(self) -> None:
+        """Gives each weight storage of its own; tied ones share theirs as before.
+
+        `torch.save` and `pickle` write the whole storage of a tensor. Weights that have
+        left the vectors stay where they are.
+        """
+        own: dict[int, Tensor] = {}
+        for _, tensor, view, address in self._slots:
+            if tensor.data_ptr() == address:
+                values = view.as_strided((view.numel(),), (1,))
+                values = own.setdefault(address, values.clone())
+                tensor.data = values.as_strided(view.shape, view.stride())
+        self._slots, self.vectors, self._buffers = [], [], []
+        for module in self._module.modules():
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()  # as torch does after moves, for cuDNN
 
     def _check_frozen(self) -> None:
         for name, weight in self._left_out.items():
