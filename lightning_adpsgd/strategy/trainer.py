@@ -44,6 +44,7 @@ from lightning_adpsgd.strategy.checkpoints.saving import (
     save_for,
 )
 from lightning_adpsgd.strategy.compatibility import (
+    explain_unused_parameters,
     one_gpu_per_learner,
     refuse_unsupported,
 )
@@ -197,6 +198,8 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @override
     def on_exception(self, exception: BaseException) -> None:
+        # First: Lightning's own words would lead to its DDP.
+        explain_unused_parameters(exception)
         super().on_exception(exception)
         if self._run is not None:
             self._run.fail(exception)
