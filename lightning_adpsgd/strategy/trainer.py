@@ -238,6 +238,11 @@ class HADPSGDStrategy(ModelParallelInside):
         super().on_train_batch_start(batch, batch_idx)
 
     @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._run.scope.of_step() if self._run is not None else nullcontext():
+            return super().training_step(*args, **kwargs)
+
+    @override
     def optimizer_step(
         self,
         optimizer: torch.optim.Optimizer,
