@@ -322,3 +322,13 @@ def _clock(argument: str) -> str:
         "its last batch only when it asks for the next; use `max_epochs` "
         "and `lightning_adpsgd.callbacks.SaveWithinEpoch`"
     )
+
+
+def explain_unused_parameters(exception: BaseException) -> None:
+    """Puts the remedy of this package in place of DDP's words for unused parameters."""
+    if any("Expected to have finished reduction" in str(a) for a in exception.args):
+        exception.args = (
+            "the loss does not depend on all parameters, and DDP waits for the "
+            "gradients of all inside a super-learner. If that is intended, pass "
+            "`HADPSGDStrategy(..., find_unused_parameters=True)`",
+        )

@@ -114,6 +114,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def teardown(self) -> None:
         """Ends without waiting for any learner."""
         self.jobs.close()
+        self.jobs.release()
         super().teardown()
 
     # --- set-up

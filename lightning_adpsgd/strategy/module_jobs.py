@@ -110,6 +110,7 @@ class ModuleJobs:
         """Ends training in the consensus model; returns the consensus distances."""
         measured = [job.finish() for job in self.running]
         self.close()
+        self.release()
         return [consensus for consensus in measured if consensus is not None]
 
     def close(self) -> None:
@@ -118,6 +119,11 @@ class ModuleJobs:
         self._initial_states.clear()
         for job in self:
             job.close()
+
+    def release(self) -> None:
+        """Gives the weights of all modules storage of their own again."""
+        for job in self:
+            job.flat.release()
 
     def _fail(self, exception: BaseException) -> None:
         for job in self:

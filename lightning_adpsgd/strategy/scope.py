@@ -7,11 +7,13 @@ learners. The first collective of each kind with fewer learners than under `ddp`
 logged, because its value alone does not show it.
 
 A metric of torchmetrics makes collectives of its own, of which no strategy knows. So
-within epochs its method `sync`, which makes them, is replaced.
+within epochs its method `sync`, which makes them, is replaced. Those that a training
+step makes of `torch.distributed` itself are not changed: the number that the default
+group gives to each of its collectives tells of them.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import lightning.pytorch as pl
@@ -34,6 +36,11 @@ _REMEDIES = {
     'with `self.log("name", metric)`: its value of an epoch is over all learners',
 }
 
+_SHARES = (
+    "Learners that share an epoch make different numbers of steps, so that the call "
+    "hangs at its end. `work_sharing=False` gives them equal shares"
+)
+
 
 class CollectiveScope:
     """The scope of a collective: all learners, or only those at the same step."""
@@ -55,6 +62,23 @@ class CollectiveScope:
             self._tell(operation)
             return self._job.groups.gradients or ALONE
         return None
+
+    @contextmanager
+    def of_step(self) -> Iterator[None]:
+        """A context of a training step, which may call `torch.distributed` itself."""
+        before = _num_collectives()
+        try:
+            yield
+        except RuntimeError as error:
+            told = "torch.distributed" in self._told and self._shares_epochs()
+            if told and "Timed out" in str(error):
+                raise RuntimeError(
+                    "`torch.distributed` in `training_step` has waited in vain for all "
+                    f"learners. {_SHARES} ({error})"
+                ) from error
+            raise
+        if _num_collectives() != before and self._apart():
+            self._tell_of_waits()
 
     @contextmanager
     def of_all(self) -> Iterator[None]:
@@ -91,6 +115,28 @@ class CollectiveScope:
             "those of one super-learner: the others are at other steps and are not "
             f"waited for. {_REMEDIES[operation]}. This warning appears once."
         )
+
+    def _tell_of_waits(self) -> None:
+        size, world_size = self._job.super_learner_size, self._trainer.world_size
+        if "torch.distributed" in self._told or size == world_size:
+            return
+        self._told.add("torch.distributed")
+        remedy = f"{_SHARES}. " if self._shares_epochs() else ""
+        rank_zero_warn(
+            "`training_step` calls `torch.distributed` over all learners, where they "
+            f"wait for one another in every step. {remedy}This warning appears once."
+        )
+
+    def _shares_epochs(self) -> bool:
+        return getattr(self._trainer.strategy, "work_sharing", None) is not None
+
+
+def _num_collectives() -> int:
+    """How many collectives over all learners this one has begun; 0 if not counted."""
+    everyone: Any = dist.group.WORLD
+    with suppress(RuntimeError):  # Gloo and NCCL count
+        return everyone._get_sequence_number_for_group()
+    return 0
 
 
 @contextmanager

@@ -23,10 +23,11 @@ from lightning_adpsgd.strategy.engines import (
 )
 from lightning_adpsgd.strategy.job import NAMESPACE, Job
 from lightning_adpsgd.topology.partition import Partition
-from lightning_adpsgd.weights.flat import FlatParameters, Weights
+from lightning_adpsgd.weights.flat import FlatParameters, Weights, averaged_buffers
 from lightning_adpsgd.weights.shards import LocalShards, local_part
 
 _BROADCAST_BYTES = 250 * 1024 * 1024
+_MOST_NAMES = 3
 
 
 def set_up_job(
@@ -60,9 +61,11 @@ def set_up_job(
     )
     _take_first_weights(module, flat, groups, dials.timeout)
     _tell_of_frozen(module, dials)
-    if isinstance(flat, FlatParameters) and flat.without_mean:
+    without_mean = flat.without_mean if isinstance(flat, FlatParameters) else []
+    _tell_of_buffers(module, without_mean)
+    if without_mean:
         rank_zero_info(
-            f"{', '.join(flat.without_mean)}: values that are infinite, NaN or close "
+            f"{', '.join(without_mean)}: values that are infinite, NaN or close "
             "to the largest number have no mean. Each learner keeps its own, and a "
             "checkpoint has those of learner 0"
         )
@@ -78,6 +81,20 @@ def _tell_of_frozen(module: nn.Module, dials: Dials) -> None:
         rank_zero_info(
             f"{frozen} weights are frozen and {trained} are trained; all are averaged. "
             "`exchange_frozen=False` leaves the frozen ones out, if they stay frozen"
+        )
+
+
+def _tell_of_buffers(module: nn.Module, without_mean: list[str]) -> None:
+    names = [n for n, _ in averaged_buffers(module) if n not in without_mean]
+    if names:
+        shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
+        more = len(names) - _MOST_NAMES
+        rank_zero_info(
+            f"{shown}{f' and {more} more' if more > 0 else ''}: buffers that are "
+            "averaged with the weights. That is right for constants and for running "
+            "means. A buffer that holds samples, such as a queue of keys, has no mean: "
+            "register it with `persistent=False`, which leaves it out of averages and "
+            "checkpoints"
         )
 
 

@@ -44,6 +44,7 @@ from lightning_adpsgd.strategy.checkpoints.saving import (
     save_for,
 )
 from lightning_adpsgd.strategy.compatibility import (
+    explain_unused_parameters,
     one_gpu_per_learner,
     refuse_unsupported,
 )
@@ -197,6 +198,8 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @override
     def on_exception(self, exception: BaseException) -> None:
+        # First: Lightning's own words would lead to its DDP.
+        explain_unused_parameters(exception)
         super().on_exception(exception)
         if self._run is not None:
             self._run.fail(exception)
@@ -214,11 +217,15 @@ class HADPSGDStrategy(ModelParallelInside):
                 self._last_consensus = self.last_consensus
             if self._overrides is not None:
                 self._overrides.undo()
+            run = self._run
             self._run = self._place = self._overrides = self._outside = None
             with suppress(AttributeError):  # no step has asked for it
                 del self._unfreezing
             self._resumed, self._initial_states = Resumed(), ()
             super().teardown()
+            # Lightning has moved weights on a GPU to the CPU, and so out of vectors.
+            if run is not None:
+                run.job.flat.release()
 
     # --- the step
 
@@ -229,6 +236,11 @@ class HADPSGDStrategy(ModelParallelInside):
         if self._place is not None:
             self._place.count(batch)
         super().on_train_batch_start(batch, batch_idx)
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._run.scope.of_step() if self._run is not None else nullcontext():
+            return super().training_step(*args, **kwargs)
 
     @override
     def optimizer_step(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from typing_extensions import override
 
 from lightning_adpsgd.weights.sections import Range, even_ranges
@@ -57,6 +58,10 @@ class Weights(ABC):
         Raises:
             RuntimeError: One was added, removed or given other memory; names it.
         """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Gives the module's weights storage of their own, and forgets the vectors."""
 
 
 class _Slot(NamedTuple):
@@ -182,6 +187,25 @@ class FlatParameters(Weights):
             if slot.tensor.data_ptr() != slot.address:
                 put_back(slot.name, slot.tensor, slot.view)
 
+    @override
+    @torch.no_grad()
+    def release(self) -> None:
+        """Gives each weight storage of its own; tied ones share theirs as before.
+
+        `torch.save` and `pickle` write the whole storage of a tensor. Weights that have
+        left the vectors stay where they are.
+        """
+        own: dict[int, Tensor] = {}
+        for _, tensor, view, address in self._slots:
+            if tensor.data_ptr() == address:
+                values = view.as_strided((view.numel(),), (1,))
+                values = own.setdefault(address, values.clone())
+                tensor.data = values.as_strided(view.shape, view.stride())
+        self._slots, self.vectors, self._buffers = [], [], []
+        for module in self._module.modules():
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()  # as torch does after moves, for cuDNN
+
     def _check_frozen(self) -> None:
         for name, weight in self._left_out.items():
             if weight.requires_grad:
@@ -274,6 +298,16 @@ def put_back(name: str, tensor: Tensor, view: Tensor) -> None:
 
 def _kind(tensor: Tensor) -> tuple[list[int], str, str]:
     return list(tensor.shape), str(tensor.dtype), str(tensor.device)
+
+
+def averaged_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The floating-point buffers that are averaged, but for those of batch-norm."""
+    norms = [layer for layer in module.modules() if isinstance(layer, _NormBase)]
+    known = {id(buffer) for layer in norms for buffer in layer.buffers()}
+    known |= {id(mask) for _, mask in pruning_masks(module)}
+    for name, tensor in floating_tensors(module):
+        if not isinstance(tensor, nn.Parameter) and id(tensor) not in known:
+            yield name, tensor
 
 
 def pruning_masks(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

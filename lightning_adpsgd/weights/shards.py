@@ -131,6 +131,10 @@ class LocalShards(Weights):
                 )
 
     @override
+    def release(self) -> None:
+        """Does nothing: shards are where FSDP2 has put them."""
+
+    @override
     def check_views(self) -> None:
         here = {id(tensor): name for name, tensor in floating_tensors(self._module)}
         then = {id(slot.tensor): slot.name for slot in self._slots}

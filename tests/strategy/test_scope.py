@@ -1,16 +1,19 @@
 """Who takes part in a collective, whatever the hook is called that asks for it."""
 
 import warnings
+from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch.trainer import call
 from torch import Tensor
 from torchmetrics import Metric, SumMetric
 from typing_extensions import override
 
+from lightning_adpsgd.coordination.store import LearnerFollows
 from tests.learners import Linear, gossip, learners, loader, trainer_of, values
 
 
@@ -149,7 +152,8 @@ def said_of_collectives(
             warnings.simplefilter("always")
             trainer_of(strategy, num).fit(module(), loader(4))
         said = [str(warning.message) for warning in caught]
-        return [words for words in said if "of one super-learner" in words]
+        about = ("of one super-learner", "`torch.distributed`")
+        return [words for words in said if any(one in words for one in about)]
 
     return values(learners(num, program))
 
@@ -173,3 +177,77 @@ def test_a_step_is_told_once_that_its_metrics_are_over_one_super_learner() -> No
 
 def test_learners_that_step_together_are_told_nothing() -> None:
     assert said_of_collectives(gossip("ring", "sync"), 2) == [[], []]
+
+
+class Centres(Linear):
+    """Calls a collective of torch itself, as losses of self-supervised learning do."""
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        dist.all_reduce(torch.zeros(1))
+        dist.get_world_size()
+        return super().training_step(batch, batch_idx)
+
+
+class CentresByHand(Centres):
+    """The same with manual optimization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("module", [Centres, CentresByHand])
+def test_a_step_is_told_once_that_its_own_collectives_wait_for_all(
+    module: type[Linear],
+) -> None:
+    (said,), others = said_of_collectives(gossip(work_sharing=False), 2, module)
+    assert "`training_step` calls `torch.distributed` over all learners" in said
+    assert "`work_sharing=False`" not in said
+    assert others == []
+
+
+class ByHand(CentresByHand):
+    """Manual optimization, and no collective."""
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("size", "module"), [(1, ByHand), (2, ByHand), (2, Linear)])
+def test_a_step_without_collectives_of_its_own_is_told_nothing(
+    size: int, module: type[Linear]
+) -> None:
+    strategy = gossip(super_learner_size=size, work_sharing=False)
+    assert said_of_collectives(strategy, 2 * size, module) == [[]] * (2 * size)
+
+
+def test_a_collective_that_hangs_at_the_end_of_a_shared_epoch_is_explained() -> None:
+    """Three batches for two learners: one makes a step more."""
+
+    def program(rank: int) -> tuple[str, str]:
+        strategy = gossip(work_sharing=True, timeout=timedelta(seconds=4))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer = trainer_of(strategy, 2, use_distributed_sampler=True)
+            with pytest.raises((RuntimeError, LearnerFollows)) as error:
+                trainer.fit(Centres(), loader(3))
+        return str(error.value), " ".join(str(one.message) for one in caught)
+
+    first, second = values(learners(2, program))
+    assert any(
+        "`torch.distributed` in `training_step` has" in e for e, _ in (first, second)
+    )
+    assert "equal shares" in first[0]  # learner 0 speaks for all
+    assert "hangs at its end. `work_sharing=False` gives them" in first[1]

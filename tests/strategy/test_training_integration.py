@@ -356,8 +356,9 @@ def test_unused_parameters_need_the_option_of_ddp_in_larger_super_learners() -> 
         torch.testing.assert_close(final, consensus_after(NUM_ROWS, 4))
     for communication in COMMUNICATIONS:
         program = partial(run, communication=communication, find=False)
-        outcomes = learners(4, program)
-        assert any("find_unused_parameters" in outcome.error for outcome in outcomes)
+        said = " ".join(outcome.error for outcome in learners(4, program))
+        assert "`HADPSGDStrategy(..., find_unused_parameters=True)`" in said
+        assert "strategy=DDPStrategy(" not in said
 
 
 class Unfreeze(BaseFinetuning):

@@ -101,6 +101,53 @@ def test_strides_of_channels_last_are_kept(
     assert not module.weight.any()
 
 
+class Tied(Mixed):
+    """Has one Parameter by two names, and two Parameters over the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.same, self.alike = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.same.weight = self.single.weight
+        self.alike.weight = nn.Parameter(self.single.weight.data)
+        self.image = nn.Conv2d(3, 4, 2)
+        filters = self.image.weight.detach().to(memory_format=torch.channels_last)
+        self.image.weight.data = filters.clone()
+
+
+def test_released_weights_have_storage_of_their_own_and_ties_as_before() -> None:
+    module = Tied()
+    flat = FlatParameters(module)
+    before = {name: (p, p.stride()) for name, p in module.named_parameters()}
+    values = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    module.single.bias.data = torch.ones(2)  # has left the vector before
+    values["single.bias"] = torch.ones(2)
+    flat.release()
+    assert before == {name: (p, p.stride()) for name, p in module.named_parameters()}
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, values[name])
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    assert module.same.weight is module.single.weight
+    assert module.alike.weight.data_ptr() == module.single.weight.data_ptr()
+    storages = {p.data_ptr() for p in module.parameters() if p.numel()}
+    assert len(storages) == len([p for p in module.parameters() if p.numel()]) - 1
+    assert flat.vectors == []
+    flat.release()
+
+
+def test_an_optimizer_of_before_moves_released_weights_which_may_be_flat_again() -> (
+    None
+):
+    module = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    FlatParameters(module).release()
+    flat = FlatParameters(module)
+    expected = module.weight.detach() - 1
+    module(torch.ones(2)).sum().backward()
+    optimizer.step()
+    assert torch.equal(module.weight, expected)
+    assert torch.equal(flat.vectors[0][:4].view(2, 2), expected)
+
+
 def test_a_strided_parameter_becomes_dense_with_its_values() -> None:
     module = nn.Module()
     module.weight = nn.Parameter(torch.arange(12.0).view(3, 4).T)

@@ -1,0 +1,45 @@
+"""What the set-up of a job tells about the module's weights."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+from lightning_adpsgd.strategy import set_up
+from tests.learners import Linear, gossip, learners, loader, trainer_of, values
+
+
+class Queues(Linear):
+    """Batch-norm, a pruned layer, a mask without a mean, and buffers of its own."""
+
+    def __init__(self, names: list[str], is_kept: bool = True) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.pruned = nn.Linear(2, 2)
+        prune.l1_unstructured(self.pruned, "weight", 0.5)
+        self.register_buffer("mask", torch.full((2,), -torch.inf))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+        for name in names:
+            buffer = torch.ones(2, 3, dtype=torch.float64)
+            self.register_buffer(name, buffer, persistent=is_kept)
+
+
+def said_of_buffers(module: Linear) -> list[str]:
+    def program(rank: int) -> list[str]:
+        said: list[str] = []
+        set_up.rank_zero_info = said.append  # pyright: ignore
+        trainer_of(gossip(), 2).fit(module, loader(4, rank, 2))
+        return [words for words in said if "buffers that are averaged" in words]
+
+    return values(learners(2, program))[0]
+
+
+def test_buffers_of_no_batch_norm_that_are_averaged_are_named() -> None:
+    (said,) = said_of_buffers(Queues(["queue", "keys", "bank", "table", "rest"]))
+    assert said.startswith("`queue`, `keys`, `bank` and 2 more: ")
+    assert "register it with `persistent=False`" in said
+
+
+@pytest.mark.parametrize("module", [Queues([]), Queues(["queue"], is_kept=False)])
+def test_buffers_that_are_not_averaged_are_not_named(module: Linear) -> None:
+    assert said_of_buffers(module) == []
