@@ -110,7 +110,11 @@ def _name_at_ends(axes: Axes, curves: Rows) -> None:
             color=colour_of(curve["label"]),
             fontsize=7,
             va="center",
-            arrowprops={"arrowstyle": "-", "color": "0.7", "linewidth": 0.5},
+            # To the left edge of the name, so that no line crosses another name.
+            arrowprops={
+                **{"arrowstyle": "-", "color": "0.7", "linewidth": 0.5},
+                **{"relpos": (0.0, 0.5), "shrinkA": 1.0},
+            },
         )
 
 
