@@ -85,7 +85,7 @@ def _tell_of_frozen(module: nn.Module, dials: Dials) -> None:
 
 
 def _tell_of_buffers(module: nn.Module, without_mean: list[str]) -> None:
-    names = [n for n, _ in averaged_buffers(module) if n not in without_mean]
+    names = [n for n in averaged_buffers(module) if n not in without_mean]
     if names:
         shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
         more = len(names) - _MOST_NAMES

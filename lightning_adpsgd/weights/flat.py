@@ -300,14 +300,14 @@ def _kind(tensor: Tensor) -> tuple[list[int], str, str]:
     return list(tensor.shape), str(tensor.dtype), str(tensor.device)
 
 
-def averaged_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The floating-point buffers that are averaged, but for those of batch-norm."""
+def averaged_buffers(module: nn.Module) -> Iterator[str]:
+    """Names of the float buffers that are averaged, but for those of batch-norm."""
     norms = [layer for layer in module.modules() if isinstance(layer, _NormBase)]
     known = {id(buffer) for layer in norms for buffer in layer.buffers()}
     known |= {id(mask) for _, mask in pruning_masks(module)}
     for name, tensor in floating_tensors(module):
         if not isinstance(tensor, nn.Parameter) and id(tensor) not in known:
-            yield name, tensor
+            yield name
 
 
 def pruning_masks(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -57,16 +57,25 @@ class NgramModel:
         backoff = self.log10_backoffs.get(history, 0.0)
         return backoff + self.log10_probability(word, history[1:])
 
-    def log10_of_sentence(self, words: Sequence[str]) -> float:
+    def log10_of_sentence(
+        self, words: Sequence[str], unknown: float | None = None
+    ) -> float:
         """Log10 probability of all the words and the end after them.
 
+        Args:
+            words: The words.
+            unknown: What each word that is not in the vocabulary has.
+
         Raises:
-            KeyError: A word is not in the vocabulary.
+            KeyError: A word is not in the vocabulary, and `unknown` is None.
         """
         history = (BEGIN,)
         logs = []
         for word in (*words, END):
-            logs.append(self.log10_probability(word, history))
+            if unknown is None or (word,) in self.log10_probabilities:
+                logs.append(self.log10_probability(word, history))
+            else:
+                logs.append(unknown)
             history = (*history, word)
         return math.fsum(logs)
 

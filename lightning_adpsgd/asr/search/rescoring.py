@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from rapidfuzz.distance import Levenshtein
 
-from lightning_adpsgd.asr.language.ngram import BEGIN, END, NgramModel
+from lightning_adpsgd.asr.language.ngram import NgramModel
 from lightning_adpsgd.asr.search.decoding import Lister
 from lightning_adpsgd.asr.search.nbest import NBestOptions
 from lightning_adpsgd.asr.search.words import Alternative, Hypothesis
@@ -166,15 +166,9 @@ class _Log(NamedTuple):
 
 def _log(model: NgramModel, words: Sequence[str], unknown: float) -> _Log:
     """The probability by a model; `unknown` is the log10 of each word that it lacks."""
-    history, logs, num_unknown = (BEGIN,), list[float](), 0
-    for word in (*(_spelled(model, word) for word in words), END):
-        try:
-            logs.append(model.log10_probability(word, history))
-        except KeyError:
-            logs.append(unknown)
-            num_unknown += 1
-        history = (*history, word)
-    return _Log(math.fsum(logs) * math.log(10), num_unknown)
+    spelled = [_spelled(model, word) for word in words]
+    num_unknown = sum((word,) not in model.log10_probabilities for word in spelled)
+    return _Log(model.log10_of_sentence(spelled, unknown) * math.log(10), num_unknown)
 
 
 def _spelled(model: NgramModel, word: str) -> str:

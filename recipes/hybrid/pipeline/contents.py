@@ -23,11 +23,17 @@ from lightning_adpsgd.files import write_json
 
 MOST_WHOLE = 64 << 20
 _BLOCK, _NUM_BLOCKS = 4096, 8
+_LENGTH = 16  # characters of a digest
 _SOUND = frozenset(
     (".sph", ".wav", ".flac", ".ogg", ".mp3", ".aif", ".aiff", ".w64", ".ark", ".npy")
 )
 # A file may change twice within what its clock tells apart, as on FAT.
 _CLOCK_NS = 3 * 10**9
+
+
+def digest_of(content: bytes) -> str:
+    """A few characters that tell contents apart."""
+    return hashlib.sha256(content).hexdigest()[:_LENGTH]
 
 
 class Contents:
@@ -57,7 +63,7 @@ class Contents:
     def of_files(self, paths: Iterable[Path]) -> str:
         """The digest of several files, whose order counts and whose names do not."""
         lines = [self._of_file(path, False) for path in paths]
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+        return digest_of("\n".join(lines).encode())
 
     def save(self) -> None:
         """Writes the digests that are new."""
@@ -92,12 +98,12 @@ def _read(memory: Path) -> dict[str, Any]:
 def _digest(path: Path, size: int, whole: bool) -> str:
     with path.open("rb") as file:
         if whole or size <= _BLOCK * _NUM_BLOCKS:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+            return hashlib.file_digest(file, "sha256").hexdigest()[:_LENGTH]
         sums = hashlib.sha256(str(size).encode())
         for place in range(_NUM_BLOCKS):
             file.seek((size - _BLOCK) * place // (_NUM_BLOCKS - 1))
             sums.update(file.read(_BLOCK))
-        return sums.hexdigest()[:16]
+        return sums.hexdigest()[:_LENGTH]
 
 
 def paths_of(group: Any, name: str) -> Iterator[tuple[str, Path]]:

@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
-import hashlib
 import json
 import shutil
 import time
@@ -27,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.corpora.discs import find_files
-from recipes.hybrid.pipeline.contents import Contents, paths_of
+from recipes.hybrid.pipeline.contents import Contents, digest_of, paths_of
 from recipes.hybrid.pipeline.crew import PARTS, CrewError, FinishedError
 from recipes.hybrid.pipeline.preflight import problems
 from recipes.hybrid.pipeline.settings import Settings
@@ -211,7 +210,7 @@ def _corpus_files(settings: Settings) -> list[Path]:
 def _names_and_sizes(files: Iterable[Path]) -> str:
     lines = [f"{path} {path.stat().st_size}" for path in files]
     content = "\n".join(lines).encode(errors="surrogateescape")
-    return hashlib.sha256(content).hexdigest()[:16]
+    return digest_of(content)
 
 
 def _input_digest(name: str, stage: Stage, settings: Settings) -> str:
@@ -222,7 +221,7 @@ def _input_digest(name: str, stage: Stage, settings: Settings) -> str:
             f"stage `{stage.name}` reads `{made_by}`, which is not finished in "
             f"{settings.directory(name)}; start with --from {made_by}"
         )
-    return hashlib.sha256(stamp.read_bytes()).hexdigest()[:16]
+    return digest_of(stamp.read_bytes())
 
 
 def _is_finished(stage: Stage, settings: Settings, wanted: dict[str, Any]) -> bool:

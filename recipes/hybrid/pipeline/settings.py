@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from recipes.hybrid.pipeline.bounds import one_of
 from recipes.hybrid.pipeline.crew import ALONE, Crew
 from recipes.hybrid.pipeline.groups import (
     AdaptSettings,
@@ -87,10 +88,7 @@ class Settings:
                 raise ValueError(f"`{name}` must be a plain folder name, got {run!r}")
         if self.states not in STATES:
             raise ValueError(f"`states` must be one of {STATES}, got {self.states!r}")
-        if self.scoring not in SCORING:
-            raise ValueError(
-                f"`scoring` must be one of {SCORING}, got {self.scoring!r}"
-            )
+        one_of(self, "scoring", SCORING)
         if self.realign.run == self.run:
             raise ValueError(
                 f"`realign.run` must be another run than {self.run!r}, which learns "
