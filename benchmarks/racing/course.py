@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from typing_extensions import override
 
 from benchmarks.learners import Meetings, Place
-from benchmarks.racing.problems import MOMENTUM, PROBLEMS, STEP_S, Pace
+from benchmarks.racing.problems import PROBLEMS, STEP_S, Pace
 from benchmarks.workload import Batch, anneal
 
 SHARES_OF_TIME = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
@@ -113,9 +113,9 @@ class Course(IterableDataset[Batch]):
                 self.num_steps = UNCOUNTED + self._agree()
 
     def make_optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Makes the optimizer of any method: momentum, and a schedule over `steps`."""
+        """Makes the optimizer of any method, with a schedule over `steps`."""
         rate = self.heat.rate
-        optimizer = torch.optim.SGD(parameters, rate, momentum=MOMENTUM)
+        optimizer = PROBLEMS[self.heat.problem].make_optimizer(parameters, rate)
         return anneal(optimizer, rate, self.num_steps) if self.heat.steps else optimizer
 
     @cached_property

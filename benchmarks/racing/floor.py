@@ -11,7 +11,7 @@ from benchmarks.racing.course import (
     Heat,
     weights_of,
 )
-from benchmarks.racing.problems import MOMENTUM, PROBLEMS
+from benchmarks.racing.problems import PROBLEMS
 from benchmarks.workload import Batch, anneal, loss
 
 
@@ -22,7 +22,7 @@ def train_floor(heat: Heat) -> Finish:
     """
     (num_steps,), problem = heat.steps, PROBLEMS[heat.problem]
     model = problem.make_model(heat.seed)
-    optimizer = torch.optim.SGD(model.parameters(), heat.rate, momentum=MOMENTUM)
+    optimizer = problem.make_optimizer(model.parameters(), heat.rate)
     anneal(optimizer, heat.rate, num_steps)
     feeds = [problem.batches_of(heat.seed, rank) for rank in range(NUM_HOSTS)]
     kept, curve, begin = list(SHARES_OF_TIME), [], time.monotonic()

@@ -1,9 +1,10 @@
-"""The problems: two models, their generated data, and held-out samples.
+"""The problems: three models, their generated data, and held-out samples.
 
 The perceptron learns a teacher's labels, as `workload` has them, at a fourth of its
 bytes. The recurrent network labels the frames of generated speech: phones of random
 durations, each a mean in feature space, smeared over time as by a mouth that moves,
-moved by a speaker and covered with noise.
+moved by a speaker and covered with noise. Both train with momentum. The transformer
+labels the same frames and trains with AdamW, whose moments stay in each learner.
 
 Every step has a nominal length. The gradient is computed, and the rest of the length is
 slept, in the forward and the backward pass as a slower processor would have spent it.
@@ -12,7 +13,7 @@ So the figures do not depend on the cores of this machine, which all hosts share
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,6 +81,19 @@ class Recurrent(nn.LSTM):
         return super().forward(inputs)[0]
 
 
+MakeOptimizer = Callable[[Iterable[Tensor], float], torch.optim.Optimizer]
+"""A function that makes an optimizer, from parameters and a peak rate."""
+
+
+def momentum(parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, rate, momentum=MOMENTUM)
+
+
+def adamw(parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
+    # Second moments over 50 steps: in a run of some 600, 1,000 would be too many.
+    return torch.optim.AdamW(parameters, rate, betas=(0.9, 0.98))
+
+
 @dataclass(frozen=True)
 class Problem:
     """A model with its data.
@@ -90,6 +104,7 @@ class Problem:
         batch: Samples of a learner's batch.
         held_out: Samples for the reported loss.
         rate: Learning rate at which the search begins.
+        make_optimizer: Function for the optimizer of every method.
     """
 
     layers: Callable[[], list[nn.Module]]
@@ -97,6 +112,7 @@ class Problem:
     batch: int
     held_out: int
     rate: float
+    make_optimizer: MakeOptimizer = momentum
 
     def make_model(self, seed: int, pace: Pace | None = None) -> Paced:
         """Makes the model, with the same weights for the same seed."""
@@ -148,6 +164,7 @@ def perceptron_layers() -> list[nn.Module]:
 
 
 FEATURES, PHONES, SPEAKERS, CELLS = 40, 64, 64, 192
+WIDTH, HEADS = 128, 4
 FRAMES = 21  # of a chunk, as in the papers
 CHANGE, PREFERRED = 0.25, 16
 """Odds that a phone ends at a frame; phones that may follow a phone."""
@@ -157,6 +174,29 @@ CONTEXT, NOISE, SPEAKER = 1.5, 1.5, 0.7
 
 def recurrent_layers() -> list[nn.Module]:
     return [Recurrent(FEATURES, CELLS), nn.Linear(2 * CELLS, PHONES)]
+
+
+class Embedding(nn.Linear):
+    """Embeds frames and their positions."""
+
+    def __init__(self, features: int, width: int) -> None:
+        super().__init__(features, width)
+        self.positions = nn.Parameter(0.02 * torch.randn(FRAMES, width))
+
+    @override
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + self.positions
+
+
+def transformer_layers() -> list[nn.Module]:
+    encoders = [
+        nn.TransformerEncoderLayer(
+            *(WIDTH, HEADS, 2 * WIDTH), 0.0, batch_first=True, norm_first=True
+        )
+        for _ in range(2)
+    ]
+    ends = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, PHONES)
+    return [Embedding(FEATURES, WIDTH), *encoders, *ends]
 
 
 def speech(seed: int, size: int) -> Iterator[Batch]:
@@ -205,4 +245,5 @@ def _smeared(targets: Tensor) -> Tensor:
 PROBLEMS = {
     "perceptron": Problem(perceptron_layers, workload.batches, 32, 4000, 0.05),
     "bilstm": Problem(recurrent_layers, speech, 16, 400, 0.4),
+    "transformer": Problem(transformer_layers, speech, 16, 400, 0.008, adamw),
 }
