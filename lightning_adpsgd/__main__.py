@@ -113,12 +113,18 @@ def _add_calibrate(commands: _Commands) -> None:
     add.add_argument("--rank", type=int, choices=(0, 1), default=0)
     add.add_argument("--weight-mb", type=float, default=64.0, help="size of weights")
     add.add_argument("--step-s", type=float, help="seconds of your training step")
+    add.add_argument(
+        "--step-processor-s",
+        type=float,
+        default=0.0,
+        help="processor seconds of that step, of all its threads together "
+        "(`time.process_time`); by default 0: as if steps kept no core busy",
+    )
     add.set_defaults(command=_calibrate)
 
 
 def _calibrate(chosen: argparse.Namespace) -> None:
-    if chosen.step_s is not None:
-        check_positive("--step-s", chosen.step_s)
+    _check_step(chosen.step_s, chosen.step_processor_s)
     num_bytes = int(chosen.weight_mb * 1e6)
     if chosen.master is not None:
         wire = _measure_wire(chosen.master, chosen.rank, num_bytes)
@@ -132,9 +138,21 @@ def _calibrate(chosen: argparse.Namespace) -> None:
         **calibration.measure_arithmetic(num_bytes),
         cores=calibration.num_cores(),
         step_seconds=chosen.step_s,
+        step_processor_seconds=chosen.step_processor_s,
     )
     print(_described(found))
     print(f"written: {found.write(chosen.out)}")
+
+
+def _check_step(seconds: float | None, processor_seconds: float) -> None:
+    check_positive("--step-processor-s", processor_seconds, or_zero=True)
+    if seconds is not None:
+        check_positive("--step-s", seconds)
+    elif processor_seconds:
+        raise ValueError(
+            f"`--step-s` must be given with `--step-processor-s {processor_seconds}`, "
+            "which is of the same step"
+        )
 
 
 def _measure_loopback(num_bytes: int) -> dict[str, float]:
@@ -226,6 +244,17 @@ def _predict(chosen: argparse.Namespace) -> None:
         for name, mode in _MODES.items()
     ]
     print("\n".join(_table(rows, chosen.samples)))
+    if chosen.learners_per_machine > 1 and not found.step_processor_seconds:
+        _note_idle_cores(chosen.calibration)
+
+
+def _note_idle_cores(file: Path) -> None:
+    print(
+        f"note: {file} has no processor seconds of a step, so steps of learners that "
+        "share a machine are taken to keep no core busy; give `--step-processor-s` to "
+        "`calibrate`",
+        file=sys.stderr,
+    )
 
 
 def _workload(chosen: argparse.Namespace, mode: Mode) -> Workload:

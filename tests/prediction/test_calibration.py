@@ -200,3 +200,28 @@ def test_a_missing_step_is_asked_for(
 def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert predict(tmp_path / "none.json", "--learners", "4") == 2
     assert "none.json" in capsys.readouterr().err
+
+
+def test_processor_seconds_are_of_a_step_whose_seconds_are_known(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    assert command_line.main(["calibrate", "--step-processor-s", "0.1"]) == 2
+    assert "`--step-s` must be given with" in capsys.readouterr().err
+    words = ["calibrate", "--step-s", "0.2", "--step-processor-s", "-1"]
+    assert command_line.main(words) == 2
+    assert "`--step-processor-s` must be at least 0" in capsys.readouterr().err
+
+
+def test_steps_that_share_a_machine_are_said_to_keep_no_core_busy(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    file = replace(FOUND, step_processor_seconds=0.0).write(tmp_path / "machine.json")
+    words = ["--learners", "2", "--weight-mb", "1"]
+    assert predict(file, *words) == 0
+    assert capsys.readouterr().err == ""
+    assert predict(file, *words, "--learners-per-machine", "2") == 0
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: ")
+    assert "machine.json has no processor seconds of a step" in note
+    assert predict(FOUND.write(file), *words, "--learners-per-machine", "2") == 0
+    assert capsys.readouterr().err == ""
