@@ -32,6 +32,7 @@ from benchmarks.racing.problems import Pace
 from benchmarks.results import Report, Row, Target
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd.dials import DEFAULT_CPU_SHARE
 
 PAIRS, GOSSIP = "two pairs, FSDP2 alone", "2 x 2, gossip"
 EVERY_STEP = "2 x 2, gossip, cpu_share=1"
@@ -47,6 +48,7 @@ PACED_S = 0.4
 FORMS = {"paced": PACED_S, "computed": 0.0}
 STEPS, WARMUPS, REPETITIONS, LIMIT_S = 45, 5, 5, 600.0
 PORTS_OF_A_JOB = 4
+SHARE = f"{100 * DEFAULT_CPU_SHARE:g} %"
 
 
 class Reading(NamedTuple):
@@ -165,7 +167,7 @@ def measure(quick: bool = False) -> Report:
             f"{1e3 * PACED_S:.0f} ms, of which the rest is slept.",
             "Memory: all tensors of a learner at the end of training, beside those "
             "of FSDP2 alone, in shards (half of the weights).",
-            "Without `cpu_share=1` a learner exchanges as often as 5 % of its time "
+            f"Without `cpu_share=1` a learner exchanges as often as {SHARE} of its time "
             "allows.",
         ],
     )

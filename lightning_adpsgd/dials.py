@@ -77,7 +77,7 @@ class ModelParallel:
 
 @dataclass(frozen=True)
 class Dials:
-    """The options that `strategy.HADPSGDOptions` documents, checked.
+    """The options that `strategy.options.HADPSGDOptions` documents, checked.
 
     Raises:
         TypeError: An argument has a wrong type; the message gives its value and a valid

@@ -2,9 +2,10 @@
 
     python -m tests.conformance CHECKOUT [--settings adpsgd,sdpsgd] [--only PATTERN]
 
-`CHECKOUT` is a clone of Lightning's repository at the tag of the installed version; its
-tests need packages of their own (`requirements/pytorch/test.txt` there). First all
-tests that mention several processes run under `ddp`. Those that made a DDP strategy and
+`CHECKOUT` is a clone of Lightning's repository at the tag of the installed version, or
+the nearest that there is; its tests need packages of their own
+(`requirements/pytorch/test.txt` there). First all tests that mention several processes
+run under `ddp`. Those that made a DDP strategy and
 passed run again under each setting, with every alias of `ddp` and the name
 `DDPStrategy` meaning ours. What passes under `ddp` and not under a setting is printed,
 and the exit status is how many these are. Under a setting that ends in `_everywhere` it

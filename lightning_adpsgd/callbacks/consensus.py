@@ -126,7 +126,9 @@ class ConsensusMonitor(Monitor):
             without `gradients`.
 
     Raises:
-        ValueError: A number of batches is negative, or `gradients` is odd.
+        ValueError: A number of batches is negative, or `gradients` is odd. At the start
+            of training: `gradients` is given with shards of a model, or with
+            super-learners of different sizes.
     """
 
     def __init__(

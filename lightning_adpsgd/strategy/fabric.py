@@ -48,10 +48,10 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     The learning rate is the one for the global batch (learners x local batch), because
     gradients are means; nothing is divided by the number of learners.
 
-    The constructor documents the arguments. Three of them differ from the Trainer's:
-    `work_sharing` is refused; `save_learners` keeps neither schedules nor the place in
-    the epoch, which belong to your program; `after_evaluation` applies at the end of
-    `consensus`.
+    The constructor documents the arguments. Four of them differ from the Trainer's:
+    `work_sharing=True` and `inside="model_parallel"` are refused; `save_learners` keeps
+    neither schedules nor the place in the epoch, which belong to your program;
+    `after_evaluation` applies at the end of `consensus`.
     """
 
     _has_trainer = False

@@ -223,8 +223,8 @@ class HADPSGDOptions(_DDPStrategy):
     def checkpoint_io(self) -> CheckpointIO:
         """The `CheckpointIO` in use; by default it writes files whole or not at all.
 
-        With a Trainer, the default can also write in the background. A `CheckpointIO`
-        from the user is used unchanged.
+        With a Trainer, the default can also write in the background. One from the user
+        is used as it is; a wrapper that has none inside gets a `WholeCheckpointIO`.
         """
         # Not in the constructor: afterwards Lightning checks whether the user gave one.
         if self._checkpoint_io is None:

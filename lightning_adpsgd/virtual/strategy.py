@@ -49,9 +49,9 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     """S super-learners that take turns on one device, on a simulated clock.
 
     The Trainer's loader feeds all of them: each batch goes to the super-learner whose
-    turn it is, in the order of simulated time in "async" and round robin otherwise. A
-    batch serves all N learners of the super-learner. Learning-rate schedules count the
-    steps of all super-learners, S times as many as each makes.
+    turn it is, round robin in "sync" and "delay_by_one" and in the order of simulated
+    time otherwise. A batch serves all N learners of the super-learner. Learning-rate
+    schedules count the steps of all super-learners, S times as many as each makes.
 
     Validation uses the consensus model, checkpoints contain it, and training ends in
     it. A resumed run differs from an uninterrupted one, and logs a warning: all
