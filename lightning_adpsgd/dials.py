@@ -159,6 +159,7 @@ class Dials:
 
     def _check_with_shards(self) -> None:
         one_place = "learner 0 would collect the weights of all super-learners"
+        inseparable = "frozen shards cannot be separated from trained ones"
         if self.communication == "ready_pairs":
             raise ValueError(
                 "`communication` must be 'sync', 'delay_by_one' or 'async' with "
@@ -168,7 +169,7 @@ class Dials:
         self._check_fixed(
             '`inside="model_parallel"`',
             ("save_learners", False, one_place),
-            ("exchange_frozen", True, "shards that are frozen are not told apart"),
+            ("exchange_frozen", True, inseparable),
         )
         if self.tensor_parallel_size > 1:
             self._check_with_shared_layers()
@@ -178,8 +179,8 @@ class Dials:
         if self.has_sizes:
             raise ValueError(
                 f"`super_learner_size` must be one number with {what}, got "
-                f"{self.super_learner_size}: learners of different sizes are matched "
-                "by rows, and a layer that is shared is not cut by rows alone"
+                f"{self.super_learner_size}: super-learners of different sizes are "
+                "matched by rows, but a shared layer may also be cut by columns"
             )
         if self.work_sharing:
             raise ValueError(

@@ -35,7 +35,7 @@ def test_what_any_page_marks_is_in_the_file_that_it_names() -> None:
     """Other pages need no marks, but those that they have must hold."""
     found = [
         f"{page.name}, line {stretch.line}: {wrong}"
-        for page in sorted((ROOT / "docs").rglob("*.md"))
+        for page in [README, *sorted((ROOT / "docs").rglob("*.md"))]
         for stretch in marked(page.read_text(encoding="utf-8"))
         if stretch.source is not None and (wrong := complaint(stretch))
     ]

@@ -104,10 +104,10 @@ class ConsensusMonitor(Monitor):
 
     `gradients` adds `effective_lr`, `effective_lr_share` (of the learning rate) and
     `noise_strength` of arXiv 2112.01433. They use the first `gradients` + 1 training
-    batches, which are kept. At each validation another of them measures the noise; the
-    others, in two halves, give g_a and g. (The latest batches are unsuitable, because a
-    step has just reduced their losses.) `gradient_agreement` shows whether there were
-    enough batches to measure g: 1 at best, 0 at worst.
+    batches, which are kept. Each validation uses a different one of them to measure the
+    noise. The rest, split in two halves, give g_a and g. (The latest batches are
+    unsuitable, because a step has just reduced their losses.) `gradient_agreement`
+    shows whether there were enough batches to measure g: 1 at best, 0 at worst.
 
     These figures describe plain SGD. Momentum and clipping are ignored, and the rate is
     that of the first parameter group.

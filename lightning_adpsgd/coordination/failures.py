@@ -101,6 +101,6 @@ class FailureReport:
         return (
             f"{self._name} lost another learner of its super-learner "
             f"{self._super_learner} in an allreduce: {error}. Check what those "
-            "processes printed last; learners of one super-learner need equally many "
-            "batches, and may be at most `timeout` apart"
+            "processes printed last; learners of one super-learner need equal numbers "
+            "of batches, and none may be more than `timeout` behind the others"
         )

@@ -118,8 +118,7 @@ class Account:
         elif not outcome.mine and peer not in self._refusing:
             self._refusing.add(peer)
             _log.warning(
-                "super-learner %d leaves out what super-learner %d sends: its weights "
-                "are %s",
+                "super-learner %d ignores super-learner %d, whose weights are %s",
                 self._members.live_schedule.own,
                 peer,
                 "far too large" if outcome.finite else "infinite or NaN",

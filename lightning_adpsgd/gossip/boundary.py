@@ -100,8 +100,8 @@ class Boundary:
         if patience.in_vain >= _MANY and waited:
             self._warn(
                 f"super-learner {own} has met no partner at its last "
-                f"{patience.in_vain} step boundaries, so that its weights were "
-                "averaged with no other's: no peer came to its own within "
+                f"{patience.in_vain} step boundaries, so its weights were not averaged "
+                "with anyone's: no peer reached its own boundary within "
                 f"{waited:.3g} s"
             )
         elif patience.repeats >= _MANY:

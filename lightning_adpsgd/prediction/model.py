@@ -70,8 +70,8 @@ class Costs:
             link.
         lattice: the same, where a weight is sent in 8 or 4 bits.
         merge: work of a step boundary with a merge.
-        step: seconds (not per byte) that each step takes longer if learners that share
-            cores compute at the same time.
+        step: extra seconds per step (not per byte) while learners that share cores
+            compute at the same time.
         work: processor work of an exchange in float32 at one end, `exchange` included,
             in addition to training. The rest of it is in proportion to the bytes sent.
         cores: number of cores (not seconds) of a learner; a fraction if it shares them.

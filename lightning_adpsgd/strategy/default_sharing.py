@@ -112,7 +112,10 @@ class DefaultSharing:
         # Batches that a learner has claimed beyond the one that it trains on.
         held = 1 + loader.num_workers * (loader.prefetch_factor or 0)
         if len(loader) < 2 * held * self._trainer.world_size:
-            return "an epoch has few batches beside those that learners hold"
+            return (
+                "an epoch has too few batches compared with those that learners "
+                "prefetch"
+            )
         return ""
 
 

@@ -150,9 +150,9 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def _check_one_module(self) -> None:
         if self._dials.islands is not None and len(self.jobs):
             raise ValueError(
-                "`fabric.setup` must be given one trained module with `islands`, got "
-                f"{len(self.jobs) + 1}: islands meet over one model; make the modules "
-                "parts of one"
+                "`fabric.setup` takes only one trained module with `islands`, got "
+                f"{len(self.jobs) + 1}: islands average one model; make both parts of "
+                "a single module"
             )
 
     @override

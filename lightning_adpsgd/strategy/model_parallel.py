@@ -271,8 +271,8 @@ def check_torch(device: torch.device) -> None:
     """Refuses a torch version whose `fully_shard` cannot train on this device."""
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise RuntimeError(
-            '`inside="model_parallel"` needs a later torch on CPUs, got '
-            f"{torch.__version__}: its `fully_shard` trains on GPUs alone. Install "
+            '`inside="model_parallel"` on CPUs needs a newer torch than '
+            f"{torch.__version__}, whose `fully_shard` trains only on GPUs. Install "
             'torch 2.11, or set `inside="ddp"`'
         )
 

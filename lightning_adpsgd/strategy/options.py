@@ -133,13 +133,13 @@ class HADPSGDOptions(_DDPStrategy):
             wire_dtype: dtype in which "async" and "ready_pairs" send weights, or its
                 name: a floating-point type such as "bfloat16", or `torch.int8` or
                 "int4" for that many bits per weight on a lattice. None: the dtype
-                of the weights. "auto": as None, but 8 or 4 bits per weight for a peer
-                to which an exchange in full width takes more than half an optimizer
-                step. Averages are always computed in float32 or better.
-            exchange_frozen: whether weights that are frozen when training begins are
-                averaged too, and with `find_unused_parameters=True` are among the
-                gradients that learners of a super-learner reduce. False: they do not
-                travel, and must stay frozen, as in fine-tuning with adapters.
+                of the weights. "auto": as None, but 8 or 4 bits per weight to any peer
+                with which an uncompressed exchange would last more than half an
+                optimizer step. Averages are always computed in float32 or better.
+            exchange_frozen: whether weights that are frozen at the start are averaged
+                too. With `find_unused_parameters=True` their gradients are then also
+                reduced inside a super-learner. False: they do not travel, and must
+                stay frozen, as in fine-tuning with adapters.
             cpu_share: largest share of the training time that exchanges may take in
                 "async", in (0, 1] (docs/concepts.md); 1: no bound.
             work_sharing: whether an epoch is a pool from which each learner takes

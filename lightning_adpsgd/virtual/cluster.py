@@ -165,7 +165,8 @@ class VirtualCluster:
         Args:
             data: function from the number of a learner to the batches of its next
                 epoch; or a data set or loader, whose samples are dealt to the learners
-                in a new order in each epoch. A loader has no sampler of its own.
+                in a new order in each epoch. A loader must not have a sampler of its
+                own.
             max_samples: number of samples of all learners together, over all calls.
             local_batch_size: batch size of each learner if `data` is a data set or a
                 loader; by default that of the loader.

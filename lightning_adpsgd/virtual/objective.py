@@ -110,8 +110,8 @@ class Objective:
             self._loss = _of_batch(module, loss)
         if (first := next(module.parameters(), None)) is None:
             raise ValueError(
-                f"`module` must have its weights, got {type(module).__name__} without "
-                "any; build its layers before, as by `module.configure_model()`"
+                f"`module` must have weights, but {type(module).__name__} has none; "
+                "build its layers first, for example with `module.configure_model()`"
             )
         self.device = first.device
 

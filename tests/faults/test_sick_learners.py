@@ -132,9 +132,9 @@ def test_an_exploded_learner_is_refused_counted_and_named(
     for vector in vectors[1:]:
         assert vector.abs().max() < 100
     text = caplog.text
-    assert "super-learner 1 leaves out what super-learner 0 sends" in text
+    assert "super-learner 1 ignores super-learner 0" in text
     # On a lattice an exchange may leave out each block by itself, and count as merged.
-    told = text.count("super-learner 2 leaves out what super-learner 0 sends")
+    told = text.count("super-learner 2 ignores super-learner 0")
     assert told == 1 or (told > 1 and wire_dtype in (torch.int8, INT4))
 
 

@@ -237,7 +237,7 @@ def plain(module: nn.Module, optimizer: Any = torch.optim.SGD) -> Objective:
 
 
 def test_a_module_without_weights_is_refused() -> None:
-    with pytest.raises(ValueError, match="must have its weights, got Identity without"):
+    with pytest.raises(ValueError, match="must have weights, but Identity has none"):
         plain(nn.Identity())
 
 

@@ -124,10 +124,10 @@ class StartupBarrier:
         missing = [r for r in ranks if not self._store.check([f"{topic}/{r}"])]
         named = ", ".join(self.names[rank] for rank in missing[:_MOST_NAMES])
         return (
-            f"{len(missing)} of {self._world_size} learners have not come to the "
+            f"{len(missing)} of {self._world_size} learners have not arrived at "
             f"start-up after {waited_s:.0f} s: {named}"
             f"{', ...' if len(missing) > _MOST_NAMES else ''}. On a busy machine they "
-            "may be importing still. Otherwise see what they print, whether the "
+            "may still be importing. Otherwise check what they print, whether the "
             "launcher was started on each host, and whether all were given the same "
             "MASTER_ADDR and MASTER_PORT"
         )

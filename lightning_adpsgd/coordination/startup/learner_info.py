@@ -123,8 +123,8 @@ def scattered(locations: Sequence[LearnerLocation], size: int) -> list[str]:
         )
     return [
         '`super_learner_size="node"` makes a super-learner of the learners of one '
-        f"machine, but one would be of {describe(broken[0])}: {remedy}. Or set "
-        "`super_learner_size` to a number"
+        f"machine, but {describe(broken[0])} would form one across machines: {remedy}. "
+        "Or set `super_learner_size` to a number"
     ]
 
 

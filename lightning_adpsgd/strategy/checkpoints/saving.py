@@ -34,8 +34,8 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 
     `save_checkpoint` returns once the file is on the disk. After `save_in_background`
     the training thread waits only for a copy in host memory. At most one checkpoint is
-    being written; the next save waits for it. An old checkpoint is removed once the new
-    one is on the disk, or not at all.
+    being written; the next save waits for it. An old checkpoint is removed only after
+    the new one is safely on the disk.
 
     Only the training thread calls the methods. A writing thread touches nothing but its
     snapshot, and the interpreter does not exit before its work is done. If it fails,

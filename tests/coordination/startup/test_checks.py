@@ -184,7 +184,7 @@ def test_ranks_dealt_host_by_host_make_whole_super_learners() -> None:
 
 def test_ranks_dealt_in_turn_are_refused_with_the_launchers_option() -> None:
     (line,) = scattered([location(r, "abab"[r]) for r in range(4)], 2)
-    assert "one would be of learners 0-1 (hosts a, b)" in line
+    assert "learners 0-1 (hosts a, b) would form one across machines" in line
     assert "`srun --distribution=block`" in line
     assert "`mpirun --map-by slot`" in line
 
@@ -357,7 +357,7 @@ def test_the_absent_are_named_to_those_who_came() -> None:
 
     errors = together([come_later, lambda: caught(lambda: third.ask("words", "", str))])
     for error in errors:
-        assert "2 of 4 learners have not come" in error
+        assert "2 of 4 learners have not arrived" in error
         assert ": learner 1 on host h1, learner 3 on host h3. On a busy" in error
 
 
@@ -382,7 +382,7 @@ def test_who_waits_says_so(
         return second.ask("words", "b", "".join)
 
     assert together([lambda: first.ask("words", "a", "".join), late]) == ["ab", "ab"]
-    assert "1 of 2 learners have not come to the start-up after" in caplog.text
+    assert "1 of 2 learners have not arrived at start-up after" in caplog.text
 
 
 # --- addresses and reachability
@@ -647,7 +647,7 @@ def test_an_absent_learner_is_named() -> None:
 
     outcomes = learners(3, program)
     for outcome in outcomes[:2]:
-        assert "1 of 3 learners have not come" in outcome.error
+        assert "1 of 3 learners have not arrived" in outcome.error
         assert ": learner 2 (machine 2). On a busy" in outcome.error
 
 

@@ -107,7 +107,7 @@ def test_a_cyclic_distribution_of_slurm_is_refused_with_the_right_option() -> No
         return of_slurm(rank, node, rank // 2)
 
     for outcome in started_by(variables, 2, 2):
-        assert "one would be of learners 0-1 (hosts node0, node1)" in outcome.error
+        assert "learners 0-1 (hosts node0, node1) would form one" in outcome.error
         assert "`srun --distribution=block`" in outcome.error
 
 
