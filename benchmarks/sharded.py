@@ -167,8 +167,8 @@ def measure(quick: bool = False) -> Report:
             f"{1e3 * PACED_S:.0f} ms, of which the rest is slept.",
             "Memory: all tensors of a learner at the end of training, beside those "
             "of FSDP2 alone, in shards (half of the weights).",
-            f"Without `cpu_share=1` a learner exchanges as often as {SHARE} of its time "
-            "allows.",
+            f"Without `cpu_share=1` a learner exchanges as often as {SHARE} of its "
+            "time allows.",
         ],
     )
     steps, repetitions = (WARMUPS + 5, 1) if quick else (STEPS, REPETITIONS)

@@ -113,7 +113,9 @@ def _add_calibrate(commands: _Commands) -> None:
     add.add_argument("--rank", type=int, choices=(0, 1), default=0)
     add.add_argument("--weight-mb", type=float, default=64.0, help="size of weights")
     add.add_argument("--step-s", type=float, help="seconds of your training step")
-    processor = "its processor seconds, of all threads; by default it keeps no core busy"
+    processor = (
+        "its processor seconds, of all threads; by default it keeps no core busy"
+    )
     add.add_argument("--step-processor-s", type=float, default=0.0, help=processor)
     add.set_defaults(command=_calibrate)
 
