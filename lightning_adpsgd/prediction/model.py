@@ -275,6 +275,7 @@ def _without_waiting(
     workload: Workload, scenario: Scenario, costs: Costs, cpu_share: float
 ) -> Prediction:
     num_bytes = workload.weight_bytes
+    scenario, costs = _with_enough_cores(scenario, costs)
     gradients = _alone(scenario, num_bytes)
     mean = sum(gradients) / len(gradients)
     forms = [*_forms(workload, scenario.super_learner_size, costs)]
@@ -298,6 +299,13 @@ def _without_waiting(
         staleness=seen.staleness,
         wire_dtype=form.dtype,
     )
+
+
+def _with_enough_cores(scenario: Scenario, costs: Costs) -> tuple[Scenario, Costs]:
+    """Makes steps that want more cores than a learner has as long as those take."""
+    times = max(1.0, costs.busy / costs.cores)
+    compute = replace(scenario.compute, seconds=times * scenario.compute.seconds)
+    return replace(scenario, compute=compute), replace(costs, busy=costs.busy / times)
 
 
 def _alone(scenario: Scenario, num_bytes: float) -> list[float]:

@@ -288,6 +288,15 @@ def test_exchanges_that_find_idle_cores_take_nothing() -> None:
     assert many.exchanges_per_step > alone.exchanges_per_step
 
 
+def test_steps_that_want_more_cores_than_there_are_share_them() -> None:
+    # Two learners that each keep a core busy have half of one.
+    crowded = Costs(cores=0.5, busy=1.0)
+    assert speed(2, costs=crowded).steps_per_second == pytest.approx(1 / 1.0)
+    # As long waits as work: both find time on one core.
+    waiting = replace(crowded, busy=0.5)
+    assert speed(2, costs=waiting).steps_per_second == pytest.approx(1 / 0.5)
+
+
 def test_exchanges_that_find_no_idle_core_take_a_twentieth() -> None:
     found = speed(2, costs=replace(WORK, cores=2.0))
     exchanges = found.exchanges_per_step
