@@ -179,7 +179,7 @@ class Connections(ServiceThread):
 
     def _say_why_none(self, member: Member, error: Exception) -> None:
         """Logs why a member gave no weights; once as a warning, if the start waits."""
-        reason = getattr(error, "detail", "") or "they have not arrived in time"
+        reason = getattr(error, "detail", str(error)) or "they came too late"
         is_news = self.why_none.get(member.incarnation) != reason
         self.why_none[member.incarnation] = reason
         waits = is_news and not self._thread.is_alive()
