@@ -53,6 +53,7 @@ class Lease:
         num_finished: function for the number of handed-out units that are finished.
 
     Attributes:
+        origin: training whose ledger it is, until it is closed; None: not yet known.
         ledger: last known ledger.
         out: units claimed and handed out but not finished, in the order of training.
         ahead: units claimed but not handed out.
@@ -70,6 +71,7 @@ class Lease:
         num_finished: Callable[[], int],
     ) -> None:
         self.number, self.ledger, self._name, self._rate = number, ledger, name, rate
+        self.origin: str | None = None
         self.num_units = count(ledger.left)
         self.out, self.ahead = deque[int](), deque[int]()
         self.is_fresh, self.is_awaited, self.has_ended = True, False, False

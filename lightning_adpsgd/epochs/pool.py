@@ -1,5 +1,8 @@
 """One pool of work units for all islands: a ledger for each epoch, in the rendezvous.
 
+A ledger belongs to one training, by its origin. A rendezvous that goes on has ledgers
+of earlier trainings of the job too, whose units other weights were trained on.
+
 A separate thread maintains this island's part of the ledger (`ledger`) and claims units
 ahead of need; the training thread takes them.
 
@@ -93,7 +96,7 @@ class IslandPool(ServiceThread):
         self._heard_at = 0.0
         self.away = ""
         self._store: Store | None = None
-        self._written, self._random = set[int](), random.Random()
+        self._written, self._random = set[str](), random.Random()
         self._seen, self._absent_since = set[str](), dict[str, float]()
         self._error: BaseException | None = None
 
@@ -283,14 +286,16 @@ class IslandPool(ServiceThread):
             self._update(store, lease)
             with self._state:
                 self._closed = [one for one in self._closed if one is not lease]
-            store.delete_key(_key(lease.number - 2))
+            store.delete_key(_key(lease, before=2))
         if (lease := self._lease) is not None:
             self._update(store, lease)
             self._note_presence(lease)
 
     def _update(self, store: Store, lease: Lease) -> None:
-        key, signatures = _key(lease.number), self._rendezvous.signatures
-        if lease.number in self._written:
+        if lease.origin is None:
+            lease.origin = self._origin()
+        key, signatures = _key(lease), self._rendezvous.signatures
+        if key in self._written:
             # This one has a time limit of its own, also where the link is cut.
             text = _text(store, key)
         else:
@@ -317,6 +322,11 @@ class IslandPool(ServiceThread):
             f"the pool changed during each of {_TRIES} attempts to change it"
         )
 
+    def _origin(self) -> str:
+        # By the list: while it takes the weights of others, a member itself has none.
+        own = self._members.member
+        return self._members.members.by_number.get(own.number, own).origin
+
     def _step_aside(self, found: Ledger) -> None:
         """Waits for a random time, so that many islands rarely collide."""
         seconds = self._random.uniform(0, _ASIDE_S * len(found.names))
@@ -324,12 +334,12 @@ class IslandPool(ServiceThread):
             self._state.wait_for(lambda: self._ending, seconds)
 
     def _begun_anew(self, store: Store, lease: Lease, instead_of: str) -> str:
-        key = _key(lease.number)
+        key = _key(lease)
         with self._state:
             known = lease.ledger.begun_anew(self.own, uuid.uuid4().hex)
         wanted = self._rendezvous.signatures.sign(known.to_json(), key)
         stored = store.compare_set(key, instead_of, wanted)
-        self._written.add(lease.number)
+        self._written.add(key)
         return stored.decode("utf-8", "replace")
 
     def _applied(self, lease: Lease, plan: Plan) -> None:
@@ -372,8 +382,9 @@ class IslandPool(ServiceThread):
             _log.warning("the pool of batches is back")
 
 
-def _key(epoch: int) -> str:
-    return f"pool/{epoch}"
+def _key(lease: Lease, before: int = 0) -> str:
+    """The key of the ledger of a lease, or of one some epochs before it."""
+    return f"pool/{lease.origin}/{lease.number - before}"
 
 
 def _parsed(text: str | None, lease: Lease) -> Ledger | None:

@@ -42,6 +42,7 @@ from lightning_adpsgd.islands.section_links import SectionLinks
 from lightning_adpsgd.islands.service import ServiceThread
 from lightning_adpsgd.topology.schedule import LiveSchedule
 from lightning_adpsgd.transport.base import PeerLost
+from lightning_adpsgd.transport.links.credentials import BadCredentials
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.sockets import evidence_of, probe
 from lightning_adpsgd.transport.links.transport import LinkTransport
@@ -72,7 +73,8 @@ class Connections(ServiceThread):
     Connections stay open when it ends. Any thread may call `pull`. Both hold `_dialing`
     while they dial and hang up. `_dialed` (the members that are asked) and `_temporary`
     (those that are asked for a `pull` only) also change without it, in single set
-    operations, so that no lost member waits for a dial. `_state` guards `_posted`, what
+    operations, so that no lost member waits for a dial. So does `why_none`, the last
+    reasons that `pull` has logged, by incarnation. `_state` guards `_posted`, what
     communication threads report. `_peers` belongs to the thread.
 
     Args:
@@ -103,7 +105,7 @@ class Connections(ServiceThread):
         self._posted: list[_Posted] = []
         self._dialed, self._temporary = set[int](), set[int]()
         self._peers: dict[str, Peer] = {}  # all members ever met, by incarnation
-        self._probe_around_at = 0.0
+        self._probe_around_at, self.why_none = 0.0, dict[str, str]()
         self.joined = self.lost = 0
         membership.services.append(self)
 
@@ -164,7 +166,7 @@ class Connections(ServiceThread):
                 self._dial(member)
             return self.engine.pull(number, deadline - time.monotonic())
         except (PeerLost, TimeoutError) as error:
-            _log.info("%s gave no weights: %s", member, error)
+            self._say_why_none(member, error)
             has_broken = isinstance(error, PeerLost)
             with self._dialing:
                 # So that the next pull dials again: before the start, no thread does.
@@ -174,6 +176,15 @@ class Connections(ServiceThread):
         finally:
             self._temporary.discard(number)
             self.wake()
+
+    def _say_why_none(self, member: Member, error: Exception) -> None:
+        """Logs why a member gave no weights; once as a warning, if the start waits."""
+        reason = getattr(error, "detail", str(error)) or "they came too late"
+        is_news = self.why_none.get(member.incarnation) != reason
+        self.why_none[member.incarnation] = reason
+        waits = is_news and not self._thread.is_alive()
+        level = logging.WARNING if waits else logging.INFO
+        _log.log(level, "%s gave no weights: %s", member, reason)
 
     # --- the thread
 
@@ -326,7 +337,13 @@ class Connections(ServiceThread):
         """Starts to ask a member; does nothing if it is asked already."""
         if member.number in self._dialed:
             return
-        self._links.ask(member)
+        try:
+            self._links.ask(member)
+        except BadCredentials as error:
+            if not self._thread.is_alive():
+                raise
+            # Those of the start could be used, and the files may be back soon.
+            raise PeerLost(member.number, "connecting", str(error)) from error
         self._dialed.add(member.number)
 
     def _hang_up_on(self, numbers: set[int]) -> None:

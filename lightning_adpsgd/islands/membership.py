@@ -303,6 +303,10 @@ class Membership(ServiceThread):
 
     def _begin_list(self, store: MemberStore) -> None:
         """Begins the list with this island, once it has been empty for long enough."""
+        if self.members.holds(self.member) and not self._was_in:
+            # The request that began the list was answered too late, or never.
+            self._claim_begun(store)
+            return
         if self.members.by_number or not self._begins_list:
             self._empty_since = time.monotonic()
             return
@@ -312,13 +316,21 @@ class Membership(ServiceThread):
         if members.by_number:
             return
         mine = store.signed(self.member._replace(origin=self.member.incarnation))
-        epoch = members.epoch_after(self.members.epoch)
-        first = MemberList(epoch, {mine.number: mine})
+        first = MemberList(members.epoch_after(self.members.epoch), {mine.number: mine})
         # Of several islands that found it empty, only one still finds the same text.
         if store.replace(text, first):
-            with self._state:
-                self.member, self._wanted, self._was_in = mine, True, True
             self._adopt(store, first)
+            self._claim_begun(store)
+
+    def _claim_begun(self, store: MemberStore) -> None:
+        """Enters the list that it has begun; leaves it if `begin_list` has ended."""
+        mine = self.members.by_number[self.member.number]
+        with self._state:
+            if self._begins_list:
+                self.member, self._wanted, self._was_in = mine, True, True
+                return
+        # The next `begin_list` needs an empty list.
+        self._change(store, lambda old: _without(old, [mine.incarnation]))
 
     def _watch_others(self, store: MemberStore) -> tuple[bytes, list[str]]:
         """The version of the list, and the silent incarnations."""

@@ -12,6 +12,7 @@ from datetime import timedelta
 from lightning_adpsgd.gossip.peers import Peers
 from lightning_adpsgd.islands.member_list import Member
 from lightning_adpsgd.transport.base import PeerLost, lane_of
+from lightning_adpsgd.transport.links.credentials import BadCredentials
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.sockets import Address
 from lightning_adpsgd.transport.links.transport import LinkTransport
@@ -72,7 +73,8 @@ class SectionLinks:
         """Starts to ask a member.
 
         Raises:
-            PeerLost, Refused: A section cannot be connected; then no section is.
+            PeerLost, Refused, BadCredentials: A section cannot be connected; then no
+                section is.
         """
         if member.number in self._ending:
             self._break_off(member.number)
@@ -82,7 +84,7 @@ class SectionLinks:
                 transport.connect(
                     member.number, address, self._timeout, member.incarnation
                 )
-        except (PeerLost, Refused):
+        except (PeerLost, Refused, BadCredentials):
             self._break_off(member.number)
             raise
         for peers in self._peers:

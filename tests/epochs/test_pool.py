@@ -34,11 +34,17 @@ CREDENTIALS = Credentials(b"0123456789abcdef")
 class Members:
     """A roll that a test writes."""
 
-    def __init__(self, number: int, names: list[str]) -> None:
-        live = {n: Member(n, name, "", ()) for n, name in enumerate(names)}
+    def __init__(self, number: int, names: list[str], origin: str = "origin") -> None:
+        live = {n: Member(n, name, "", (), origin) for n, name in enumerate(names)}
         self.member, self.members, self.is_in = live[number], MemberList(1, live), True
         self.left, self.steps_of, self.away = frozenset[str](), dict[int, int](), ""
         self.services = list[ServiceThread]()
+
+    def take_weights_of(self, origin: str) -> None:
+        """All of them, as when an island has found itself behind another training."""
+        now = {n: m._replace(origin=origin) for n, m in self.members.by_number.items()}
+        self.member = now[self.member.number]
+        self.members = MemberList(self.members.epoch + 1, now)
 
     def strike_off(self, number: int) -> None:
         rest = {n: m for n, m in self.members.by_number.items() if n != number}
@@ -49,9 +55,16 @@ class Island:
     """Trains as a Trainer does: one batch in hand beyond the one that it trains on."""
 
     def __init__(
-        self, server: Server, number: int, num: int, times: PoolTimeouts, seed: int = 7
+        self,
+        server: Server,
+        number: int,
+        num: int,
+        times: PoolTimeouts,
+        seed: int = 7,
+        origin: str = "origin",
     ) -> None:
-        self.members: Any = Members(number, [f"name {n}" for n in range(num)])
+        names = [f"name {n}" for n in range(num)]
+        self.members: Any = Members(number, names, origin)
         self.pool = IslandPool(
             Rendezvous(server.address, credentials=CREDENTIALS),
             self.members,
@@ -100,9 +113,9 @@ class Island:
 
 @contextmanager
 def pools(
-    server: Server, num: int, times: PoolTimeouts = QUICK
+    server: Server, num: int, times: PoolTimeouts = QUICK, origin: str = "origin"
 ) -> Iterator[list[Island]]:
-    made = [Island(server, number, num, times, seed=number) for number in range(num)]
+    made = [Island(server, n, num, times, n, origin) for n in range(num)]
     try:
         yield made
     finally:
@@ -185,6 +198,68 @@ def test_a_checkpoint_of_one_is_what_all_go_on_with() -> None:
         assert sorted([*trained, *rows(islands).elements()]) == list(range(60))
 
 
+def test_a_resume_trains_again_on_what_came_after_its_checkpoint() -> None:
+    with rendezvous() as server:
+        with pools(server, 1) as (before,):
+            before.begin()
+            for _ in range(5):
+                before.step()
+            state, trained = before.batches.state(), rows([before])
+            before.go_on()
+        with pools(server, 2, origin="another") as islands:
+            assert state is not None
+            islands[0].batches.load(EpochState(*state))
+            islands[0].begin()
+            together([islands[0].go_on, islands[1].run])
+            assert rows(islands) + trained == Counter(range(60))
+
+
+@pytest.mark.parametrize("num_steps", [5, 100])
+def test_a_later_training_finds_no_epoch_of_an_earlier_one_done(num_steps: int) -> None:
+    """The rendezvous goes on, and whoever trained before has ended or was killed."""
+    with rendezvous() as server:
+        with pools(server, 1) as (before,):
+            before.begin()
+            for _ in range(num_steps):
+                before.step()
+        with pools(server, 2, origin="another") as islands:
+            together([island.run for island in islands])
+            assert rows(islands) == Counter(range(60))
+
+
+def test_who_joins_late_gets_the_rest_of_the_epoch_though_its_first_island_left() -> (
+    None
+):
+    with rendezvous() as server, pools(server, 2) as (first, second):
+        together([first.begin, second.begin])
+        for _ in range(3):
+            first.step()
+            second.step()
+        first.batches.close()
+        first.pool.leave(5.0)
+        second.members.strike_off(0)
+        late = Island(server, 2, 3, QUICK)
+        late.members.strike_off(0)
+        together([second.go_on, late.run])
+        late.batches.close()
+        late.pool.leave(5.0)
+        assert rows([first, second, late]) == Counter(range(60))
+
+
+def test_one_that_takes_weights_of_another_training_ends_its_own_epoch_first() -> None:
+    """What it has trained on is done for the weights that it had, and for no others."""
+    with rendezvous() as server, pools(server, 2) as (one, ahead):
+        ahead.members.take_weights_of("another")
+        together([one.begin, ahead.begin])
+        for _ in range(3):
+            one.step()
+        one.members.take_weights_of("another")
+        together([one.go_on, ahead.go_on])
+        assert rows([one]) == rows([ahead]) == Counter(range(60))
+        together([partial(one.run, 1), partial(ahead.run, 1)])
+        assert rows([one, ahead]) == Counter(list(range(60)) * 3)
+
+
 def test_islands_with_other_samples_are_told() -> None:
     with rendezvous() as server, pools(server, 2) as (one, other):
         one.begin()
@@ -208,7 +283,7 @@ def test_nonsense_in_the_place_of_the_ledger_loses_nothing(text: str) -> None:
             for island in islands:
                 island.step()
         client = Rendezvous(server.address, answer_s=60.0)
-        client.ask(lambda store: store.set("pool/0", text))
+        client.ask(lambda store: store.set("pool/origin/0", text))
         client.close()
         together([island.go_on for island in islands])
         assert rows(islands) == Counter(range(60))
@@ -237,11 +312,11 @@ def test_an_old_ledger_that_is_written_again_hands_nothing_out_twice() -> None:
         for island in islands:
             island.begin()
         client = Rendezvous(server.address, answer_s=60.0)
-        old = client.ask(lambda store: store.get("pool/0")).decode()
+        old = client.ask(lambda store: store.get("pool/origin/0")).decode()
         for _ in range(5):
             for island in islands:
                 island.step()
-        client.ask(lambda store: store.set("pool/0", old))
+        client.ask(lambda store: store.set("pool/origin/0", old))
         client.close()
         together([island.go_on for island in islands])
         assert rows(islands) == Counter(range(60))

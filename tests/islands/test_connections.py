@@ -14,6 +14,7 @@ from lightning_adpsgd.islands.peer_status import Event, Peer, Status
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import LiveSchedule, Schedule
 from lightning_adpsgd.transport.base import PeerLost
+from lightning_adpsgd.transport.links.credentials import BadCredentials
 from lightning_adpsgd.transport.links.sockets import probe
 
 OWN, ONE, TWO = (
@@ -229,6 +230,49 @@ def test_a_connection_that_ends_is_in_the_way_of_no_other(
     assert played.disconnected == [1]
     ours._links.break_off_ended()
     assert played.disconnected == [1]
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+def test_credentials_that_go_end_an_island_at_its_start_alone(
+    ours: Connections, played: Played, has_started: bool
+) -> None:
+    def cannot_use(*_: object) -> None:
+        raise BadCredentials("cannot use member.pem")
+
+    ours._thread = SimpleNamespace(  # pyright: ignore[reportAttributeAccessIssue]
+        is_alive=lambda: has_started
+    )
+    played.transport.connect = cannot_use
+    if not has_started:
+        with pytest.raises(BadCredentials, match=r"cannot use member\.pem"):
+            ours.pull(1, 0.01)
+        return
+    assert ours.pull(1, 0.01) is None
+    ours._take_turn()
+    assert {status_of(ours, one) for one in (ONE, TWO)} == {Status.SUSPECT}
+    played.transport.connect = lambda *_: None
+    ours._post(1, Event.CALLED)
+    ours._take_turn()
+    assert ours._dialed == {1}
+
+
+def test_an_island_that_waits_to_start_says_once_why_a_member_gives_nothing(
+    ours: Connections, played: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reason may be a certificate that has expired, and the address right."""
+    reasons = iter(["certificate has expired", "certificate has expired", "it broke"])
+
+    def fail(*_: object) -> None:
+        raise PeerLost(1, "connecting to 127.0.0.1:2", next(reasons))
+
+    played.transport.connect = fail
+    for _ in range(3):
+        assert ours.pull(1, 0.01) is None
+    expected = (
+        f"{ONE} gave no weights: connecting to 127.0.0.1:2: {why}"
+        for why in ("certificate has expired", "it broke")
+    )
+    assert [record.getMessage() for record in caplog.records] == [*expected]
 
 
 def test_a_member_without_an_address_cannot_be_reached_and_ends_nothing(

@@ -412,6 +412,53 @@ def test_nobody_begins_a_list_that_was_written_since_it_was_read(turns: Turns) -
     assert not turns.one.is_in
 
 
+@pytest.mark.parametrize("raises_version", [True, False])
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_the_first_of_a_list_goes_on_where_the_answer_came_too_late(
+    turns: Turns, is_waited_for: bool, raises_version: bool
+) -> None:
+    """Nobody else on that list could ever give it weights."""
+    turns.one._begins_list = True
+    turns.take()
+    replace = MemberStore.replace
+
+    def late(store: MemberStore, text: str, members: MemberList) -> bool:
+        if raises_version:
+            replace(store, text, members)
+        else:
+            store.store.compare_set("members", text, members.to_json())
+        raise RendezvousUnreachable("no answer within 2 s")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemberStore, "replace", late)
+        turns.take(1, 6.0)
+    assert (turns.numbers, turns.one.is_in) == ({0}, False)
+    turns.one._begins_list = is_waited_for
+    turns.take(10)
+    if not is_waited_for:
+        assert (turns.numbers, turns.one.is_in) == (set(), False)
+        turns.one._begins_list = True
+        turns.take(13)
+    assert (turns.numbers, turns.one.is_in) == ({0}, True)
+    assert turns.one.member.origin == "mine"
+
+
+def test_who_has_given_up_beginning_a_list_begins_none(turns: Turns) -> None:
+    turns.one._begins_list = True
+    turns.take()
+    replace = MemberStore.replace
+
+    def late(store: MemberStore, text: str, members: MemberList) -> bool:
+        turns.one._begins_list = False
+        return replace(store, text, members)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemberStore, "replace", late)
+        turns.take(1, 6.0)
+    turns.take()
+    assert (turns.numbers, turns.one.is_in) == (set(), False)
+
+
 THEIRS = OTHER._replace(origin="theirs")
 
 

@@ -92,7 +92,10 @@ def connect(address: Address, seconds: float = _CONNECT_S) -> socket.socket:
 
     The other host's kernel accepts a connection, whatever its process does.
     """
-    return socket.create_connection(address, min(seconds, _CONNECT_S))
+    try:
+        return socket.create_connection(address, min(seconds, _CONNECT_S))
+    except UnicodeError as error:
+        raise OSError(f"{address.host!r} cannot be a host's name: {error}") from error
 
 
 def probe(address: Address) -> OSError | None:

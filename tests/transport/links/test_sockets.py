@@ -44,6 +44,15 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         Address.parse(text)
 
 
+@pytest.mark.parametrize("host", ["a..b", ".", "x" * 64, "\udc80"])
+def test_what_can_be_no_name_of_a_host_is_not_reached(host: str) -> None:
+    """Anyone can write such an address into a rendezvous without a token."""
+    error = probe(Address(host, 80))
+    assert isinstance(error, OSError)
+    assert f"{host!r} cannot be a host's name" in str(error)
+    assert evidence_of(error) == ""
+
+
 def test_a_deadline_passes() -> None:
     assert 0 < Deadline(60).left() <= 60
     with pytest.raises(TimeoutError):
