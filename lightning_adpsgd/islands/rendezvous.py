@@ -48,6 +48,7 @@ _NO_CREDENTIALS = Credentials()
 # How long a client tries to connect.
 _CONNECT = timedelta(seconds=1)
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_borrowing = threading.Lock()
 
 
 class RendezvousUnreachable(Exception):
@@ -229,7 +230,11 @@ def _borrowed(number: int) -> Iterator[socket.socket]:
     """Wraps a descriptor as a socket, without a copy that would need another one."""
     if not stat.S_ISSOCK(os.fstat(number).st_mode):
         raise OSError("not a socket")
-    sock = socket.socket(fileno=number)
+    with _borrowing:
+        # The program's default timeout for sockets would make torch's non-blocking.
+        is_blocking = os.get_blocking(number)
+        sock = socket.socket(fileno=number)
+        os.set_blocking(number, is_blocking)
     try:
         yield sock
     finally:
