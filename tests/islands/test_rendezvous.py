@@ -95,6 +95,20 @@ def test_a_name_that_is_looked_up_for_long_is_an_outage(
         client.close()
 
 
+def test_the_store_is_asked_at_the_address_of_a_name_that_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch would try the first one alone, which may be down."""
+    connect = rendezvous_module.connect
+    with rendezvous() as server:
+        place = Address(server.address.host, server.address.port)
+        monkeypatch.setattr(rendezvous_module, "connect", lambda _: connect(place))
+        address = server.address._replace(host="a-name.invalid")
+        client = Rendezvous(address, answer_s=PATIENCE_S)
+        assert client.ask(lambda store: store.add("n", 1)) == 1
+        client.close()
+
+
 def test_a_flood_does_not_take_the_places_of_those_who_are_there(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
