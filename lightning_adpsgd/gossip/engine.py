@@ -342,7 +342,12 @@ class Gossip(Communication, Exchanges):
         """
         deadline = time.monotonic() + seconds
         pulls = [peers.pull(peer) for peers in self.peers_by_section]
-        found = [one.result(max(0.0, deadline - time.monotonic())) for one in pulls]
+        try:
+            found = [one.result(max(0.0, deadline - time.monotonic())) for one in pulls]
+        finally:
+            # What is not under way need not cross a link that is too slow for it.
+            for one in pulls:
+                one.cancel()
         values = [value for pulled in found for value in pulled.values]
         return Pulled(max(pulled.position for pulled in found), values)
 

@@ -181,7 +181,7 @@ class Asker:
         self.called.set()
 
     def pull(self) -> "Future[Pulled]":
-        """Asks for the peer's weights."""
+        """Asks for the peer's weights; to cancel the future is to give up on them."""
         future: Future[Pulled] = Future()
         with self._state:
             self._pulls.append(future)
@@ -205,9 +205,7 @@ class Asker:
     def give_up(self) -> None:
         """Fails all pulls that are still waiting for the peer's weights."""
         lost = PeerLost(self._peer, "pulling its weights", "the connection has ended")
-        with self._state:
-            pulls, self._pulls = self._pulls, deque()
-        for future in pulls:
+        while (future := self._next_waiting()) is not None:
             future.set_exception(lost)
         self.ended.set()
 
@@ -273,10 +271,27 @@ class Asker:
         )
 
     def _pull_all(self) -> None:
-        while self._pulls and self._goes_on():
-            # It stays in the queue meanwhile, where `give_up` finds it after a loss.
-            self._pulls[0].set_result(self._lane.pull())
-            self._pulls.popleft()
+        while self._is_pulled() and self._goes_on():
+            pulled = self._lane.pull()
+            # The one that has asked for them may have given up, and another has not.
+            if (future := self._next_waiting()) is not None:
+                future.set_result(pulled)
+
+    def _is_pulled(self) -> bool:
+        """Whether anyone waits for the peer's weights."""
+        with self._state:
+            while self._pulls and self._pulls[0].cancelled():
+                self._pulls.popleft()
+            return bool(self._pulls)
+
+    def _next_waiting(self) -> "Future[Pulled] | None":
+        """Takes the first of the futures that nobody has cancelled."""
+        with self._state:
+            while self._pulls:
+                future = self._pulls.popleft()
+                if future.set_running_or_notify_cancel():
+                    return future
+        return None
 
 
 class Peers:

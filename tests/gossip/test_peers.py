@@ -148,6 +148,40 @@ def test_weights_are_pulled_before_an_exchange_that_waits_for_its_turn(
     assert lane.heard == [(PULL,), (REQUEST,)]
 
 
+def test_weights_that_nobody_waits_for_any_more_are_not_asked_for(
+    played: Played,
+) -> None:
+    """Over a link that is too slow for them, they would hold up all exchanges."""
+    given_up = [played.asker.pull() for _ in range(3)]
+    for one in given_up[:2]:
+        one.cancel()
+    played.asker._wait_and_ask()
+    assert played.lane.heard == [(PULL,)]
+    assert given_up[2].result(0) == Pulled(BEGINNING, [])
+
+
+def test_weights_on_their_way_are_for_the_one_that_still_waits(played: Played) -> None:
+    pulls = [played.asker.pull()]
+    pull = played.lane.pull
+
+    def takes_long() -> Pulled:
+        pulls[0].cancel()
+        pulls.append(played.asker.pull())
+        return pull()
+
+    played.lane.pull = takes_long  # pyright: ignore[reportAttributeAccessIssue]
+    played.asker._wait_and_ask()
+    assert played.lane.heard == [(PULL,)]
+    assert pulls[1].result(0) == Pulled(BEGINNING, [])
+
+
+def test_a_loss_is_told_to_those_that_still_wait(played: Played) -> None:
+    given_up, waits = played.asker.pull(), played.asker.pull()
+    given_up.cancel()
+    played.asker.give_up()
+    assert isinstance(waits.exception(0), PeerLost)
+
+
 def test_one_that_is_asked_is_dropped_once_and_any_other_at_once(
     played: Played,
 ) -> None:
