@@ -16,7 +16,7 @@ from typing_extensions import override
 from lightning_adpsgd.gossip import exchange as exchange_module
 from lightning_adpsgd.gossip import pairing
 from lightning_adpsgd.gossip.codecs import INT4, WireChoice
-from lightning_adpsgd.gossip.exchange import ALIVE, ASKS, Lane, Lanes
+from lightning_adpsgd.gossip.exchange import ALIVE, ASKS, PULL, Lane, Lanes
 from lightning_adpsgd.gossip.protocol import Outcome, Position
 from lightning_adpsgd.gossip.quarantine import NUM_FIRST
 from lightning_adpsgd.gossip.wire import Buffers
@@ -358,6 +358,7 @@ ON_THE_WIRE = {
         "FAR": 3,
     },
     "forms": (1, 11, 15, 16),
+    "piece": 131_072,
     "position": ("steps", "samples", "epochs"),
     "bytes": [
         [24, 80_016, 16],
@@ -398,10 +399,29 @@ def test_what_crosses_a_lane_is_that_of_its_protocol() -> None:
         "protocol": PROTOCOL,
         "words": {name: words[name] for name in words if name[0] != "_"},
         "forms": ASKS,
+        "piece": exchange_module._PIECE_ELEMENTS,
         "position": Position._fields,
         "bytes": [bytes_sent(ends, form) for form in range(len(ASKS))],
     }
     assert found == ON_THE_WIRE
+
+
+def test_who_pulls_weights_sees_how_much_of_them_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange_module, "_PIECE_ELEMENTS", 2)
+    ends = two_ends(torch.zeros(6), torch.arange(6.0), chunk_elements=4)
+    shares = list[float]()
+
+    def give() -> None:
+        assert ends[1].lane.hear() == PULL
+        ends[1].lane.give(Position(steps=5))
+
+    pull = lambda: ends[0].lane.pull(shares.append)  # noqa: E731
+    pulled, _ = together([pull, give])
+    assert pulled.position.steps == 5
+    assert torch.cat(pulled.values).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert shares == [1 / 3, 2 / 3, 1.0]
 
 
 def test_where_an_exchange_takes_long_half_a_byte_per_weight_is_sent() -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd import __version__
-from lightning_adpsgd.gossip.exchange import Lane, _Exchange
+from lightning_adpsgd.gossip import exchange
+from lightning_adpsgd.gossip.exchange import Channel, Lane, _Exchange
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.connections import MOST_UNLISTED, Connections
@@ -331,6 +333,42 @@ def test_a_mean_waits_for_nobody_who_says_nothing(
         assert mean.members == 2
         torch.testing.assert_close(torch.cat(mean.values), rows[:2].mean(0))
         release.set()
+
+
+@pytest.fixture
+def slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights take 3 s over it, of which each piece takes less than one."""
+    receive = Channel.receive
+
+    def slowly(channel: Channel, into: Tensor) -> None:
+        time.sleep(0.4)
+        receive(channel, into)
+
+    monkeypatch.setattr(exchange, "_PIECE_ELEMENTS", 1)
+    monkeypatch.setattr(Channel, "receive", slowly)
+
+
+def is_impatient(one: Trained) -> None:
+    timeouts = replace(PATIENCE, pull=timedelta(seconds=1))
+    one.island._timeouts = one.island._joining._timeouts = timeouts
+
+
+@pytest.mark.usefixtures("slow_link")
+def test_an_island_joins_and_comes_back_over_a_link_that_is_slow_for_its_weights() -> (
+    None
+):
+    rows = random_rows(2)
+    with rendezvous() as server, archipelago(server, rows[:1]) as (first,):
+        joiner = Trained(server, rows[1])
+        is_impatient(joiner)
+        joiner.island.start()
+        assert torch.equal(joiner.vector, first.vector)
+        all_see([first, joiner], 2)
+        with joiner.stopped():
+            all_see([first], 1)
+            joiner.vector.fill_(1000.0)
+        assert joiner.until_it_has_rejoined() == first.island.position
+        joiner.island.stop()
 
 
 def test_a_diverged_island_is_in_no_mean_and_gives_no_joiner_its_weights() -> None:
