@@ -469,10 +469,10 @@ def test_a_slow_join_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         joiner, gate, arrived = Trained(server, rows[2]), *_events(2)
         pull = Lane.pull
 
-        def pull_slowly(lane: Lane) -> Any:
+        def pull_slowly(lane: Lane, *how: Any) -> Any:
             arrived.set()
             assert gate.wait(PATIENCE_S)
-            return pull(lane)
+            return pull(lane, *how)
 
         monkeypatch.setattr(Lane, "pull", pull_slowly)
         thread = threading.Thread(target=joiner.island.start)
@@ -606,12 +606,12 @@ def test_a_joiner_dials_again_after_its_first_connection_has_broken(
 ) -> None:
     broken, pull = list[int](), Lane.pull
 
-    def break_once(lane: Lane) -> Any:
+    def break_once(lane: Lane, *how: Any) -> Any:
         if not broken:
             broken.append(lane.channel.peer)
             assert isinstance(lane.channel.transport, LinkTransport)
             lane.channel.transport.disconnect(lane.channel.peer)
-        return pull(lane)
+        return pull(lane, *how)
 
     rows = random_rows(2)
     with rendezvous() as server, archipelago(server, rows[:1]) as (one,):
