@@ -17,7 +17,7 @@ from lightning_adpsgd.gossip import exchange as exchange_module
 from lightning_adpsgd.gossip import pairing
 from lightning_adpsgd.gossip.codecs import INT4, WireChoice
 from lightning_adpsgd.gossip.exchange import ALIVE, ASKS, PULL, Lane, Lanes
-from lightning_adpsgd.gossip.protocol import Outcome, Position
+from lightning_adpsgd.gossip.protocol import Outcome, Position, Pulled
 from lightning_adpsgd.gossip.quarantine import NUM_FIRST
 from lightning_adpsgd.gossip.wire import Buffers
 from lightning_adpsgd.transport.base import PeerLost, Pending, Transport
@@ -417,8 +417,9 @@ def test_who_pulls_weights_sees_how_much_of_them_has_come(
         assert ends[1].lane.hear() == PULL
         ends[1].lane.give(Position(steps=5))
 
-    pull = lambda: ends[0].lane.pull(shares.append)  # noqa: E731
-    pulled, _ = together([pull, give])
+    found = list[Pulled]()
+    together([lambda: found.append(ends[0].lane.pull(shares.append)), give])
+    (pulled,) = found
     assert pulled.position.steps == 5
     assert torch.cat(pulled.values).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert shares == [1 / 3, 2 / 3, 1.0]

@@ -157,7 +157,8 @@ def test_one_that_does_not_come_back_says_so_ever_less_often(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     learner = Learner(0, HashStore(), {1: 50, 2: 60})
-    learner.joining._connections.pull = lambda *_: None
+    connections: Any = learner.joining._connections
+    connections.pull = lambda *_: None
     for _ in range(5):
         assert learner.joining.weights_of_neighbours() is None
     said = [one.message for one in caplog.records]
@@ -165,7 +166,7 @@ def test_one_that_does_not_come_back_says_so_ever_less_often(
         f"(asked {number} times)" in text
         for number, text in zip((1, 2, 4), said, strict=True)
     )
-    learner.joining._connections.pull = learner._pull
+    connections.pull = learner._pull
     assert learner.joining.weights_of_neighbours() is not None
     assert len(caplog.records) == 3
 
