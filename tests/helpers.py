@@ -70,6 +70,16 @@ def free_port() -> int:
             return port
 
 
+@contextmanager
+def default_timeout(seconds: float) -> Iterator[None]:
+    """A program that has set a timeout for all sockets, as downloaders do."""
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(None)
+
+
 def together(actions: Sequence[Callable[[], T]]) -> list[T]:
     """Runs every action in a thread of its own; raises the first exception at once."""
     results: queue.SimpleQueue[tuple[int, T | BaseException]] = queue.SimpleQueue()

@@ -334,15 +334,32 @@ class Gossip(Communication, Exchanges):
 
     # --- weights as a whole, in the chunks that `Replica.snapshot` gives
 
-    def pull(self, peer: int, seconds: float) -> Pulled:
+    def pull(
+        self, peer: int, seconds: float, watch: Callable[[float], None] | None = None
+    ) -> Pulled:
         """The weights of a peer that is asked, at the furthest of their positions.
 
+        Args:
+            seconds: longest time for all of them; with a `watch`, longest time without
+                any progress.
+            watch: as for `Pull.result_while_it_moves`.
+
         Raises:
-            PeerLost, TimeoutError: They did not come within so many seconds.
+            PeerLost, TimeoutError: They did not come in time.
         """
         deadline = time.monotonic() + seconds
         pulls = [peers.pull(peer) for peers in self.peers_by_section]
-        found = [one.result(max(0.0, deadline - time.monotonic())) for one in pulls]
+        try:
+            found = [
+                one.result(max(0.0, deadline - time.monotonic()))
+                if watch is None
+                else one.result_while_it_moves(seconds, watch)
+                for one in pulls
+            ]
+        finally:
+            # What is not under way need not cross a link that is too slow for it.
+            for one in pulls:
+                one.cancel()
         values = [value for pulled in found for value in pulled.values]
         return Pulled(max(pulled.position for pulled in found), values)
 

@@ -24,7 +24,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
@@ -71,6 +71,9 @@ ASKS = (ASK, 11, 15, 16)
 there is time: `ADMIT` answers it when the asked end is free, and `DECLINE` says that
 the asker no longer is. The numbers between are the words of `pairing`.
 """
+
+# Of one message of a pull, by which the asking end sees that weights still come.
+_PIECE_ELEMENTS = 1 << 17
 
 
 class Channel(NamedTuple):
@@ -197,10 +200,13 @@ class Lane:
         form = ASKS.index(int(self._theirs[0]))
         return self._exchange([self._post_word(GRANT, num_under_way)], form)
 
-    def pull(self) -> Pulled:
+    def pull(self, on_piece: Callable[[float], None] = lambda share: None) -> Pulled:
         """Asks for the peer's weights in full precision.
 
         It changes no weights, and thus no mean.
+
+        Args:
+            on_piece: function called with the share of the weights that has come.
         """
         self.channel.wait([self._post_hearing(), self._post_word(PULL, 0)])
         position = torch.zeros(len(Position._fields), dtype=torch.int64, device="cpu")
@@ -209,8 +215,10 @@ class Lane:
             torch.empty(len(chunk), dtype=chunk.dtype, device="cpu")
             for chunk in self._chunks
         ]
-        for value in values:
-            self.channel.receive(value)
+        pieces = _pieces_of(values)
+        for number, piece in enumerate(pieces, 1):
+            self.channel.receive(piece)
+            on_piece(number / len(pieces))
         sums = torch.zeros(len(values) + 2, dtype=torch.int64, device="cpu")
         self.channel.receive(sums)
         doing, came = "pulling its weights", [position, *values]
@@ -228,7 +236,7 @@ class Lane:
         numbers = torch.tensor(position, dtype=torch.int64, device="cpu")
         sums = torch.zeros(len(values) + 2, dtype=torch.int64, device="cpu")
         write_seal(sums, [checksum(tensor) for tensor in (numbers, *values)])
-        for tensor in (numbers, *values, sums):
+        for tensor in (numbers, *_pieces_of(values), sums):
             self.channel.wait([self.channel.post_send(tensor)])
 
     def _exchange(self, greeting: list[Pending], form: int) -> Outcome:
@@ -261,6 +269,10 @@ class Lane:
 
     def _post_hearing(self) -> Pending:
         return self.channel.post_receive(self._theirs)
+
+
+def _pieces_of(values: Iterable[Tensor]) -> list[Tensor]:
+    return [piece for value in values for piece in value.split(_PIECE_ELEMENTS)]
 
 
 class _Crossing(NamedTuple):

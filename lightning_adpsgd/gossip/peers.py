@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 
 import torch
@@ -36,7 +36,7 @@ from lightning_adpsgd.transport.background import in_background
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.weights.streams import side_stream
 
-_LONGEST_SILENCE_S = 10.0
+_LONGEST_SILENCE_S, _LOOK_S = 10.0, 0.5
 
 
 def silence_s(timeout: timedelta) -> float:
@@ -137,10 +137,46 @@ class Threads:
             self.fail(error)
 
 
+class Pull(Future[Pulled]):
+    """Somebody's wait for the weights of a peer, in one section.
+
+    Attributes:
+        share: share of the weights that has come.
+        moved_at: time at which a piece of them came last, or the wait began.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share, self.moved_at = 0.0, time.monotonic()
+
+    def moved(self, share: float) -> None:
+        """Notes that a piece has come."""
+        self.share, self.moved_at = share, time.monotonic()
+
+    def result_while_it_moves(
+        self, seconds: float, watch: Callable[[float], None]
+    ) -> Pulled:
+        """The weights, however long they take.
+
+        Args:
+            seconds: longest time without a piece of them.
+            watch: function called now and then with the share that has come; what it
+                raises ends the wait.
+
+        Raises:
+            TimeoutError: No piece has come for so many seconds.
+        """
+        while (left := self.moved_at + seconds - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                return self.result(min(left, _LOOK_S))
+            watch(self.share)
+        return self.result(0)
+
+
 class Asker:
     """The work of the thread that asks a peer, and its controls for other threads.
 
-    `_state` guards `_pulls`, the futures of the peer's weights, and `_words`, to be
+    `_state` guards `_pulls`, the waits for the peer's weights, and `_words`, to be
     sent in this order before any exchange. Any thread may set the events: `_due`, which
     says that an exchange is to be asked for, and those below.
 
@@ -167,7 +203,7 @@ class Asker:
         self._silence_s = silence_s(lane.channel.timeout)
         self.called, self._due = threading.Event(), threading.Event()
         self.gone, self.ended = threading.Event(), threading.Event()
-        self._pulls: deque[Future[Pulled]] = deque()
+        self._pulls: deque[Pull] = deque()
         self._words = deque[int]()
 
     def say(self, word: int) -> None:
@@ -180,14 +216,14 @@ class Asker:
         self._due.set()
         self.called.set()
 
-    def pull(self) -> "Future[Pulled]":
-        """Asks for the peer's weights."""
-        future: Future[Pulled] = Future()
+    def pull(self) -> Pull:
+        """Asks for the peer's weights; to cancel it is to give up on them."""
+        pull = Pull()
         with self._state:
-            self._pulls.append(future)
+            self._pulls.append(pull)
             self._state.notify_all()
         self.called.set()
-        return future
+        return pull
 
     def drop(self) -> None:
         """Stops asking the peer; an exchange under way is completed."""
@@ -205,10 +241,8 @@ class Asker:
     def give_up(self) -> None:
         """Fails all pulls that are still waiting for the peer's weights."""
         lost = PeerLost(self._peer, "pulling its weights", "the connection has ended")
-        with self._state:
-            pulls, self._pulls = self._pulls, deque()
-        for future in pulls:
-            future.set_exception(lost)
+        while (pull := self._next_waiting()) is not None:
+            pull.set_exception(lost)
         self.ended.set()
 
     def _goes_on(self) -> bool:
@@ -273,10 +307,32 @@ class Asker:
         )
 
     def _pull_all(self) -> None:
-        while self._pulls and self._goes_on():
-            # It stays in the queue meanwhile, where `give_up` finds it after a loss.
-            self._pulls[0].set_result(self._lane.pull())
-            self._pulls.popleft()
+        while self._is_pulled() and self._goes_on():
+            pulled = self._lane.pull(self._note_piece)
+            # The one that has asked for them may have given up, and another has not.
+            if (pull := self._next_waiting()) is not None:
+                pull.set_result(pulled)
+
+    def _note_piece(self, share: float) -> None:
+        with self._state:
+            for pull in self._pulls:
+                pull.moved(share)
+
+    def _is_pulled(self) -> bool:
+        """Whether anyone waits for the peer's weights."""
+        with self._state:
+            while self._pulls and self._pulls[0].cancelled():
+                self._pulls.popleft()
+            return bool(self._pulls)
+
+    def _next_waiting(self) -> Pull | None:
+        """Takes the first that has not been cancelled."""
+        with self._state:
+            while self._pulls:
+                pull = self._pulls.popleft()
+                if pull.set_running_or_notify_cancel():
+                    return pull
+        return None
 
 
 class Peers:
@@ -348,14 +404,14 @@ class Peers:
                 forgotten.set()
         self.drop(peer)
 
-    def pull(self, peer: int) -> "Future[Pulled]":
-        """Asks an added peer for its weights; the future fails with `PeerLost`."""
+    def pull(self, peer: int) -> Pull:
+        """Asks an added peer for its weights; it fails with `PeerLost`."""
         with self._state:
             if (asker := self._askers.get(peer)) is not None:
                 return asker.pull()
-        future: Future[Pulled] = Future()
-        future.set_exception(PeerLost(peer, "pulling its weights", "not connected"))
-        return future
+        pull = Pull()
+        pull.set_exception(PeerLost(peer, "pulling its weights", "not connected"))
+        return pull
 
     def say(self, words: Iterable[Word]) -> None:
         """Queues words for peers, in order; the caller holds the engine's lock."""

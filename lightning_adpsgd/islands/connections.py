@@ -150,8 +150,13 @@ class Connections(ServiceThread):
         if for_good:
             self._post(number, Event.GOODBYE)
 
-    def pull(self, number: int, seconds: float) -> Pulled | None:
+    def pull(
+        self, number: int, seconds: float, watch: Callable[[float], None] | None = None
+    ) -> Pulled | None:
         """The weights of a member; None if it does not answer in time.
+
+        Args:
+            seconds: as for `Gossip.pull`, with or without a `watch`.
 
         Raises:
             Refused: The two islands do not match; the message says why.
@@ -164,7 +169,7 @@ class Connections(ServiceThread):
         try:
             with self._dialing:
                 self._dial(member)
-            return self.engine.pull(number, deadline - time.monotonic())
+            return self.engine.pull(number, deadline - time.monotonic(), watch)
         except (PeerLost, TimeoutError) as error:
             self._say_why_none(member, error)
             has_broken = isinstance(error, PeerLost)

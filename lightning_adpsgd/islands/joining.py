@@ -2,12 +2,14 @@
 
 import json
 import logging
+import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -52,7 +54,8 @@ class Timeouts:
 
     Args:
         start: time for the rendezvous and the weights of others at its start.
-        pull: time for the weights of one island, for a joining island or a validation.
+        pull: time for the weights of one island, for a validation; for an island that
+            joins or comes back, time without any progress.
         mean: time for the weights of all islands together, when their mean is taken.
         heartbeat: interval of heartbeats, and silence after which an island counts as
             dead.
@@ -97,6 +100,8 @@ class Joining:
         self._timeouts, self._timeout = timeouts, timeout
         self._refusal: Refused | None = None
         self._num_looks, self.origin = 0, ""
+        self._on_progress: Callable[[str], None] = lambda what: None
+        self._pull_until, self._num_in_vain = math.inf, 0
         self._shares_epochs = shares_epochs
 
     def await_number(self) -> None:
@@ -153,6 +158,7 @@ class Joining:
             f"the weights of super-learners on the member list of {self._address}",
             "check whether this machine can reach their addresses, and what they print",
         )
+        self._on_progress = wait.go_on
         while True:
             self._membership.refresh(self._timeouts.pull.total_seconds())
             self._connections.take_number()
@@ -249,7 +255,18 @@ class Joining:
         if no island answers.
         """
         self.origin = self._furthest_origin()
-        return self._weights_of_origin()
+        self._on_progress = lambda what: None
+        found = self._weights_of_origin()
+        listed = self._membership.members.by_number
+        self._num_in_vain = self._num_in_vain + 1 if listed and not found else 0
+        if self._num_in_vain.bit_count() == 1:  # 1, 2, 4, ...: a long cut fills no disk
+            _log.warning(
+                "this island needs the weights of the others to exchange with them "
+                "again, and %s (asked %d times). It trains alone, and asks again",
+                self._why_none(),
+                self._num_in_vain,
+            )
+        return found
 
     def _weights_of_origin(self) -> Pulled | None:
         members, own = self._membership.members, self._membership.member.number
@@ -261,6 +278,9 @@ class Joining:
         peers = LiveSchedule.of(schedule, others, own).peers()
         near = [n for n in others if n in peers][:_MOST_NEIGHBOURS]
         rest = (number for number in others if number not in near)
+        if self._group.size > 1:
+            # The other learners of this island wait for these weights.
+            self._pull_until = time.monotonic() + self._timeout.total_seconds() / 2
         pulled = filter(None, map(self._pull_finite, near))
         found = mean_of(pulled, self._shares_epochs)
         return found or next(filter(None, map(self._pull_finite, rest)), None)
@@ -268,11 +288,17 @@ class Joining:
     def _pull_finite(self, number: int) -> Pulled | None:
         seconds = self._timeouts.pull.total_seconds()
         try:
-            pulled = self._connections.pull(number, seconds)
+            watch = partial(self._watch, number)
+            pulled = self._connections.pull(number, seconds, watch)
         except Refused as error:
             self._refusal = error
             return None
         return pulled if pulled is not None and all_finite(pulled.values) else None
+
+    def _watch(self, number: int, share: float) -> None:
+        self._on_progress(f"{share:.0%} of the weights of super-learner {number} came")
+        if time.monotonic() > self._pull_until:
+            raise TimeoutError(f"{share:.0%} of the weights came in time")
 
 
 def _first_address(member: Member) -> str:

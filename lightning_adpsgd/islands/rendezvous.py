@@ -48,6 +48,8 @@ _NO_CREDENTIALS = Credentials()
 # How long a client tries to connect.
 _CONNECT = timedelta(seconds=1)
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_AS_NUMBERS = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+_borrowing = threading.Lock()
 
 
 class RendezvousUnreachable(Exception):
@@ -106,6 +108,7 @@ class Rendezvous:
         credentials: Credentials = _NO_CREDENTIALS,
     ) -> None:
         self.address, self._answer_s = address, answer_s
+        self._host = address.host
         self.signatures = Signatures(credentials, address.job)
         self._store: Store | None = None
         self._line: socket.socket | None = None
@@ -155,11 +158,15 @@ class Rendezvous:
         # A look-up of the name has no time limit: a late line serves the next request.
         line = connect(Address(self.address.host, self.address.port))
         tune(line)
-        self._server, self._line = _host_and_port(line.getpeername()), line
+        place = line.getpeername()
+        # The one of a name's addresses that answers, with its zone: torch would spend
+        # all its time on the first of them.
+        self._host, _ = socket.getnameinfo(place, _AS_NUMBERS)
+        self._server, self._line = _host_and_port(place), line
 
     def _make_store(self) -> Store:
         plain = TCPStore(
-            self.address.host,
+            self._host,
             self.address.port,
             timeout=_CONNECT,
             is_master=False,
@@ -229,7 +236,11 @@ def _borrowed(number: int) -> Iterator[socket.socket]:
     """Wraps a descriptor as a socket, without a copy that would need another one."""
     if not stat.S_ISSOCK(os.fstat(number).st_mode):
         raise OSError("not a socket")
-    sock = socket.socket(fileno=number)
+    with _borrowing:
+        # The program's default timeout for sockets would make torch's non-blocking.
+        is_blocking = os.get_blocking(number)
+        sock = socket.socket(fileno=number)
+        os.set_blocking(number, is_blocking)
     try:
         yield sock
     finally:

@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from concurrent.futures import Future
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from lightning_adpsgd.gossip import exchange
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import CoreShare
-from lightning_adpsgd.gossip.protocol import exchange_weight
+from lightning_adpsgd.gossip.protocol import Pulled, exchange_weight
 from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
@@ -587,6 +588,15 @@ def test_a_silent_peer_is_lost_by_name_after_the_timeout() -> None:
     gossip.abort()
     assert len(errors) == 1
     assert engine_threads() == []
+
+
+def test_weights_that_do_not_come_in_time_are_given_up() -> None:
+    pull, other = Future[Pulled](), Future[Pulled]()
+    sections = [SimpleNamespace(pull=lambda peer, it=it: it) for it in (pull, other)]
+    engine: Any = SimpleNamespace(peers_by_section=sections)
+    with pytest.raises(TimeoutError):
+        Gossip.pull(engine, 1, 0.0)
+    assert (pull.cancelled(), other.cancelled()) == (True, True)
 
 
 def test_an_abort_waits_for_no_peer() -> None:

@@ -4,7 +4,7 @@ import math
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_adpsgd.gossip import exchange as exchange_module
+from lightning_adpsgd.gossip import pairing
 from lightning_adpsgd.gossip.codecs import INT4, WireChoice
-from lightning_adpsgd.gossip.exchange import ALIVE, ASKS, Lane, Lanes
-from lightning_adpsgd.gossip.protocol import Outcome
+from lightning_adpsgd.gossip.exchange import ALIVE, ASKS, PULL, Lane, Lanes
+from lightning_adpsgd.gossip.protocol import Outcome, Position, Pulled
 from lightning_adpsgd.gossip.quarantine import NUM_FIRST
 from lightning_adpsgd.gossip.wire import Buffers
 from lightning_adpsgd.transport.base import PeerLost, Pending, Transport
-from lightning_adpsgd.weights.replica import PART_ELEMENTS, Replica
+from lightning_adpsgd.transport.links.peer_info import PROTOCOL
+from lightning_adpsgd.weights.replica import CHUNK_ELEMENTS, PART_ELEMENTS, Replica
 from tests.helpers import PATIENCE, together
 from tests.threads import ThreadTransport
 
@@ -328,6 +331,98 @@ BIG = 1 << 17
 def bytes_of(ends: list[End], step_seconds: float) -> list[int]:
     outcomes = exchange(ends, step_seconds=step_seconds)
     return [outcome.bytes_sent for outcome in outcomes]
+
+
+# What both ends must mean alike. To change any of it, raise `PROTOCOL`, by which two
+# versions refuse each other: otherwise they connect, and one waits for the other.
+ON_THE_WIRE = {
+    "protocol": 3,
+    "words": {
+        "ASK": 1,
+        "ALIVE": 2,
+        "LEAVE": 3,
+        "GRANT": 4,
+        "PULL": 5,
+        "READY": 6,
+        "GONE": 7,
+        "OFFER": 8,
+        "YES": 9,
+        "NO": 10,
+        "REQUEST": 12,
+        "ADMIT": 13,
+        "DECLINE": 14,
+        "REST": 17,
+        "FINE": 0,
+        "DAMAGED": 1,
+        "NOT_FINITE": 2,
+        "FAR": 3,
+    },
+    "forms": (1, 11, 15, 16),
+    "piece": 131_072,
+    "position": ("steps", "samples", "epochs"),
+    "bytes": [
+        [24, 80_016, 16],
+        [24, 20_656, 16],
+        [24, 10_760, 16],
+        [24, 1112, 1112, *[1128] * 8, 40],
+    ],
+}
+
+
+def bytes_sent(ends: list[End], form: int) -> list[int]:
+    """The length of each message that the asking end sends in a form."""
+    sent, (asks, _) = list[int](), ends
+    asks.lane._choice.choose = lambda step_seconds: form  # pyright: ignore
+    transport: Any = asks.lane.channel.transport
+    with pytest.MonkeyPatch.context() as patch:
+        post = transport.post_send
+
+        def noted(peer: int, lane: int, tensor: Tensor) -> Pending:
+            sent.append(tensor.nbytes)
+            return post(peer, lane, tensor)
+
+        patch.setattr(transport, "post_send", noted)
+        exchange(ends)
+    return sent
+
+
+def test_what_crosses_a_lane_is_that_of_its_protocol() -> None:
+    names = {**vars(pairing), **vars(exchange_module)}
+    words = {n: v for n, v in names.items() if n.isupper() and type(v) is int}
+    ends = two_ends(
+        *torch.ones(2, 20_000),
+        chunk_elements=CHUNK_ELEMENTS,
+        wire_dtype="auto",
+        part_elements=1000,
+    )
+    found = {
+        "protocol": PROTOCOL,
+        "words": {name: words[name] for name in words if name[0] != "_"},
+        "forms": ASKS,
+        "piece": exchange_module._PIECE_ELEMENTS,
+        "position": Position._fields,
+        "bytes": [bytes_sent(ends, form) for form in range(len(ASKS))],
+    }
+    assert found == ON_THE_WIRE
+
+
+def test_who_pulls_weights_sees_how_much_of_them_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange_module, "_PIECE_ELEMENTS", 2)
+    ends = two_ends(torch.zeros(6), torch.arange(6.0), chunk_elements=4)
+    shares = list[float]()
+
+    def give() -> None:
+        assert ends[1].lane.hear() == PULL
+        ends[1].lane.give(Position(steps=5))
+
+    found = list[Pulled]()
+    together([lambda: found.append(ends[0].lane.pull(shares.append)), give])
+    (pulled,) = found
+    assert pulled.position.steps == 5
+    assert torch.cat(pulled.values).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert shares == [1 / 3, 2 / 3, 1.0]
 
 
 def test_where_an_exchange_takes_long_half_a_byte_per_weight_is_sent() -> None:

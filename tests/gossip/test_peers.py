@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_adpsgd.gossip import peers as peers_module
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.exchange import ALIVE, DECLINE, LEAVE, PULL, REQUEST
 from lightning_adpsgd.gossip.members import Members
@@ -35,7 +37,7 @@ class PlayedLane:
     def request(self) -> None:
         self.say(REQUEST)
 
-    def pull(self) -> Pulled:
+    def pull(self, on_piece: Callable[[float], None]) -> Pulled:
         self.say(PULL)
         return Pulled(BEGINNING, [])
 
@@ -146,6 +148,76 @@ def test_weights_are_pulled_before_an_exchange_that_waits_for_its_turn(
     assert pulled.result(0) == Pulled(BEGINNING, [])
     # The exchange is still due, and follows.
     assert lane.heard == [(PULL,), (REQUEST,)]
+
+
+def test_weights_that_nobody_waits_for_any_more_are_not_asked_for(
+    played: Played,
+) -> None:
+    """Over a link that is too slow for them, they would hold up all exchanges."""
+    given_up = [played.asker.pull() for _ in range(3)]
+    for one in given_up[:2]:
+        one.cancel()
+    played.asker._wait_and_ask()
+    assert played.lane.heard == [(PULL,)]
+    assert given_up[2].result(0) == Pulled(BEGINNING, [])
+
+
+def test_weights_on_their_way_are_for_the_one_that_still_waits(played: Played) -> None:
+    pulls = [played.asker.pull()]
+    pull = played.lane.pull
+
+    def takes_long(on_piece: Callable[[float], None]) -> Pulled:
+        pulls[0].cancel()
+        pulls.append(played.asker.pull())
+        return pull(on_piece)
+
+    played.lane.pull = takes_long  # pyright: ignore[reportAttributeAccessIssue]
+    played.asker._wait_and_ask()
+    assert played.lane.heard == [(PULL,)]
+    assert pulls[1].result(0) == Pulled(BEGINNING, [])
+
+
+class Trickle:
+    """Weights of which a piece comes every 15 s of a played clock, then no more."""
+
+    def __init__(self, played: Played, patch: pytest.MonkeyPatch, pieces: int) -> None:
+        self.now, self.pieces, self.seen = 100.0, pieces, list[float]()
+        patch.setattr(peers_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        patch.setattr(peers_module, "_LOOK_S", 0.0)
+        self.asker, self.pull = played.asker, played.asker.pull()
+
+    def watch(self, share: float) -> None:
+        self.seen.append(share)
+        self.now += 15.0
+        if len(self.seen) <= self.pieces:
+            self.asker._note_piece(len(self.seen) / 10)
+        if len(self.seen) == 10:
+            self.pull.set_result(Pulled(BEGINNING, []))
+
+
+def test_weights_that_still_come_are_waited_for(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trickle = Trickle(played, monkeypatch, pieces=10)
+    found = trickle.pull.result_while_it_moves(20.0, trickle.watch)
+    assert found == Pulled(BEGINNING, [])
+    assert trickle.seen == [number / 10 for number in range(10)]
+
+
+def test_weights_of_which_no_piece_comes_any_more_are_not_waited_for(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trickle = Trickle(played, monkeypatch, pieces=3)
+    with pytest.raises(TimeoutError):
+        trickle.pull.result_while_it_moves(20.0, trickle.watch)
+    assert trickle.seen == [0.0, 0.1, 0.2, 0.3, 0.3]
+
+
+def test_a_loss_is_told_to_those_that_still_wait(played: Played) -> None:
+    given_up, waits = played.asker.pull(), played.asker.pull()
+    given_up.cancel()
+    played.asker.give_up()
+    assert isinstance(waits.exception(0), PeerLost)
 
 
 def test_one_that_is_asked_is_dropped_once_and_any_other_at_once(

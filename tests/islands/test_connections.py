@@ -45,7 +45,7 @@ class Played:
             threads=SimpleNamespace(fail=lambda error: None),
             peers_by_section=[peers],
             members=members,
-            pull=lambda number, seconds: self.pulled.result(seconds),
+            pull=lambda number, seconds, watch: self.pulled.result(seconds),
         )
         self.transport: Any = SimpleNamespace(
             index=0,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd import __version__
-from lightning_adpsgd.gossip.exchange import Lane, _Exchange
+from lightning_adpsgd.gossip import exchange
+from lightning_adpsgd.gossip.exchange import Channel, Lane, _Exchange
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.connections import MOST_UNLISTED, Connections
@@ -333,6 +335,42 @@ def test_a_mean_waits_for_nobody_who_says_nothing(
         release.set()
 
 
+@pytest.fixture
+def slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights take 3 s over it, of which each piece takes less than one."""
+    receive = Channel.receive
+
+    def slowly(channel: Channel, into: Tensor) -> None:
+        time.sleep(0.4)
+        receive(channel, into)
+
+    monkeypatch.setattr(exchange, "_PIECE_ELEMENTS", 1)
+    monkeypatch.setattr(Channel, "receive", slowly)
+
+
+def is_impatient(one: Trained) -> None:
+    timeouts = replace(PATIENCE, pull=timedelta(seconds=1))
+    one.island._timeouts = one.island._joining._timeouts = timeouts
+
+
+@pytest.mark.usefixtures("slow_link")
+def test_an_island_joins_and_comes_back_over_a_link_that_is_slow_for_its_weights() -> (
+    None
+):
+    rows = random_rows(2)
+    with rendezvous() as server, archipelago(server, rows[:1]) as (first,):
+        joiner = Trained(server, rows[1])
+        is_impatient(joiner)
+        joiner.island.start()
+        assert torch.equal(joiner.vector, first.vector)
+        all_see([first, joiner], 2)
+        with joiner.stopped():
+            all_see([first], 1)
+            joiner.vector.fill_(1000.0)
+        assert joiner.until_it_has_rejoined() == first.island.position
+        joiner.island.stop()
+
+
 def test_a_diverged_island_is_in_no_mean_and_gives_no_joiner_its_weights() -> None:
     rows = random_rows(3)
     with rendezvous() as server, archipelago(server, rows[:2]) as trained:
@@ -431,10 +469,10 @@ def test_a_slow_join_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         joiner, gate, arrived = Trained(server, rows[2]), *_events(2)
         pull = Lane.pull
 
-        def pull_slowly(lane: Lane) -> Any:
+        def pull_slowly(lane: Lane, *how: Any) -> Any:
             arrived.set()
             assert gate.wait(PATIENCE_S)
-            return pull(lane)
+            return pull(lane, *how)
 
         monkeypatch.setattr(Lane, "pull", pull_slowly)
         thread = threading.Thread(target=joiner.island.start)
@@ -568,12 +606,12 @@ def test_a_joiner_dials_again_after_its_first_connection_has_broken(
 ) -> None:
     broken, pull = list[int](), Lane.pull
 
-    def break_once(lane: Lane) -> Any:
+    def break_once(lane: Lane, *how: Any) -> Any:
         if not broken:
             broken.append(lane.channel.peer)
             assert isinstance(lane.channel.transport, LinkTransport)
             lane.channel.transport.disconnect(lane.channel.peer)
-        return pull(lane)
+        return pull(lane, *how)
 
     rows = random_rows(2)
     with rendezvous() as server, archipelago(server, rows[:1]) as (one,):

@@ -1,5 +1,6 @@
 """What the learners of one island agree upon before they ask others for weights."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.gossip.protocol import Position, Pulled, furthest
+from lightning_adpsgd.islands import joining as joining_module
 from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.islands.joining import Joining
 from lightning_adpsgd.islands.member_list import Member, MemberList
@@ -52,7 +54,7 @@ class Learner:
             pull=self._pull,
         )
         group: Any = SimpleNamespace(
-            index=index, agree=lambda flags, timeout: None, holders=None
+            index=index, size=1, agree=lambda flags, timeout: None, holders=None
         )
         self.joining = Joining(
             [],
@@ -66,7 +68,7 @@ class Learner:
             shares_epochs,
         )
 
-    def _pull(self, number: int, seconds: float) -> Pulled:
+    def _pull(self, number: int, seconds: float, watch: object) -> Pulled:
         self.asked.append(number)
         position = self.positions.get(number, Position(1, 1, 0))
         return Pulled(position, [torch.ones(1)])
@@ -124,6 +126,49 @@ def test_of_many_who_give_no_weights_some_are_named() -> None:
     )
     joining._membership.members = MemberList(1, {})
     assert joining._why_none() == "there is none"
+
+
+def test_a_wait_for_weights_says_how_many_have_come() -> None:
+    joining, said = Learner(0, HashStore(), {}).joining, list[str]()
+    joining._on_progress = said.append
+    joining._watch(3, 0.125)
+    assert said == ["12% of the weights of super-learner 3 came"]
+
+
+def test_weights_that_take_half_the_timeout_are_not_waited_for_by_several_learners(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others of this island wait for them, and for no longer than the timeout."""
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(joining_module, "time", clock)
+    joining = Learner(0, HashStore(), {}).joining
+    for size, waits in ((1, True), (2, False)):
+        joining._group.size = size
+        joining._weights_of_origin()
+        clock.now += helpers.PATIENCE_S / 2 - 1.0
+        joining._watch(1, 0.5)
+        clock.now += 2.0
+        with nullcontext() if waits else pytest.raises(TimeoutError):
+            joining._watch(1, 0.5)
+
+
+def test_one_that_does_not_come_back_says_so_ever_less_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    learner = Learner(0, HashStore(), {1: 50, 2: 60})
+    connections: Any = learner.joining._connections
+    connections.pull = lambda *_: None
+    for _ in range(5):
+        assert learner.joining.weights_of_neighbours() is None
+    said = [one.message for one in caplog.records]
+    assert all(
+        f"(asked {number} times)" in text
+        for number, text in zip((1, 2, 4), said, strict=True)
+    )
+    connections.pull = learner._pull
+    assert learner.joining.weights_of_neighbours() is not None
+    assert len(caplog.records) == 3
 
 
 @pytest.mark.parametrize("shares_epochs", [False, True])

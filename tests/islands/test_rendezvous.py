@@ -1,6 +1,7 @@
 """The store of islands: what else is in the process, and who else connects."""
 
 import logging
+import os
 import resource
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from lightning_adpsgd.islands.rendezvous import (
 )
 from lightning_adpsgd.transport.links.sockets import Address
 from tests import warm
-from tests.helpers import PATIENCE_S, free_port, until
+from tests.helpers import PATIENCE_S, default_timeout, free_port, until
 from tests.islands.archipelago import rendezvous
 
 _FIRST_FD_TOO_HIGH_FOR_SELECT = 1024
@@ -60,6 +61,18 @@ def test_sockets_of_other_families_do_not_end_the_client() -> None:
         client.close()
 
 
+def test_sockets_of_the_process_stay_blocking_whatever_their_default_timeout() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        default_timeout(1.0),
+        socket.create_connection(server.getsockname()) as one,
+    ):
+        for blocks in (True, False):
+            one.setblocking(blocks)
+            rendezvous_module._hang_up_on(("192.0.2.1", 1))
+            assert os.get_blocking(one.fileno()) is blocks
+
+
 def test_a_name_that_is_looked_up_for_long_is_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -79,6 +92,20 @@ def test_a_name_that_is_looked_up_for_long_is_an_outage(
         found.set()
         until(lambda: _answers(client), "an answer")
         assert all(in_time)
+        client.close()
+
+
+def test_the_store_is_asked_at_the_address_of_a_name_that_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch would try the first one alone, which may be down."""
+    connect = rendezvous_module.connect
+    with rendezvous() as server:
+        place = Address(server.address.host, server.address.port)
+        monkeypatch.setattr(rendezvous_module, "connect", lambda _: connect(place))
+        address = server.address._replace(host="a-name.invalid")
+        client = Rendezvous(address, answer_s=PATIENCE_S)
+        assert client.ask(lambda store: store.add("n", 1)) == 1
         client.close()
 
 

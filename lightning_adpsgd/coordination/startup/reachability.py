@@ -26,6 +26,7 @@ from lightning_adpsgd.transport.network_interfaces import (
 _GREETING = "lightning_adpsgd learner "
 _FAR_AWAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 _MOST_VISITED = 16  # up to this many other hosts, all are visited
+_PAUSE_S = 0.05  # after an error of a server
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,13 @@ class ReachabilityServer:
     def _serve(self, listener: socket.socket) -> None:
         with listener:
             while not self._closed.is_set():
-                # The other end may be gone already.
-                with suppress(ConnectionError):
+                try:
                     visitor, _ = listener.accept()
                     with visitor:
                         visitor.sendall(self._answer)
+                except OSError:
+                    # The other end may be gone already; too many open files may pass.
+                    self._closed.wait(_PAUSE_S)
 
 
 def visit(endpoint: Address, rank: int, timeout: timedelta) -> str:
@@ -248,5 +251,7 @@ def _interface_of(location: LearnerLocation, endpoint: Address) -> Interface | N
 def _listen(address: str) -> socket.socket | None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with suppress(OSError):
-        return socket.create_server((address, 0), family=family)
+        listener = socket.create_server((address, 0), family=family)
+        listener.settimeout(None)  # whatever the program's default for sockets is
+        return listener
     return None

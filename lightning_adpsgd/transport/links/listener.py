@@ -165,6 +165,7 @@ def _bind(address: Address) -> socket.socket:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(place)
+        sock.settimeout(None)  # whatever the program's default for sockets is
     except OSError:
         sock.close()
         raise

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from lightning_adpsgd import __version__
 from lightning_adpsgd.weights.flat import first_difference
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The version of the protocol; raised whenever a change breaks compatibility."""
 
 _LONGEST_NAME, _MOST = 100, 1 << 31

@@ -1,5 +1,6 @@
 """What learners are told before they begin: who differs, who is absent, who is deaf."""
 
+import errno
 import json
 import os
 import re
@@ -51,7 +52,14 @@ from lightning_adpsgd.transport.network_interfaces import (
     gloo_addresses,
 )
 from lightning_adpsgd.weights.flat import FlatParameters, first_difference
-from tests.helpers import PATIENCE, Outcome, free_port, together, until
+from tests.helpers import (
+    PATIENCE,
+    Outcome,
+    default_timeout,
+    free_port,
+    together,
+    until,
+)
 from tests.learners import Linear, gossip, learners, loader, trainer_of, values
 
 SHORT = timedelta(seconds=0.2)
@@ -459,6 +467,32 @@ def test_a_server_is_heard_until_it_is_closed() -> None:
         names = {thread.name for thread in server._threads}
     assert visit(end, 3, PATIENCE) == "refused"
     assert not names & {thread.name for thread in threading.enumerate()}
+
+
+def test_a_server_waits_for_visitors_whatever_the_default_timeout_of_sockets() -> None:
+    with (
+        default_timeout(0.05),
+        closing(ReachabilityServer(3, ["127.0.0.1"])) as server,
+    ):
+        time.sleep(0.2)
+        assert visit(server.endpoints[0], 3, PATIENCE) == ""
+
+
+def test_an_error_of_its_process_ends_no_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accept, left = socket.socket.accept, [3]
+
+    def accepts_at_last(sock: socket.socket) -> object:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(sock)
+
+    monkeypatch.setattr(socket.socket, "accept", accepts_at_last)
+    with closing(ReachabilityServer(3, ["127.0.0.1"])) as server:
+        assert visit(server.endpoints[0], 3, PATIENCE) == ""
+    assert left == [0]
 
 
 def test_a_proxy_that_takes_every_connection_is_noticed() -> None:

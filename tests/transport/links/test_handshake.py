@@ -151,10 +151,10 @@ def test_what_is_no_handshake_gets_no_answer() -> None:
 
 
 def test_another_protocol_is_refused_at_both_ends_by_number() -> None:
-    assert "protocol 7 and ours 2" in dialer_says(good_hello(protocol=7))
+    assert f"protocol 7 and ours {PROTOCOL}" in dialer_says(good_hello(protocol=7))
     with tcp_pair() as (first, second):
         second.sendall(good_hello(protocol=7))
-        with pytest.raises(Refused, match="protocol 7 and ours 2"):
+        with pytest.raises(Refused, match=f"protocol 7 and ours {PROTOCOL}"):
             greet_listener(first, Deadline(PATIENCE_S), TOKEN, info(0), Wanted(1))
 
 

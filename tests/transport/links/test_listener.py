@@ -3,6 +3,7 @@
 import errno
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -12,7 +13,7 @@ from lightning_adpsgd.transport.links import listener as bounds
 from lightning_adpsgd.transport.links.credentials import BadCredentials
 from lightning_adpsgd.transport.links.listener import Listener
 from lightning_adpsgd.transport.links.sockets import Address, Deadline
-from tests.helpers import PATIENCE_S, until
+from tests.helpers import PATIENCE_S, default_timeout, until
 from tests.transport.links.ends import LOOPBACK
 
 Welcome = Callable[[socket.socket, Deadline], None]
@@ -131,6 +132,19 @@ def test_an_error_of_this_process_may_pass(monkeypatch: pytest.MonkeyPatch) -> N
     assert listener.turned_away["accept"] == 3
     listener.close()
     assert all(pause is not None and pause > 0 for pause in pauses[:3])
+    welcomed[0].close()
+
+
+def test_it_waits_whatever_the_default_timeout_of_sockets() -> None:
+    welcomed: list[socket.socket] = []
+    with (
+        default_timeout(0.05),
+        listening(lambda sock, _: welcomed.append(sock)) as listener,
+    ):
+        time.sleep(0.2)
+        with dial(listener):
+            until(lambda: len(welcomed) == 1, "the connection")
+        assert not listener.turned_away
     welcomed[0].close()
 
 
