@@ -172,7 +172,7 @@ class Joining:
             wait.go_on(self._membership.outage or self._why_none())
 
     def _why_none(self) -> str:
-        """Why no member gave its weights, as far as its address tells."""
+        """Why no member gave its weights, as far as is known."""
         listed, here = self._membership.members.by_number, self._membership.member.host
         if not listed:
             return "there is none"
@@ -180,7 +180,11 @@ class Joining:
         named = [f"{one} at {_first_address(one)}" for one in asked[:_MOST_NAMED]]
         more = [f"{len(asked) - _MOST_NAMED} more"] * (len(asked) > _MOST_NAMED)
         traps = [_loopback_trap(one) for one in asked if one.host != here]
-        reasons = [f"none of {', '.join([*named, *more])} gave them", *traps]
+        why = self._connections.why_none
+        said = [
+            f"{one}: {why[one.incarnation]}" for one in asked if one.incarnation in why
+        ]
+        reasons = [f"none of {', '.join([*named, *more])} gave them", *traps, *said]
         return "; ".join([*filter(None, reasons)][: 1 + _MOST_NAMED])
 
     def _judge(self, refused_since: float | None) -> float | None:

@@ -36,6 +36,7 @@ class Learner:
         shares_epochs: bool = False,
     ) -> None:
         self.asked: list[int] = []
+        self.why_none: dict[str, str] = {}
         self.positions: dict[int, Position] = {}
         membership: Any = SimpleNamespace(
             member=Member(5, "mine", "host", ()),
@@ -52,6 +53,7 @@ class Learner:
                 replica=SimpleNamespace(put=lambda values: None),
             ),
             pull=self._pull,
+            why_none=self.why_none,
         )
         group: Any = SimpleNamespace(
             index=index, size=1, agree=lambda flags, timeout: None, holders=None
@@ -111,6 +113,13 @@ def test_who_gives_no_weights_is_named_with_its_address(
     assert why.startswith(f"none of super-learner 3 on host {host} at {at} gave them")
     assert ("a loopback address, which no other host can reach" in why) == is_told
     assert ("Set GLOO_SOCKET_IFNAME on host node0" in why) == is_told
+
+
+def test_the_reason_why_a_member_gives_no_weights_is_told() -> None:
+    learner = Learner(0, HashStore(), {})
+    learner.why_none["start 1"] = "certificate has expired"
+    expected = "gave them; super-learner 1 on host host: certificate has expired"
+    assert learner.joining._why_none().endswith(expected)
 
 
 def test_of_many_who_give_no_weights_some_are_named() -> None:
