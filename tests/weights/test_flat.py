@@ -84,6 +84,63 @@ def test_two_parameters_over_the_same_memory_stay_over_the_same_memory() -> None
     assert torch.equal(second.weight, values)
 
 
+class Overlapping(nn.Module):
+    """Weights and a buffer over the same memory, beside others."""
+
+    def __init__(self, weight: Tensor, *others: Tensor) -> None:
+        super().__init__()
+        self.before = nn.Linear(2, 1)
+        self.weight = nn.Parameter(weight)
+        self.other = nn.Parameter(others[0])
+        self.register_buffer("last", others[-1].detach())
+
+
+def overlapping() -> dict[str, list[Tensor]]:
+    wide, square, row = (torch.randn(shape) for shape in ((3, 4), (3, 3), (4,)))
+    turned = wide.clone().T
+    return {
+        "transposes": [wide, wide.T],
+        "square transposes": [square, square.T],
+        "a transpose first": [turned, turned.T],
+        "rows": [wide[1:], wide, wide[:2]],
+        "columns beside one another": [wide[:, :2], wide[:, 2:]],
+        "an element and what is expanded from it": [row, row[2:3].expand(5)],
+        "the same with other strides": [row.view(1, 4), row.as_strided((1, 4), (1, 1))],
+    }
+
+
+@pytest.mark.parametrize("case", overlapping())
+@torch.no_grad()
+def test_weights_over_some_of_the_same_memory_stay_over_it(case: str) -> None:
+    # These keep the memory of before: what one change does there is the oracle.
+    wanted = overlapping()[case]
+    module = Overlapping(*wanted)
+    mine = module.weight, module.other, module.last
+    flat = FlatParameters(module)
+    for act in (flat.check_views, flat.rebind, flat.release):
+        wanted[0].mul_(2)
+        module.weight.mul_(2)
+        act()
+        for tensor, expected in zip(mine, wanted, strict=False):
+            assert torch.equal(tensor, expected)
+        assert torch.equal(module.last, wanted[-1])
+
+
+def test_weights_over_the_same_memory_take_it_once() -> None:
+    wide = torch.randn(3, 4)
+    flat = FlatParameters(Overlapping(wide, wide.T))
+    assert flat.vectors[0].numel() == 12 + 3
+
+
+def test_a_frozen_row_of_a_trained_weight_is_not_left_out() -> None:
+    wide = torch.randn(3, 4)
+    module = Overlapping(wide, wide[1], wide[1])
+    module.other.requires_grad_(False)
+    flat = FlatParameters(module, with_frozen=False)
+    flat.vectors[0].fill_(7)
+    assert module.other.tolist() == [7.0] * 4
+
+
 @pytest.mark.parametrize(
     ("layer", "layout"),
     [(nn.Conv2d, torch.channels_last), (nn.Conv3d, torch.channels_last_3d)],
