@@ -7,7 +7,7 @@ no mean (an attention mask of -inf) stay outside. Nothing here communicates.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -46,6 +46,10 @@ class Weights(ABC):
     @abstractmethod
     def owned(self, size: int) -> list[list[Range]]:
         """The ranges that each learner of a super-learner of `size` exchanges."""
+
+    @abstractmethod
+    def buffers_in(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """Views of the buffers in vectors shaped like these."""
 
     @abstractmethod
     def rebind(self) -> None:
@@ -167,6 +171,23 @@ class FlatParameters(Weights):
         """Equal parts of the vectors, as real numbers; `size` divides `shards`."""
         lengths = [v.numel() * (1 + v.is_complex()) for v in self.vectors]
         return even_ranges(lengths, size)
+
+    @override
+    def buffers_in(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """Views of the buffers that share no memory with a parameter."""
+        here = [vector.data_ptr() for vector in self.vectors]
+        views = list[Tensor]()
+        for slot in self._own_buffers():
+            vector = vectors[here.index(slot.view.untyped_storage().data_ptr())]
+            place = slot.view.stride(), slot.view.storage_offset()
+            views.append(vector.as_strided(slot.view.shape, *place))
+        return views
+
+    def _own_buffers(self) -> Iterator[_Slot]:
+        weights = {
+            id(s.block) for s in self._slots if isinstance(s.tensor, nn.Parameter)
+        }
+        return (slot for slot in self._slots if id(slot.block) not in weights)
 
     @override
     def rebind(self) -> None:
