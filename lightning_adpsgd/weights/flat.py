@@ -3,7 +3,8 @@
 A snapshot of a model is then one copy and a merge one addition, however many layers it
 has. Floating-point buffers (batch-norm statistics) are averaged with the parameters and
 lie in the vector too. Integer buffers, buffers that no checkpoint holds, and what has
-no mean (an attention mask of -inf) stay outside. Nothing here communicates.
+no mean (an attention mask of -inf) stay outside, as does what DDP is to ignore.
+Nothing here communicates.
 """
 
 from abc import ABC, abstractmethod
@@ -122,7 +123,7 @@ class FlatParameters(Weights):
         super().__init__(module)
         self._slots: list[_Slot] = []
         self.vectors: list[Tensor] = []
-        tensors = _recurrent_first(module, dict(floating_tensors(module)))
+        tensors = _recurrent_first(module, dict(_averaged_tensors(module)))
         check_one_device(tensors.values())
         untrained = _untrained(tensors)
         self.without_mean = [n for n, t in untrained.items() if not _has_mean(t)]
@@ -149,7 +150,7 @@ class FlatParameters(Weights):
         masks = {name for name, _ in pruning_masks(self._module)}
         known = {slot.name for slot in self._slots}
         in_use = set[int]()
-        for name, tensor in floating_tensors(self._module):
+        for name, tensor in _averaged_tensors(self._module):
             in_use.add(tensor.data_ptr())
             if name in self._left_out and not tensor.requires_grad:
                 continue
@@ -384,7 +385,7 @@ def averaged_buffers(module: nn.Module) -> Iterator[str]:
     norms = [layer for layer in module.modules() if isinstance(layer, _NormBase)]
     known = {id(buffer) for layer in norms for buffer in layer.buffers()}
     known |= {id(mask) for _, mask in pruning_masks(module)}
-    for name, tensor in floating_tensors(module):
+    for name, tensor in _averaged_tensors(module):
         if not isinstance(tensor, nn.Parameter) and id(tensor) not in known:
             yield name
 
@@ -422,6 +423,16 @@ def _recurrent_first(
     rest = len(ranks)
     names = sorted(tensors, key=lambda name: ranks.get(id(tensors[name]), rest))
     return {name: tensors[name] for name in names}
+
+
+def _averaged_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    ignored = ignored_by_ddp(module)
+    return (pair for pair in floating_tensors(module) if pair[0] not in ignored)
+
+
+def ignored_by_ddp(module: nn.Module) -> set[str]:
+    """Names of weights and buffers that a program has told DDP to ignore."""
+    return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
 def floating_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_adpsgd.mixing.averages import all_finite
-from lightning_adpsgd.weights.flat import FlatParameters
+from lightning_adpsgd.weights.flat import FlatParameters, averaged_buffers
 
 
 class Mixed(nn.Module):
@@ -384,6 +384,25 @@ def test_cudnn_takes_the_weights_where_they_are() -> None:
         warnings.simplefilter("error")
         module.lstm(torch.randn(5, 2, 3, device="cuda"))[0].mean().backward()
     flat.check_views()
+
+
+# --- weights that stay outside
+
+
+@torch.no_grad()
+def test_what_ddp_is_to_ignore_stays_outside_whatever_becomes_of_it() -> None:
+    module = Masked(1.0)
+    ignored = ["net.weight", "mean"]
+    module._ddp_params_and_buffers_to_ignore = ignored  # pyright: ignore
+    assert not {*averaged_buffers(module)} & {*ignored}
+    flat = FlatParameters(module, with_frozen=False)
+    assert flat.layout() == "net.bias:(2,):torch.float32;mask:(3, 3):torch.float32"
+    flat.vectors[0].fill_(7.0)
+    assert module.mean.tolist() == [1.0, 1.0]
+    module.mean, module.net.weight.data = torch.ones(5), torch.ones(1, 2)
+    flat.rebind()
+    flat.check_views()
+    assert len(module.mean) == 5
 
 
 # --- weights that stay frozen
