@@ -87,6 +87,8 @@ def test_two_parameters_over_the_same_memory_stay_over_the_same_memory() -> None
 class Overlapping(nn.Module):
     """Weights and a buffer over the same memory, beside others."""
 
+    last: Tensor
+
     def __init__(self, weight: Tensor, *others: Tensor) -> None:
         super().__init__()
         self.before = nn.Linear(2, 1)
