@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerStatus
-from lightning.pytorch.utilities.data import extract_batch_size
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
@@ -14,6 +14,7 @@ from lightning_adpsgd.callbacks.algorithms import learners_per_reader
 from lightning_adpsgd.callbacks.learner_counts import Counts, dealt
 from lightning_adpsgd.callbacks.reporting import gather, gossip_of, within_training
 from lightning_adpsgd.strategy.compatibility import callbacks_of
+from lightning_adpsgd.strategy.fast_forward import batch_size
 from lightning_adpsgd.strategy.job import NAMESPACE
 
 _CLOCKS = f"{NAMESPACE}/clocks"
@@ -40,7 +41,7 @@ class TrainingClock:
 
     def __init__(self) -> None:
         self._reset()
-        self.is_restored = False
+        self.is_restored = self._has_warned = False
 
     def _reset(self) -> None:
         self.steps = self.samples = self._rest = 0
@@ -65,10 +66,23 @@ class TrainingClock:
 
     def count(self, trainer: Trainer, batch: Any) -> None:
         """Counts a batch that the learner has trained on."""
-        read = extract_batch_size(batch) + self._rest
+        size = batch_size(batch)
+        if not size and batch is not None:  # Lightning skips None
+            self._warn_of(batch)
+        read = size + self._rest
         samples, self._rest = divmod(read, learners_per_reader(trainer))
         self.samples += samples
         self.steps = trainer.global_step - self._steps_elsewhere
+
+    def _warn_of(self, batch: Any) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        rank_zero_warn(
+            "A monitor counts no samples in batches whose size Lightning cannot tell, "
+            f"such as one of type `{type(batch).__name__}`: let it be a tensor, or a "
+            "list, dict or dataclass of tensors. This warning appears once."
+        )
 
     def start(self) -> None:
         """Resumes the clock; does nothing while it runs."""

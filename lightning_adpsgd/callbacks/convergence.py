@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.data import extract_batch_size
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from typing_extensions import override
 
@@ -24,6 +23,7 @@ from lightning_adpsgd.callbacks.gossip import exposed_seconds
 from lightning_adpsgd.callbacks.progress import NONE_YET, Losses, Progress
 from lightning_adpsgd.callbacks.reporting import epochs_so_far, gather, log, loss_of
 from lightning_adpsgd.callbacks.runs import Run, results_of, settings_of, write_run
+from lightning_adpsgd.strategy.fast_forward import batch_size
 
 _MARGIN = 0.05  # a held-out loss this far below chance level has learned something
 
@@ -126,7 +126,7 @@ class ConvergenceMonitor(Monitor):
 
     @override
     def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
-        self._loader_batch = max(self._loader_batch, extract_batch_size(batch))
+        self._loader_batch = max(self._loader_batch, batch_size(batch))
         if (loss := loss_of(trainer, outputs)) is not None:
             self._losses.add(loss)
 

@@ -11,6 +11,8 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_adpsgd.weights.flat import ignored_by_ddp
+
 _Frozen = dict[str, nn.Parameter]
 
 
@@ -66,7 +68,7 @@ class Unfreezing:
 
 def _frozen(module: nn.Module) -> _Frozen:
     """The frozen weights that DDP would reduce and that can have a gradient."""
-    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    ignored = ignored_by_ddp(module)
     return {
         name: weight
         for name, weight in module.named_parameters()

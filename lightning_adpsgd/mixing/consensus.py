@@ -1,7 +1,8 @@
 """The consensus model: the mean of all super-learners, which replaces the weights.
 
 Between `enter` and `leave`, the module's weights are the mean in all learners. The
-local weights are kept aside and restored.
+local weights are kept aside and restored, but for buffers that a program has changed in
+between: a threshold that is set at the end of a validation is to stay.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -64,10 +65,6 @@ class ConsensusModel:
         average: function that replaces vectors by their mean and returns the distance
             of the trained weights from it; None: a collective over all learners.
         needs_trained: whether `average` reads the trained weights.
-
-    Attributes:
-        local_weights: weights that will be restored; None outside of `enter` and
-            `leave`.
     """
 
     def __init__(
@@ -82,12 +79,20 @@ class ConsensusModel:
         self._flat, self._communication = flat, communication
         self._exchanges, self._needs_trained = exchanges, needs_trained
         self._meet, self._average = meet, average or average_whole
-        self.local_weights: list[Tensor] | None = None
+        self._local: list[Tensor] | None = None
+        self._mean_buffers: list[Tensor] = []
 
     @property
     def entered(self) -> bool:
         """Whether the module holds the mean."""
-        return self.local_weights is not None
+        return self._local is not None
+
+    @property
+    def local_weights(self) -> list[Tensor] | None:
+        """The weights that will be restored; None outside of `enter` and `leave`."""
+        if self._local is not None:
+            self._take_changed_buffers(self._local)
+        return self._local
 
     def enter(
         self, occasion: str, adopts: bool = False, unmerged: bool = False
@@ -112,26 +117,34 @@ class ConsensusModel:
         trained = [vector.clone() for vector in self._flat.vectors if keeps]
         self._communication.settle()
         self._flat.check_views()
-        self.local_weights = (
-            trained if unmerged else [vector.clone() for vector in self._flat.vectors]
-        )
+        vectors = self._flat.vectors
+        self._local = trained if unmerged else [vector.clone() for vector in vectors]
         if self._exchanges is not None:
-            shown = self._flat.vectors if adopts else self.local_weights
-            self._exchanges.set_aside(shown, unmerged)
-        return self._average(self._flat.vectors, trained)
+            self._exchanges.set_aside(vectors if adopts else self._local, unmerged)
+        consensus = self._average(vectors, trained)
+        self._mean_buffers = [b.clone() for b in self._flat.buffers_in(vectors)]
+        return consensus
 
     @torch.no_grad()
     def leave(self, adopt: bool) -> None:
         """Restores the local weights or adopts the mean, and resumes exchanges."""
-        if self.local_weights is None:
+        if (local_weights := self.local_weights) is None:
             return
         if not adopt:
-            pairs = zip(self._flat.vectors, self.local_weights, strict=True)
+            pairs = zip(self._flat.vectors, local_weights, strict=True)
             for vector, local in pairs:
                 vector.copy_(local)
-        self.local_weights = None
+        self._local, self._mean_buffers = None, []
         if self._exchanges is not None:
             self._exchanges.resume()
+
+    @torch.no_grad()
+    def _take_changed_buffers(self, local_weights: list[Tensor]) -> None:
+        here = self._flat.buffers_in(self._flat.vectors)
+        local = self._flat.buffers_in(local_weights)
+        for now, mean, kept in zip(here, self._mean_buffers, local, strict=False):
+            if not torch.equal(now, mean):
+                kept.copy_(now)
 
 
 @torch.no_grad()

@@ -23,7 +23,12 @@ from lightning_adpsgd.strategy.engines import (
 )
 from lightning_adpsgd.strategy.job import NAMESPACE, Job
 from lightning_adpsgd.topology.partition import Partition
-from lightning_adpsgd.weights.flat import FlatParameters, Weights, averaged_buffers
+from lightning_adpsgd.weights.flat import (
+    FlatParameters,
+    Weights,
+    averaged_buffers,
+    ignored_by_ddp,
+)
 from lightning_adpsgd.weights.shards import LocalShards, local_part
 
 _BROADCAST_BYTES = 250 * 1024 * 1024
@@ -104,7 +109,7 @@ def _take_first_weights(
 ) -> None:
     if not isinstance(weights, LocalShards):
         world = dist.distributed_c10d._get_default_group()
-        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        ignored = ignored_by_ddp(module)
         _sync_module_states(module, world, _BROADCAST_BYTES, 0, ignored)
         return
     group = super_learner_of(weights, groups)

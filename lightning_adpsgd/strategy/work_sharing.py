@@ -170,20 +170,25 @@ class WorkSharing:
             saver._last_global_step_saved = -1
 
     def _shared(self, loader: DataLoader[Any]) -> SharedBatches:
-        # By default that of `seed_everything`, as in Lightning's distributed sampler.
-        common = int(os.environ.get("PL_GLOBAL_SEED", 0))
-        seed = self._batches.seed if self._batches is not None else common
         self._num_loaders += 1
         store = PrefixStore(f"loader/{self._num_loaders}", self._job.store)
         return SharedBatches(
             loader.batch_sampler,
             self._index,
-            seed,
+            self._common_seed(),
             LeaderBroadcast(store, self._index, self._job.raise_if_failed),
             self._pool_of(store),
             self._is_training,
             reads_ahead=loader.num_workers > 0,
         )
+
+    def _common_seed(self) -> int:
+        if self._batches is not None:
+            return self._batches.seed
+        # That of `seed_everything`, as in Lightning's distributed sampler. A program
+        # may give each learner another one, for other augmentations.
+        own = int(os.environ.get("PL_GLOBAL_SEED", 0))
+        return self._trainer.strategy.broadcast(own)
 
     def _pool_of(self, store: PrefixStore) -> Callable[[], Pool | None]:
         if self._islands is not None:

@@ -3,11 +3,12 @@
 A snapshot of a model is then one copy and a merge one addition, however many layers it
 has. Floating-point buffers (batch-norm statistics) are averaged with the parameters and
 lie in the vector too. Integer buffers, buffers that no checkpoint holds, and what has
-no mean (an attention mask of -inf) stay outside. Nothing here communicates.
+no mean (an attention mask of -inf) stay outside, as does what DDP is to ignore.
+Nothing here communicates.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -48,6 +49,10 @@ class Weights(ABC):
         """The ranges that each learner of a super-learner of `size` exchanges."""
 
     @abstractmethod
+    def buffers_in(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """Views of the buffers in vectors shaped like these."""
+
+    @abstractmethod
     def rebind(self) -> None:
         """Makes the vectors and the module agree, whatever a program has done."""
 
@@ -69,6 +74,7 @@ class _Slot(NamedTuple):
     tensor: Tensor
     view: Tensor
     address: int
+    block: Tensor
 
 
 class BufferPlace(NamedTuple):
@@ -117,7 +123,7 @@ class FlatParameters(Weights):
         super().__init__(module)
         self._slots: list[_Slot] = []
         self.vectors: list[Tensor] = []
-        tensors = _recurrent_first(module, dict(floating_tensors(module)))
+        tensors = _recurrent_first(module, dict(_averaged_tensors(module)))
         check_one_device(tensors.values())
         untrained = _untrained(tensors)
         self.without_mean = [n for n, t in untrained.items() if not _has_mean(t)]
@@ -144,7 +150,7 @@ class FlatParameters(Weights):
         masks = {name for name, _ in pruning_masks(self._module)}
         known = {slot.name for slot in self._slots}
         in_use = set[int]()
-        for name, tensor in floating_tensors(self._module):
+        for name, tensor in _averaged_tensors(self._module):
             in_use.add(tensor.data_ptr())
             if name in self._left_out and not tensor.requires_grad:
                 continue
@@ -166,6 +172,23 @@ class FlatParameters(Weights):
         """Equal parts of the vectors, as real numbers; `size` divides `shards`."""
         lengths = [v.numel() * (1 + v.is_complex()) for v in self.vectors]
         return even_ranges(lengths, size)
+
+    @override
+    def buffers_in(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """Views of the buffers that share no memory with a parameter."""
+        here = [vector.data_ptr() for vector in self.vectors]
+        views = list[Tensor]()
+        for slot in self._own_buffers():
+            vector = vectors[here.index(slot.view.untyped_storage().data_ptr())]
+            place = slot.view.stride(), slot.view.storage_offset()
+            views.append(vector.as_strided(slot.view.shape, *place))
+        return views
+
+    def _own_buffers(self) -> Iterator[_Slot]:
+        weights = {
+            id(s.block) for s in self._slots if isinstance(s.tensor, nn.Parameter)
+        }
+        return (slot for slot in self._slots if id(slot.block) not in weights)
 
     @override
     def rebind(self) -> None:
@@ -196,11 +219,11 @@ class FlatParameters(Weights):
         left the vectors stay where they are.
         """
         own: dict[int, Tensor] = {}
-        for _, tensor, view, address in self._slots:
+        for _, tensor, view, address, block in self._slots:
             if tensor.data_ptr() == address:
-                values = view.as_strided((view.numel(),), (1,))
-                values = own.setdefault(address, values.clone())
-                tensor.data = values.as_strided(view.shape, view.stride())
+                values = own.setdefault(block.data_ptr(), block.clone())
+                begin = view.storage_offset() - block.storage_offset()
+                tensor.data = values.as_strided(view.shape, view.stride(), begin)
         self._slots, self.vectors, self._buffers = [], [], []
         for module in self._module.modules():
             if isinstance(module, nn.RNNBase):
@@ -220,26 +243,80 @@ class FlatParameters(Weights):
     @torch.no_grad()
     def _flatten(self, tensors: dict[str, Tensor], shards: int) -> None:
         first = next(iter(tensors.values()))
-        begins: dict[tuple[int, torch.Size], int] = {}
-        total = 0
-        for tensor in tensors.values():
-            # Two tensors over the same memory (tied weights) share one view.
-            if (key := (tensor.data_ptr(), tensor.shape)) not in begins:
-                begins[key] = total
-                total += tensor.numel()
-        padded = -(-total // shards) * shards
+        blocks = _blocks(tensors)
+        lengths = [block.length for block in blocks]
+        padded = -(-sum(lengths) // shards) * shards
         vector = torch.zeros(padded, dtype=first.dtype, device=first.device)
-        views = {
-            name: _view_like(vector, begins[tensor.data_ptr(), tensor.shape], tensor)
-            for name, tensor in tensors.items()
-        }
+        places = dict[str, tuple[Tensor, Tensor]]()
+        memories = vector[: sum(lengths)].split(lengths)
+        for block, memory in zip(blocks, memories, strict=True):
+            places |= {name: (view, memory) for name, view in block.views(memory)}
         # All are copied before the first is moved, because tied weights share memory.
         for name, tensor in tensors.items():
-            views[name].copy_(tensor)
+            _copy(tensor, places[name][0])
         for name, tensor in tensors.items():
-            tensor.data = views[name]
-            self._slots.append(_Slot(name, tensor, views[name], tensor.data_ptr()))
+            tensor.data, memory = places[name]
+            address = tensor.data_ptr()
+            self._slots.append(_Slot(name, tensor, places[name][0], address, memory))
         self.vectors.append(vector)
+
+
+class _Block:
+    """Tensors over the same memory: tied weights, a weight and its transpose or rows.
+
+    Attributes:
+        length: number of elements that they take in a vector.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+        first, *others = tensors.values()
+        self._begin = first.data_ptr()
+        self._is_one = all(_memory_of(first) == _memory_of(one) for one in others)
+        ends = [_end(tensor) for tensor in tensors.values()]
+        reach = (max(ends) - self._begin) // first.element_size()
+        self.length = first.numel() if self._is_one else reach
+
+    def views(self, memory: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The view of each tensor in the block's part of a vector."""
+        for name, tensor in self.tensors.items():
+            if self._is_one:
+                yield name, _view_like(memory, tensor)
+                continue
+            offset = (tensor.data_ptr() - self._begin) // tensor.element_size()
+            begin = memory.storage_offset() + offset
+            yield name, memory.as_strided(tensor.shape, tensor.stride(), begin)
+
+
+def _blocks(tensors: dict[str, Tensor]) -> list[_Block]:
+    """Tensors by the memory that they share, in the order of the first of each."""
+    found, end = list[dict[str, Tensor]](), 0
+    for name in sorted(tensors, key=lambda name: tensors[name].data_ptr()):
+        tensor = tensors[name]
+        if tensor.data_ptr() >= end:
+            found.append({})
+        found[-1][name] = tensor
+        end = max(end, _end(tensor))
+    order = {name: number for number, name in enumerate(tensors)}
+    found.sort(key=lambda block: min(order[name] for name in block))
+    return [_Block(block) for block in found]
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _end(tensor: Tensor) -> int:
+    """The first address after a tensor."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((length - 1) * step for length, step in steps)
+    return tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _copy(tensor: Tensor, view: Tensor) -> None:
+    # torch writes to no tensor that is expanded, whose elements share memory.
+    once = tuple(slice(None if step else 1) for step in view.stride())
+    view[once].copy_(tensor[once])
 
 
 def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
@@ -259,8 +336,11 @@ def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
 
 def _untrained(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Those that are not trained and share no memory with a trained parameter."""
-    trained = {t.data_ptr() for t in tensors.values() if t.requires_grad}
-    return {n: t for n, t in tensors.items() if t.data_ptr() not in trained}
+    trained = set[str]()
+    for block in _blocks(tensors):
+        if any(tensor.requires_grad for tensor in block.tensors.values()):
+            trained |= block.tensors.keys()
+    return {n: t for n, t in tensors.items() if n not in trained}
 
 
 def _has_mean(tensor: Tensor) -> bool:
@@ -305,7 +385,7 @@ def averaged_buffers(module: nn.Module) -> Iterator[str]:
     norms = [layer for layer in module.modules() if isinstance(layer, _NormBase)]
     known = {id(buffer) for layer in norms for buffer in layer.buffers()}
     known |= {id(mask) for _, mask in pruning_masks(module)}
-    for name, tensor in floating_tensors(module):
+    for name, tensor in _averaged_tensors(module):
         if not isinstance(tensor, nn.Parameter) and id(tensor) not in known:
             yield name
 
@@ -345,6 +425,16 @@ def _recurrent_first(
     return {name: tensors[name] for name in names}
 
 
+def _averaged_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    ignored = ignored_by_ddp(module)
+    return (pair for pair in floating_tensors(module) if pair[0] not in ignored)
+
+
+def ignored_by_ddp(module: nn.Module) -> set[str]:
+    """Names of weights and buffers that a program has told DDP to ignore."""
+    return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
 def floating_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The parameters, and the floating-point buffers that a checkpoint holds.
 
@@ -380,8 +470,8 @@ def check_one_device(tensors: Iterable[Tensor]) -> None:
         )
 
 
-def _view_like(vector: Tensor, begin: int, tensor: Tensor) -> Tensor:
-    """A view of the vector that keeps the strides of a dense tensor."""
+def _view_like(memory: Tensor, tensor: Tensor) -> Tensor:
+    """A view of memory of its length that keeps the strides of a dense tensor."""
     dense = any(
         tensor.is_contiguous(memory_format=layout)
         for layout, ndim in (
@@ -391,10 +481,9 @@ def _view_like(vector: Tensor, begin: int, tensor: Tensor) -> Tensor:
         )
         if tensor.ndim == ndim
     )
-    view = vector[begin : begin + tensor.numel()]
     if not dense:
-        return view.view(tensor.shape)
-    return view.as_strided(tensor.shape, tensor.stride())
+        return memory.view(tensor.shape)
+    return memory.as_strided(tensor.shape, tensor.stride())
 
 
 def layout_of(tensors: Iterable[tuple[str, Tensor]]) -> str:

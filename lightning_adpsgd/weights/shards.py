@@ -111,6 +111,10 @@ class LocalShards(Weights):
         return row_ranges(shapes, size)
 
     @override
+    def buffers_in(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        return [*vectors[len(vectors) - self.num_buffers :]]
+
+    @override
     def rebind(self) -> None:
         """Frees gathered weights, so that the next forward gathers them again.
 

@@ -70,6 +70,7 @@ def fit(
     *callbacks: Callback,
     epochs: int = 2,
     ckpt: Path | None = None,
+    training: Any = None,
     **arguments: Any,
 ) -> list[dict[str, float]]:
     data = DataLoader(TensorDataset(torch.zeros(12, 1)), batch_size=2)
@@ -84,7 +85,7 @@ def fit(
         enable_model_summary=False,
         **settings,
     )
-    trainer.fit(Slope(), data, data, ckpt_path=ckpt)
+    trainer.fit(Slope(), training or data, data, ckpt_path=ckpt)
     return list(rows(folder))
 
 
@@ -124,6 +125,36 @@ def test_a_trainer_that_logs_no_step_has_no_point_of_the_curve(tmp_path):
 def test_the_curve_counts_the_samples_of_the_steps(tmp_path):
     table = fit(tmp_path, TrainingCurve(), log_every_n_steps=2)
     assert column(table, "curve/global_samples") == [4, 8, 12, 16, 20, 24]
+
+
+class Opaque:
+    """A batch that does not tell its size."""
+
+
+@pytest.mark.parametrize("monitor", [GossipMonitor, ConvergenceMonitor])
+def test_a_batch_of_unknown_size_counts_no_samples_and_warns_once(tmp_path, monitor):
+    batches = [Opaque(), torch.zeros(2, 1), None, Opaque()]
+    numbers: Any = range(4)
+    loader = DataLoader(numbers, collate_fn=lambda rows: batches[rows[0]])
+    with pytest.warns(UserWarning, match="counts no samples .*`Opaque`") as told:
+        table = fit(
+            tmp_path,
+            TrainingCurve(),
+            monitor(),
+            epochs=1,
+            training=loader,
+            log_every_n_steps=1,
+        )
+    assert column(table, "curve/global_samples") == [0, 2, 2]
+    assert sum("counts no samples" in str(one.message) for one in told) == 1
+
+
+def test_a_batch_that_lightning_skips_counts_no_samples_without_a_warning(recwarn):
+    clock = TrainingClock()
+    clock.begin(trainer_of(0, 1, strategy=None))
+    clock.count(trainer_of(0, 1, strategy=None), None)
+    assert clock.samples == 0
+    assert not [one for one in recwarn if "samples" in str(one.message)]
 
 
 def test_the_time_of_the_curve_grows(tmp_path):

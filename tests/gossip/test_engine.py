@@ -3,9 +3,12 @@
 import random
 import threading
 import time
+<<<<<<< HEAD
 from concurrent.futures import Future
+=======
+from collections.abc import Sequence
+>>>>>>> sta
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -361,6 +364,19 @@ def test_peers_see_the_local_weights_while_others_stand_in_their_place() -> None
     torch.testing.assert_close(vectors[1], torch.tensor([3.0]).double())
 
 
+class WeightsOnly:
+    """One vector without buffers."""
+
+    def __init__(self, vector: Tensor) -> None:
+        self.vectors = [vector]
+
+    def check_views(self) -> None:
+        pass
+
+    def buffers_in(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        return []
+
+
 def test_peers_see_the_mean_where_it_is_adopted() -> None:
     """One learner still evaluates it when another has gone on."""
     rows = torch.tensor([[1.0], [5.0]], dtype=torch.float64)
@@ -373,7 +389,7 @@ def test_peers_see_the_mean_where_it_is_adopted() -> None:
         return Consensus(2.0, 1.0)
 
     def model_of(vector: Tensor, gossip: Gossip) -> ConsensusModel:
-        flat: Any = SimpleNamespace(vectors=[vector], check_views=lambda: None)
+        flat: Any = WeightsOnly(vector)
         meet = lambda _: all_here.wait(PATIENCE_S)  # noqa: E731
         return ConsensusModel(flat, gossip, meet, gossip, average)
 
@@ -396,7 +412,7 @@ def test_a_save_keeps_exchanges_from_who_puts_weights_back(dtype: torch.dtype) -
     vectors, gossips = engines(rows, "complete")
 
     def save(vector: Tensor, gossip: Gossip) -> None:
-        flat: Any = SimpleNamespace(vectors=[vector], check_views=lambda: None)
+        flat: Any = WeightsOnly(vector)
         average = lambda vectors, _: Consensus(2.0, 1.0)  # noqa: E731
         model = ConsensusModel(flat, gossip, lambda _: None, gossip, average)
         kept = vector.clone()

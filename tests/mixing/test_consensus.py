@@ -3,17 +3,25 @@
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from lightning_utilities.core.rank_zero import rank_zero_only
+from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.mixing import consensus
-from lightning_adpsgd.mixing.consensus import Consensus, average_shards, average_whole
+from lightning_adpsgd.mixing.consensus import (
+    Consensus,
+    ConsensusModel,
+    average_shards,
+    average_whole,
+)
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.partition import Partition
+from lightning_adpsgd.weights.flat import FlatParameters
 from tests.helpers import PATIENCE, forked, random_rows
 
 ROWS = random_rows(3, length=10)
@@ -67,3 +75,56 @@ def test_a_learner_alone_is_its_own_mean() -> None:
             average_whole([row * float("inf")], [row])
     finally:
         dist.destroy_process_group()
+
+
+class Thresholds(nn.Module):
+    """A weight, three buffers, and one over the weight's memory."""
+
+    kept: Tensor
+    placed: Tensor
+    given: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("view", self.weight.detach())
+        for name in ("kept", "placed", "given"):
+            self.register_buffer(name, torch.tensor(1.0))
+
+
+def mean_of_fives(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
+    for vector in vectors:
+        vector.fill_(5.0)
+    return Consensus(0.0, 0.0)
+
+
+def test_buffers_that_are_changed_beside_the_mean_stay_and_all_else_is_restored() -> (
+    None
+):
+    module = Thresholds()
+    flat, settled = FlatParameters(module), Mock()
+    model = ConsensusModel(flat, settled, lambda _: None, average=mean_of_fives)
+    model.enter("validation")
+    with torch.no_grad():
+        module.weight.fill_(6.0)  # an average that a callback does not take back
+    module.placed.mul_(2.0)
+    module.given = module.given + 2
+    flat.rebind()
+    assert model.local_weights is not None
+    assert sorted(model.local_weights[0].tolist()) == [1, 1, 1, 7, 10]
+    model.leave(adopt=False)
+    assert model.local_weights is None
+    assert (module.weight.tolist(), module.kept.item()) == ([1, 1], 1)
+    assert (module.placed.item(), module.given.item()) == (10, 7)
+
+
+def test_a_mean_that_fails_leaves_the_local_weights() -> None:
+    module = Thresholds()
+    flat, settled = FlatParameters(module), Mock()
+    failing = Mock(side_effect=FloatingPointError)
+    model = ConsensusModel(flat, settled, lambda _: None, average=failing)
+    with pytest.raises(FloatingPointError):
+        model.enter("validation")
+    flat.vectors[0].fill_(5.0)
+    model.leave(adopt=False)
+    assert flat.vectors[0].tolist() == [1.0] * 5

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
+from typing_extensions import override
 
 from lightning_adpsgd.strategy import set_up
 from tests.learners import Linear, gossip, learners, loader, trainer_of, values
@@ -22,6 +23,30 @@ class Queues(Linear):
         for name in names:
             buffer = torch.ones(2, 3, dtype=torch.float64)
             self.register_buffer(name, buffer, persistent=is_kept)
+
+
+class Ignores(Linear):
+    """Names a buffer that DDP is to ignore, and sets it in each learner."""
+
+    mine: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mine", torch.zeros(1))
+        self._ddp_params_and_buffers_to_ignore = ["mine"]
+
+    @override
+    def on_train_start(self) -> None:
+        self.mine.fill_(10.0 * self.global_rank)
+
+
+def test_what_ddp_is_to_ignore_is_not_averaged() -> None:
+    def program(rank: int) -> float:
+        module = Ignores()
+        trainer_of(gossip(), 2).fit(module, loader(4, rank, 2), loader(2))
+        return module.mine.item()
+
+    assert values(learners(2, program)) == [0.0, 10.0]
 
 
 def said_of_buffers(module: Linear) -> list[str]:

@@ -251,6 +251,34 @@ def test_the_mean_is_validated_and_the_local_weights_come_back() -> None:
     assert told["restore"][0][2].distance == pytest.approx(away)
 
 
+class Thresholds(Linear):
+    """Sets two buffers at the end of a validation."""
+
+    placed: Tensor
+    given: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("placed", torch.tensor(0.0))
+        self.register_buffer("given", torch.tensor(0.0))
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        self.placed.add_(1.0)
+        self.given = self.given + 1
+
+
+def test_buffers_that_a_validation_sets_keep_their_values() -> None:
+    def program(rank: int, communication: Any) -> Any:
+        module = Thresholds()
+        trainer = trainer_of(gossip("ring", communication), 2, max_epochs=3)
+        trainer.fit(module, loader(8, rank, 2), loader(2))
+        return module.placed.item(), module.given.item()
+
+    for results in in_every_mode(2, program).values():
+        assert results == [(3.0, 3.0)] * 2
+
+
 class Swap(pl.Callback):
     """Validates other weights, as averages of weights do that callbacks keep."""
 

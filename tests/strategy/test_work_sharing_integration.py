@@ -304,6 +304,16 @@ def test_fewer_batches_than_learners_are_cut_up(of_three: Any) -> None:
         assert sorted(len(m.seen[epoch][0]) for m in modules) == [1, 2, 2]
 
 
+def test_learners_with_seeds_of_their_own_share_an_order() -> None:
+    def program(rank: int) -> Seen:
+        pl.seed_everything(7 + rank)
+        return train(2, numbered(20), max_epochs=2)
+
+    modules = list(map(known, values(learners(2, program))))
+    for epoch in range(2):
+        assert rows_of(modules, epoch) == list(range(20))
+
+
 def test_fewer_samples_than_learners_are_refused() -> None:
     outcomes = learners(
         2,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_adpsgd.mixing.averages import all_finite
-from lightning_adpsgd.weights.flat import FlatParameters
+from lightning_adpsgd.weights.flat import FlatParameters, averaged_buffers
 
 
 class Mixed(nn.Module):
@@ -82,6 +82,65 @@ def test_two_parameters_over_the_same_memory_stay_over_the_same_memory() -> None
     assert flat.vectors[0].numel() == 16
     assert second.weight.data_ptr() == first.weight.data_ptr()
     assert torch.equal(second.weight, values)
+
+
+class Overlapping(nn.Module):
+    """Weights and a buffer over the same memory, beside others."""
+
+    last: Tensor
+
+    def __init__(self, weight: Tensor, *others: Tensor) -> None:
+        super().__init__()
+        self.before = nn.Linear(2, 1)
+        self.weight = nn.Parameter(weight)
+        self.other = nn.Parameter(others[0])
+        self.register_buffer("last", others[-1].detach())
+
+
+def overlapping() -> dict[str, list[Tensor]]:
+    wide, square, row = (torch.randn(shape) for shape in ((3, 4), (3, 3), (4,)))
+    turned = wide.clone().T
+    return {
+        "transposes": [wide, wide.T],
+        "square transposes": [square, square.T],
+        "a transpose first": [turned, turned.T],
+        "rows": [wide[1:], wide, wide[:2]],
+        "columns beside one another": [wide[:, :2], wide[:, 2:]],
+        "an element and what is expanded from it": [row, row[2:3].expand(5)],
+        "the same with other strides": [row.view(1, 4), row.as_strided((1, 4), (1, 1))],
+    }
+
+
+@pytest.mark.parametrize("case", overlapping())
+@torch.no_grad()
+def test_weights_over_some_of_the_same_memory_stay_over_it(case: str) -> None:
+    # These keep the memory of before: what one change does there is the oracle.
+    wanted = overlapping()[case]
+    module = Overlapping(*wanted)
+    mine = module.weight, module.other, module.last
+    flat = FlatParameters(module)
+    for act in (flat.check_views, flat.rebind, flat.release):
+        wanted[0].mul_(2)
+        module.weight.mul_(2)
+        act()
+        for tensor, expected in zip(mine, wanted, strict=False):
+            assert torch.equal(tensor, expected)
+        assert torch.equal(module.last, wanted[-1])
+
+
+def test_weights_over_the_same_memory_take_it_once() -> None:
+    wide = torch.randn(3, 4)
+    flat = FlatParameters(Overlapping(wide, wide.T))
+    assert flat.vectors[0].numel() == 12 + 3
+
+
+def test_a_frozen_row_of_a_trained_weight_is_not_left_out() -> None:
+    wide = torch.randn(3, 4)
+    module = Overlapping(wide, wide[1], wide[1])
+    module.other.requires_grad_(False)
+    flat = FlatParameters(module, with_frozen=False)
+    flat.vectors[0].fill_(7)
+    assert module.other.tolist() == [7.0] * 4
 
 
 @pytest.mark.parametrize(
@@ -327,6 +386,25 @@ def test_cudnn_takes_the_weights_where_they_are() -> None:
         warnings.simplefilter("error")
         module.lstm(torch.randn(5, 2, 3, device="cuda"))[0].mean().backward()
     flat.check_views()
+
+
+# --- weights that stay outside
+
+
+@torch.no_grad()
+def test_what_ddp_is_to_ignore_stays_outside_whatever_becomes_of_it() -> None:
+    module = Masked(1.0)
+    ignored = ["net.weight", "mean"]
+    module._ddp_params_and_buffers_to_ignore = ignored  # pyright: ignore
+    assert not {*averaged_buffers(module)} & {*ignored}
+    flat = FlatParameters(module, with_frozen=False)
+    assert flat.layout() == "net.bias:(2,):torch.float32;mask:(3, 3):torch.float32"
+    flat.vectors[0].fill_(7.0)
+    assert module.mean.tolist() == [1.0, 1.0]
+    module.mean, module.net.weight.data = torch.ones(5), torch.ones(1, 2)
+    flat.rebind()
+    flat.check_views()
+    assert len(module.mean) == 5
 
 
 # --- weights that stay frozen
