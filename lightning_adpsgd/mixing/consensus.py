@@ -68,6 +68,7 @@ class ConsensusModel:
     Attributes:
         local_weights: weights that will be restored; None outside of `enter` and
             `leave`.
+        adopts: whether the last `enter` said that `leave` is to adopt the mean.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class ConsensusModel:
         self._exchanges, self._needs_trained = exchanges, needs_trained
         self._meet, self._average = meet, average or average_whole
         self.local_weights: list[Tensor] | None = None
+        self.adopts = False
 
     @property
     def entered(self) -> bool:
@@ -102,6 +104,7 @@ class ConsensusModel:
                 changed, which is merged later: a program that puts back what it kept
                 of the weights loses nothing.
         """
+        self.adopts = adopts
         if self._exchanges is not None:
             self._exchanges.pause()
         self._meet(occasion)

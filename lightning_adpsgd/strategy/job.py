@@ -363,7 +363,10 @@ class Job:
         if self.partition.place(self._rank):
             return {}
         engine, consensus = self._engine, self._consensus
-        kept = consensus.local_weights if consensus is not None else None
+        kept = None if consensus is None else consensus.local_weights
+        if consensus is not None and consensus.adopts:
+            self.flat.rebind()  # as `leave_consensus` does, and the run goes on from it
+            kept = None
         return {
             "weights": kept or self.flat.vectors,
             "layout": self.flat.layout(),

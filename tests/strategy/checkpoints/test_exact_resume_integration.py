@@ -17,7 +17,16 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from lightning_adpsgd import Topology
-from tests.learners import gossip, in_every_mode, learners, trainer_of, values
+from tests.learners import (
+    Quadratic,
+    Trajectory,
+    gossip,
+    in_every_mode,
+    learners,
+    loader,
+    trainer_of,
+    values,
+)
 
 NUM_ROWS, NUM_BATCHES, SAVE_AT = 24, 8, 5
 ALONE = Topology("alone", lambda index, *_: {index: 1.0}, lambda size: 1)
@@ -180,6 +189,43 @@ def test_a_resume_with_another_number_starts_from_the_consensus(
 
     for start in values(learners(num, program)):
         torch.testing.assert_close(start, consensus)
+
+
+class SaveInValidation(pl.Callback):
+    """Saves when the first validation ends, as `ModelCheckpoint` does."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @override
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.current_epoch:
+            trainer.save_checkpoint(self._path)
+
+
+def test_so_does_one_from_a_validation_whose_mean_is_kept_or_not(
+    tmp_path: Path,
+) -> None:
+    def weights(rank: int, name: str, resumed: bool) -> list[Tensor]:
+        path, trajectory = tmp_path / name, Trajectory()
+        # Three do not become equal in one round, and the last two steps have none.
+        dials = {"after_evaluation": name, "gossip_every": 3, "save_learners": True}
+        trainer = trainer_of(
+            gossip(communication="sync", **dials),
+            3,
+            max_epochs=2,
+            callbacks=[trajectory] if resumed else [trajectory, SaveInValidation(path)],
+        )
+        data = loader(24, rank, 3), loader(2)
+        trainer.fit(Quadratic(), *data, ckpt_path=str(path) if resumed else None)
+        return trajectory.weights
+
+    def program(rank: int, name: str) -> tuple[list[Tensor], list[Tensor]]:
+        return weights(rank, name, False), weights(rank, name, True)
+
+    for name, told in in_every_mode(3, program, ("restore", "adopt")).items():
+        for whole, resumed in told:
+            assert torch.stack(whole[NUM_BATCHES:]).equal(torch.stack(resumed)), name
 
 
 def test_a_save_at_the_end_of_training_keeps_all_learners(tmp_path: Path) -> None:
