@@ -43,6 +43,10 @@ class Weights(ABC):
     def layout(self) -> str:
         """Names, shapes, orders and dtypes; equal in all learners of one job."""
 
+    def own_buffers(self) -> dict[str, Tensor]:
+        """The buffers that a checkpoint holds and no vector; none of shards."""
+        return {}
+
     @abstractmethod
     def owned(self, size: int) -> list[list[Range]]:
         """The ranges that each learner of a super-learner of `size` exchanges."""
@@ -160,6 +164,13 @@ class FlatParameters(Weights):
     @override
     def layout(self) -> str:
         return layout_of((slot.name, slot.view) for slot in self._slots)
+
+    @override
+    def own_buffers(self) -> dict[str, Tensor]:
+        others = {slot.name for slot in self._slots}
+        others.update(_transient_buffers(self._module))
+        buffers = self._module.named_buffers()
+        return {name: tensor for name, tensor in buffers if name not in others}
 
     @override
     def owned(self, size: int) -> list[list[Range]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_adpsgd.coordination.gather import gather_weights_only
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
-from lightning_adpsgd.strategy.job import NAMESPACE, Job
+from lightning_adpsgd.strategy.job import BUFFERS, NAMESPACE, Job
 from lightning_adpsgd.topology.partition import Partition
 
 EPOCH = f"{NAMESPACE}/epoch"
@@ -120,7 +120,9 @@ def gather_learners(
 
     The optimizer states are equal within a super-learner; `own` is this learner's.
     """
-    mine = {"own": dict(own), **job.learner_state(optimizer_states)}
+    # Without the rest of a storage that a buffer may be a part of.
+    own = {**own, BUFFERS: cloned(job.flat.own_buffers())}
+    mine = {"own": own, **job.learner_state(optimizer_states)}
     all_learners = gather_weights_only(mine, job.flat.device) or []
     return _by_super_learner(all_learners, job.partition)
 
