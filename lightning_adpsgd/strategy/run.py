@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning_utilities.core.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.epochs.claims import LearnerIndex
@@ -79,6 +79,7 @@ class TrainingRun:
         self._batch_end: BatchEnd | None = None
         self._folders: list[BinaryIO] = []
         self._frozen_objects = FrozenObjects()
+        self._begun: tuple[int, int] | None = None
 
     @property
     def work_sharing(self) -> WorkSharing | None:
@@ -126,6 +127,7 @@ class TrainingRun:
             catch_up(trainer, position)
         if sharing is not None:
             sharing.begin()
+        self._begun = trainer.global_step, self._num_changes()
 
     def begin_batch(self, batch: Any) -> None:
         """Starts a batch; raises if another learner has failed."""
@@ -145,6 +147,7 @@ class TrainingRun:
     ) -> None:
         """Puts the consensus model into the module; all learners must call it."""
         if self.job.running:
+            self._warn_of_own_steps()
             self._note(self.job.enter_consensus(occasion, adopts, unmerged))
 
     def _begin_validation(self, begin: Callable[..., None], *args: Any) -> None:
@@ -184,8 +187,27 @@ class TrainingRun:
         if self.job.running:
             if self.work_sharing is not None:
                 self.work_sharing.leave()
+            self._warn_of_own_steps()
             self._note(self.job.finish())
         on_run_end()
+
+    def _num_changes(self) -> int:
+        """How often the program has changed parameters; averages do not count."""
+        return sum(weight._version for weight in self.job.flat.parameters())
+
+    def _warn_of_own_steps(self) -> None:
+        """Says once that weights change in steps of which Lightning does not know."""
+        if self._begun is None or self._trainer.global_step != self._begun[0]:
+            return
+        if self._num_changes() != self._begun[1]:
+            self._begun = None
+            rank_zero_warn(
+                "Weights have changed since training began, but `trainer.global_step` "
+                "has not: Lightning does not know of the steps, and learners have "
+                "exchanged nothing. Return the optimizer from `configure_optimizers`, "
+                "and step the one that `self.optimizers()` gives (not with "
+                "`use_pl_optimizer=False`)."
+            )
 
     def _leave_in_order(self) -> None:
         if self.work_sharing is not None:
