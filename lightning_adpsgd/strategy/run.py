@@ -27,6 +27,7 @@ from lightning_adpsgd.strategy.compatibility import (
     callbacks_of,
     problems_with_work_sharing,
     refuse_callbacks_of_islands,
+    warn_of_lockstep,
 )
 from lightning_adpsgd.strategy.default_sharing import (
     DefaultSharing,
@@ -231,6 +232,8 @@ def set_up_run(
     partition: Partition = trainer.strategy.partition  # pyright: ignore
     asked, sharing = _shares_work(trainer, dials), None
     job = set_up_job(model, dials, partition, on_reload)
+    if job.asynchronous and partition.num_super_learners > 1:
+        warn_of_lockstep(trainer)
     if asked is not False:
         rank = trainer.global_rank
         index = LearnerIndex(
