@@ -231,7 +231,7 @@ def set_up_run(
         refuse_callbacks_of_islands(trainer)
     partition: Partition = trainer.strategy.partition  # pyright: ignore
     asked, sharing = _shares_work(trainer, dials), None
-    job = set_up_job(model, dials, partition, on_reload)
+    job = set_up_job(model, dials, partition, on_reload, resumed.without_mean)
     if job.asynchronous and partition.num_super_learners > 1:
         warn_of_lockstep(trainer)
     if asked is not False:

@@ -7,7 +7,7 @@ no mean (an attention mask of -inf) stay outside. Nothing here communicates.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -23,12 +23,18 @@ _MOST_LEARNERS = 1 << 20
 
 
 class Weights(ABC):
-    """The weights of one learner, as vectors that exchanges read and change."""
+    """The weights of one learner, as vectors that exchanges read and change.
+
+    Attributes:
+        without_mean: names of buffers and frozen parameters that the vectors leave out,
+            because their values have no mean.
+    """
 
     vectors: list[Tensor]
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self.without_mean: list[str] = []
 
     @property
     def device(self) -> torch.device:
@@ -105,10 +111,7 @@ class FlatParameters(Weights):
         shards: number of shards; each vector is padded with zeros to a multiple of it.
         with_frozen: whether the vectors include frozen parameters. If not, these must
             stay frozen.
-
-    Attributes:
-        without_mean: names of buffers and frozen parameters that the vectors leave out,
-            because their values have no mean.
+        kept_out: names that had no mean when the training began that is resumed.
 
     Raises:
         ValueError: A parameter is not materialised yet or is on a different device than
@@ -116,7 +119,11 @@ class FlatParameters(Weights):
     """
 
     def __init__(
-        self, module: nn.Module, shards: int = 1, with_frozen: bool = True
+        self,
+        module: nn.Module,
+        shards: int = 1,
+        with_frozen: bool = True,
+        kept_out: Collection[str] = (),
     ) -> None:
         super().__init__(module)
         self._slots: list[_Slot] = []
@@ -124,7 +131,9 @@ class FlatParameters(Weights):
         tensors = _recurrent_first(module, dict(floating_tensors(module)))
         check_one_device(tensors.values())
         untrained = _untrained(tensors)
-        self.without_mean = [n for n, t in untrained.items() if not _has_mean(t)]
+        self.without_mean = [
+            n for n, t in untrained.items() if n in kept_out or not _has_mean(t)
+        ]
         self._left_out = {
             name: tensor
             for name, tensor in untrained.items()

@@ -230,6 +230,39 @@ def test_so_does_one_from_a_validation_whose_mean_is_kept_or_not(
             assert torch.stack(whole[NUM_BATCHES:]).equal(torch.stack(resumed)), name
 
 
+class Least(Quadratic):
+    """Keeps the least number that it has seen, in a buffer that begins without one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("least", torch.tensor(torch.inf))
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        seen = torch.tensor(-float(self.global_rank))
+        self.least = torch.minimum(self.least, seen)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_buffer_that_had_no_mean_is_not_averaged_after_a_resume(
+    tmp_path: Path,
+) -> None:
+    def least(rank: int, save_learners: bool, resumed: bool) -> float:
+        module, path = Least(), tmp_path / str(save_learners)
+        callbacks = [] if resumed else [SaveInValidation(path)]
+        strategy = gossip(communication="sync", save_learners=save_learners)
+        trainer = trainer_of(strategy, 2, max_epochs=2, callbacks=callbacks)
+        data = loader(8, rank, 2), loader(2)
+        trainer.fit(module, *data, ckpt_path=str(path) if resumed else None)
+        return module.least.item()
+
+    def program(rank: int, save_learners: bool) -> list[float]:
+        return [least(rank, save_learners, resumed) for resumed in (False, True)]
+
+    for name, told in in_every_mode(2, program, (False, True)).items():
+        assert told == [[0.0, 0.0], [-1.0, -1.0]], name
+
+
 def test_a_save_at_the_end_of_training_keeps_all_learners(tmp_path: Path) -> None:
     """As of `ModelCheckpoint(save_last=True)` after an epoch that it did not save."""
     path = tmp_path / "a.ckpt"
