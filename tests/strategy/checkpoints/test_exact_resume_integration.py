@@ -59,6 +59,10 @@ class Random(pl.LightningModule):
         return self.layers(batch).square().mean() / (1 + self.count)
 
     @override
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.layers(batch)
+
+    @override
     def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
         flat = nn.utils.parameters_to_vector(self.parameters())
         self.trajectory[self.trainer.global_step] = flat.detach().clone()
@@ -87,11 +91,24 @@ class SaveAt(pl.Callback):
             trainer.save_checkpoint(self._path)
 
 
+class SaveInValidation(pl.Callback):
+    """Saves when the first validation ends, as `ModelCheckpoint` does."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @override
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.current_epoch:
+            trainer.save_checkpoint(self._path)
+
+
 class Case(NamedTuple):
     """After which step a run is saved, and what its strategy is given."""
 
     save_at: int
     dials: dict[str, Any]
+    in_validation: bool = False
 
 
 RARELY: dict[str, Any] = {"topology": "random_pairs", "gossip_every": 2}
@@ -104,6 +121,7 @@ OF_TWO = {
     "delayed": Case(SAVE_AT, {"communication": "delay_by_one"}),
     "alone": Case(SAVE_AT, NOBODY),
     "one super-learner": Case(SAVE_AT, ONE),
+    "in a validation": Case(NUM_BATCHES, {}, in_validation=True),
 }
 OF_FOUR = {"two super-learners": Case(SAVE_AT, {"super_learner_size": 2})}
 Trajectories = dict[str, list[dict[int, Tensor]]]
@@ -117,14 +135,17 @@ def run(
 
     def program(rank: int, name: str) -> dict[int, Tensor]:
         pl.seed_everything(100 * resumed + rank)
-        (save_at, dials), path = cases[name], folder / f"{name}.ckpt"
+        (save_at, dials, validates), path = cases[name], folder / f"{name}.ckpt"
         module = Random()
         loader = DataLoader(Noisy(), 3, shuffle=True)
-        callbacks = [] if resumed else [SaveAt(path, save_at)]
+        held_out = DataLoader(Noisy(), 3) if validates else None
+        saver = SaveInValidation(path) if validates else SaveAt(path, save_at)
         options = {"communication": "sync", "save_learners": True, **dials}
         strategy = gossip(**options)
+        callbacks = [] if resumed else [saver]
         trainer = trainer_of(strategy, num, max_epochs=2, callbacks=callbacks)
-        trainer.fit(module, loader, ckpt_path=str(path) if resumed else None)
+        ckpt_path = str(path) if resumed else None
+        trainer.fit(module, loader, held_out, ckpt_path=ckpt_path)
         return module.trajectory
 
     return in_every_mode(num, program, list(cases))
@@ -191,18 +212,6 @@ def test_a_resume_with_another_number_starts_from_the_consensus(
 
     for start in values(learners(num, program)):
         torch.testing.assert_close(start, consensus)
-
-
-class SaveInValidation(pl.Callback):
-    """Saves when the first validation ends, as `ModelCheckpoint` does."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @override
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        if not trainer.current_epoch:
-            trainer.save_checkpoint(self._path)
 
 
 def test_so_does_one_from_a_validation_whose_mean_is_kept_or_not(
