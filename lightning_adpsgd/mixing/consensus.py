@@ -65,6 +65,9 @@ class ConsensusModel:
         average: function that replaces vectors by their mean and returns the distance
             of the trained weights from it; None: a collective over all learners.
         needs_trained: whether `average` reads the trained weights.
+
+    Attributes:
+        adopts: whether the last `enter` said that `leave` is to adopt the mean.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class ConsensusModel:
         self._meet, self._average = meet, average or average_whole
         self._local: list[Tensor] | None = None
         self._mean_buffers: list[Tensor] = []
+        self.adopts = False
 
     @property
     def entered(self) -> bool:
@@ -107,6 +111,7 @@ class ConsensusModel:
                 changed, which is merged later: a program that puts back what it kept
                 of the weights loses nothing.
         """
+        self.adopts = adopts
         if self._exchanges is not None:
             self._exchanges.pause()
         self._meet(occasion)
@@ -143,7 +148,8 @@ class ConsensusModel:
         here = self._flat.buffers_in(self._flat.vectors)
         local = self._flat.buffers_in(local_weights)
         for now, mean, kept in zip(here, self._mean_buffers, local, strict=False):
-            if not torch.equal(now, mean):
+            # A NaN of a learner that has diverged is in the mean, and changes nothing.
+            if not torch.equal(now.nan_to_num(), mean.nan_to_num()):
                 kept.copy_(now)
 
 

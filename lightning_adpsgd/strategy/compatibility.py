@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     Timer,
 )
+from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -314,6 +315,22 @@ def _callbacks_that_count(trainer: pl.Trainer) -> Iterator[str]:
                 "it trains for a number of steps and then restarts the epoch; find "
                 "the value in advance, without work sharing"
             )
+        if isinstance(callback, SpikeDetection):
+            yield (
+                "`SpikeDetection` cannot be used with `work_sharing=True`: all "
+                "learners meet in each of its batches, and they train on different "
+                "numbers of them; set `work_sharing=False`"
+            )
+
+
+def warn_of_lockstep(trainer: pl.Trainer) -> None:
+    """Warns of a callback in which asynchronous learners meet in every batch."""
+    if callbacks_of(trainer, SpikeDetection):
+        rank_zero_warn(
+            "All learners wait for one another in every batch, because "
+            "`SpikeDetection` decides for all of them: each is as slow as the slowest. "
+            'Leave it out, or use `communication="sync"`, in which they wait anyway.'
+        )
 
 
 def _clock(argument: str) -> str:

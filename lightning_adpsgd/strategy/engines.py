@@ -7,7 +7,7 @@ with `islands`.
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
@@ -81,8 +81,15 @@ class Engine(NamedTuple):
         return self.island or self.communication
 
 
-def weights_of(module: nn.Module, dials: Dials, partition: Partition) -> Weights:
+def weights_of(
+    module: nn.Module,
+    dials: Dials,
+    partition: Partition,
+    kept_out: Collection[str] = (),
+) -> Weights:
     """The weights of a module in the form that the engine reads.
+
+    `kept_out` are the names that a flat vector leaves out whatever their values.
 
     Raises:
         ValueError: The module cannot be flattened, or is not sharded as `inside`
@@ -93,7 +100,7 @@ def weights_of(module: nn.Module, dials: Dials, partition: Partition) -> Weights
         size = partition.size(dist.get_rank())
         return LocalShards(module, size, partition.tensor_parallel_size)
     sizes = _sizes_of_islands(dials) or partition.sizes
-    flat = FlatParameters(module, math.lcm(*sizes), dials.exchange_frozen)
+    flat = FlatParameters(module, math.lcm(*sizes), dials.exchange_frozen, kept_out)
     if max(sizes) > 1:
         _check_complex(flat)
     return flat

@@ -39,6 +39,9 @@ from lightning_adpsgd.weights.flat import Weights, first_difference, same_order
 NAMESPACE = "lightning_adpsgd"
 """Prefix of the job's keys in the store, and its key in a checkpoint."""
 
+BUFFERS = "buffers"
+"""The key of the buffers outside of averages in what a checkpoint has of a learner."""
+
 END_OF_TRAINING = "end of training"
 """Name of the meeting to which all learners come last."""
 
@@ -363,7 +366,10 @@ class Job:
         if self.partition.place(self._rank):
             return {}
         engine, consensus = self._engine, self._consensus
-        kept = consensus.local_weights if consensus is not None else None
+        kept = None if consensus is None else consensus.local_weights
+        if consensus is not None and consensus.adopts:
+            self.flat.rebind()  # as `leave_consensus` does, and the run goes on from it
+            kept = None
         return {
             "weights": kept or self.flat.vectors,
             "layout": self.flat.layout(),
@@ -374,7 +380,7 @@ class Job:
 
     @torch.no_grad()
     def restore_learner(self, learner: Mapping[str, Any]) -> None:
-        """Restores the weights of a checkpoint, and its round, now or in `start`.
+        """Restores weights and buffers of a checkpoint; its round now or in `start`.
 
         Raises:
             ValueError: The module has other weights, or the same in another order.
@@ -383,6 +389,11 @@ class Job:
         _check_layout(learner.get("layout"), self.flat.layout())
         for vector, weights in zip(self.flat.vectors, learner["weights"], strict=True):
             vector.copy_(weights)
+        buffers = self.flat.own_buffers()
+        # Up to version 0.2 those of learner 0 were restored in all.
+        for name, values in learner.get("own", {}).get(BUFFERS, {}).items():
+            if name in buffers and buffers[name].shape == values.shape:
+                buffers[name].copy_(values)
         position = learner.get("position")
         if self._engine is None:
             self._restored_position = position

@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning_utilities.core.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.epochs.claims import LearnerIndex
@@ -27,6 +27,7 @@ from lightning_adpsgd.strategy.compatibility import (
     callbacks_of,
     problems_with_work_sharing,
     refuse_callbacks_of_islands,
+    warn_of_lockstep,
 )
 from lightning_adpsgd.strategy.default_sharing import (
     DefaultSharing,
@@ -79,6 +80,7 @@ class TrainingRun:
         self._batch_end: BatchEnd | None = None
         self._folders: list[BinaryIO] = []
         self._frozen_objects = FrozenObjects()
+        self._begun: tuple[int, int] | None = None
 
     @property
     def work_sharing(self) -> WorkSharing | None:
@@ -126,6 +128,7 @@ class TrainingRun:
             catch_up(trainer, position)
         if sharing is not None:
             sharing.begin()
+        self._begun = trainer.global_step, self._num_changes()
 
     def begin_batch(self, batch: Any) -> None:
         """Starts a batch; raises if another learner has failed."""
@@ -145,6 +148,7 @@ class TrainingRun:
     ) -> None:
         """Puts the consensus model into the module; all learners must call it."""
         if self.job.running:
+            self._warn_of_own_steps()
             self._note(self.job.enter_consensus(occasion, adopts, unmerged))
 
     def _begin_validation(self, begin: Callable[..., None], *args: Any) -> None:
@@ -184,8 +188,27 @@ class TrainingRun:
         if self.job.running:
             if self.work_sharing is not None:
                 self.work_sharing.leave()
+            self._warn_of_own_steps()
             self._note(self.job.finish())
         on_run_end()
+
+    def _num_changes(self) -> int:
+        """How often the program has changed parameters; averages do not count."""
+        return sum(weight._version for weight in self.job.flat.parameters())
+
+    def _warn_of_own_steps(self) -> None:
+        """Says once that weights change in steps of which Lightning does not know."""
+        if self._begun is None or self._trainer.global_step != self._begun[0]:
+            return
+        if self._num_changes() != self._begun[1]:
+            self._begun = None
+            rank_zero_warn(
+                "Weights have changed since training began, but `trainer.global_step` "
+                "has not: Lightning does not know of the steps, and learners have "
+                "exchanged nothing. Return the optimizer from `configure_optimizers`, "
+                "and step the one that `self.optimizers()` gives (not with "
+                "`use_pl_optimizer=False`)."
+            )
 
     def _leave_in_order(self) -> None:
         if self.work_sharing is not None:
@@ -208,7 +231,9 @@ def set_up_run(
         refuse_callbacks_of_islands(trainer)
     partition: Partition = trainer.strategy.partition  # pyright: ignore
     asked, sharing = _shares_work(trainer, dials), None
-    job = set_up_job(model, dials, partition, on_reload)
+    job = set_up_job(model, dials, partition, on_reload, resumed.without_mean)
+    if job.asynchronous and partition.num_super_learners > 1:
+        warn_of_lockstep(trainer)
     if asked is not False:
         rank = trainer.global_rank
         index = LearnerIndex(

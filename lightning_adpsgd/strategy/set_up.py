@@ -1,6 +1,6 @@
 """Makes the job of a module, in all learners together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 
 import torch
@@ -23,12 +23,7 @@ from lightning_adpsgd.strategy.engines import (
 )
 from lightning_adpsgd.strategy.job import NAMESPACE, Job
 from lightning_adpsgd.topology.partition import Partition
-from lightning_adpsgd.weights.flat import (
-    FlatParameters,
-    Weights,
-    averaged_buffers,
-    ignored_by_ddp,
-)
+from lightning_adpsgd.weights.flat import Weights, averaged_buffers, ignored_by_ddp
 from lightning_adpsgd.weights.shards import LocalShards, local_part
 
 _BROADCAST_BYTES = 250 * 1024 * 1024
@@ -40,12 +35,14 @@ def set_up_job(
     dials: Dials,
     partition: Partition,
     on_reload: Callable[[], None] = lambda: None,
+    kept_out: Collection[str] = (),
 ) -> Job:
     """Makes the job of a module; a collective over the default process group.
 
     Afterwards every learner has the weights of learner 0, as under DDP. They are views
     of one vector per dtype, unless they are shards. The module must already be on its
-    final device and in its final dtype.
+    final device and in its final dtype. `kept_out` names what is not averaged because
+    it had no mean when the training began that is resumed.
 
     Raises:
         ValueError: The topology does not exist for this number of super-learners, or
@@ -53,7 +50,7 @@ def set_up_job(
         StartUpError: The models of the learners differ.
     """
     dials.topology.check_size(partition.num_super_learners)
-    flat = weights_of(module, dials, partition)
+    flat = weights_of(module, dials, partition, kept_out)
     rank, num_learners = dist.get_rank(), dist.get_world_size()
     store = _own_store(flat.device)
     layout = flat.layout()
@@ -66,13 +63,12 @@ def set_up_job(
     )
     _take_first_weights(module, flat, groups, dials.timeout)
     _tell_of_frozen(module, dials)
-    without_mean = flat.without_mean if isinstance(flat, FlatParameters) else []
-    _tell_of_buffers(module, without_mean)
-    if without_mean:
+    _tell_of_buffers(module, flat.without_mean)
+    if flat.without_mean:
         rank_zero_info(
-            f"{', '.join(without_mean)}: values that are infinite, NaN or close "
-            "to the largest number have no mean. Each learner keeps its own, and a "
-            "checkpoint has those of learner 0"
+            f"{', '.join(flat.without_mean)}: values that are infinite, NaN or close "
+            "to the largest number have no mean. Each learner keeps its own, now and "
+            "after a resume, and a checkpoint has those of learner 0"
         )
     job = Job(dials, flat, groups, store, on_reload)
     job.coordinator.start()

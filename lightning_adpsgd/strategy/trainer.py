@@ -30,6 +30,7 @@ from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.checkpoints.contents import (
     EPOCH,
+    WITHOUT_MEAN,
     Resumed,
     add_learners,
     cloned,
@@ -300,6 +301,8 @@ class HADPSGDStrategy(ModelParallelInside):
         if self._place is not None and whole:
             job = self._run.job if self._run is not None else None
             add_learners(checkpoint, self._place, self, job)
+        if self._run is not None and (names := self._run.job.flat.without_mean):
+            checkpoint[WITHOUT_MEAN] = list(names)
         # Islands need not ask one another what is left.
         may_ask = not interrupted or self._dials.islands is not None
         if self.work_sharing is not None and may_ask:

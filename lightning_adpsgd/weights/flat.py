@@ -8,7 +8,7 @@ Nothing here communicates.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -24,12 +24,18 @@ _MOST_LEARNERS = 1 << 20
 
 
 class Weights(ABC):
-    """The weights of one learner, as vectors that exchanges read and change."""
+    """The weights of one learner, as vectors that exchanges read and change.
+
+    Attributes:
+        without_mean: names of buffers and frozen parameters that the vectors leave out,
+            because their values have no mean.
+    """
 
     vectors: list[Tensor]
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self.without_mean: list[str] = []
 
     @property
     def device(self) -> torch.device:
@@ -43,6 +49,10 @@ class Weights(ABC):
     @abstractmethod
     def layout(self) -> str:
         """Names, shapes, orders and dtypes; equal in all learners of one job."""
+
+    def own_buffers(self) -> dict[str, Tensor]:
+        """The buffers that a checkpoint holds and no vector; none of shards."""
+        return {}
 
     @abstractmethod
     def owned(self, size: int) -> list[list[Range]]:
@@ -107,10 +117,7 @@ class FlatParameters(Weights):
         shards: number of shards; each vector is padded with zeros to a multiple of it.
         with_frozen: whether the vectors include frozen parameters. If not, these must
             stay frozen.
-
-    Attributes:
-        without_mean: names of buffers and frozen parameters that the vectors leave out,
-            because their values have no mean.
+        kept_out: names that had no mean when the training began that is resumed.
 
     Raises:
         ValueError: A parameter is not materialised yet or is on a different device than
@@ -118,7 +125,11 @@ class FlatParameters(Weights):
     """
 
     def __init__(
-        self, module: nn.Module, shards: int = 1, with_frozen: bool = True
+        self,
+        module: nn.Module,
+        shards: int = 1,
+        with_frozen: bool = True,
+        kept_out: Collection[str] = (),
     ) -> None:
         super().__init__(module)
         self._slots: list[_Slot] = []
@@ -126,7 +137,9 @@ class FlatParameters(Weights):
         tensors = _recurrent_first(module, dict(_averaged_tensors(module)))
         check_one_device(tensors.values())
         untrained = _untrained(tensors)
-        self.without_mean = [n for n, t in untrained.items() if not _has_mean(t)]
+        self.without_mean = [
+            n for n, t in untrained.items() if n in kept_out or not _has_mean(t)
+        ]
         self._left_out = {
             name: tensor
             for name, tensor in untrained.items()
@@ -166,6 +179,13 @@ class FlatParameters(Weights):
     @override
     def layout(self) -> str:
         return layout_of((slot.name, slot.view) for slot in self._slots)
+
+    @override
+    def own_buffers(self) -> dict[str, Tensor]:
+        others = {slot.name for slot in self._slots}
+        others.update(_transient_buffers(self._module))
+        buffers = self._module.named_buffers()
+        return {name: tensor for name, tensor in buffers if name not in others}
 
     @override
     def owned(self, size: int) -> list[list[Range]]:

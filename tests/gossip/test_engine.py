@@ -3,12 +3,10 @@
 import random
 import threading
 import time
-<<<<<<< HEAD
-from concurrent.futures import Future
-=======
 from collections.abc import Sequence
->>>>>>> sta
+from concurrent.futures import Future
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest

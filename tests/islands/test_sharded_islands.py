@@ -153,7 +153,9 @@ def test_a_mean_takes_one_shard_beside_the_weights_of_the_one_that_answers() -> 
             first = islands[0].island
             pull, before = first._connections.pull, memory_of_tensors()
 
-            def watched(number: int, seconds: float) -> Pulled | None:
+            def watched(
+                number: int, seconds: float, watch: Any = None
+            ) -> Pulled | None:
                 limit = before + 1.1 * 4 * elements  # of the mean so far
                 until(lambda: memory_of_tensors() < limit, "the end of the last pull")
                 asked.append(number)

@@ -1,5 +1,6 @@
 """The mean over all learners, and how far they are from it, against arithmetic."""
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -128,3 +129,19 @@ def test_a_mean_that_fails_leaves_the_local_weights() -> None:
     flat.vectors[0].fill_(5.0)
     model.leave(adopt=False)
     assert flat.vectors[0].tolist() == [1.0] * 5
+
+
+def test_a_mean_that_another_learner_has_made_nan_comes_into_no_buffer() -> None:
+    module = Thresholds()
+
+    def mean_of_nan(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
+        vectors[0].fill_(math.nan)
+        return Consensus(0.0, 0.0)
+
+    flat = FlatParameters(module)
+    model = ConsensusModel(flat, Mock(), lambda _: None, average=mean_of_nan)
+    model.enter("validation")
+    module.placed.fill_(3.0)
+    model.leave(adopt=False)
+    assert (module.kept.item(), module.placed.item()) == (1, 3)
+    assert module.weight.tolist() == [1, 1]

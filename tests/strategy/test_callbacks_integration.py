@@ -4,6 +4,7 @@ import inspect
 import itertools
 import os
 import subprocess
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from lightning.pytorch.callbacks import (
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.tuner.tuning import Tuner
 from packaging.version import Version
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lightning_adpsgd.import_names import lightning_version
@@ -598,3 +601,21 @@ def test_collectives_of_the_user_in_hooks_where_all_come() -> None:
         return sums.sums.item()
 
     assert values(learners(3, program)) == [3.0] * 3
+
+
+def test_learners_meet_in_spike_detection_and_are_told() -> None:
+    def program(rank: int, communication: str) -> tuple[int, int]:
+        strategy = strategy_of(communication)
+        spikes = SpikeDetection(atol=1e9, rtol=1e9)
+        arguments = {"callbacks": [spikes], "use_distributed_sampler": True}
+        trainer = trainer_of(strategy, 2, **arguments)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            trainer.fit(Linear(), DataLoader(Rows(NUM_ROWS)))
+        said = sum("`SpikeDetection` decides" in str(one.message) for one in told)
+        return said, trainer.global_step
+
+    for mode, told in in_every_mode(2, program).items():
+        # Learner 0 speaks for all; shared epochs would have steps as they come.
+        expected = [(int(mode == "async"), NUM_ROWS // 2), (0, NUM_ROWS // 2)]
+        assert told == expected, mode

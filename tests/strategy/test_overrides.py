@@ -260,7 +260,7 @@ def private_names(module: ModuleType) -> set[str]:
 
 # Of torch and of the data loaders that are copied.
 OF_TORCH = {"_get_default_store", "_get_sequence_number_for_group", "_iterator"}
-OF_TORCH |= {"_parent", "_asdict"}
+OF_TORCH |= {"_parent", "_asdict", "_version"}
 
 
 def test_every_private_name_that_is_read_is_in_the_table() -> None:

@@ -9,6 +9,7 @@ same two learners train.
 """
 
 import itertools
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -258,6 +259,51 @@ def test_manual_optimizers_that_step_unequally_often() -> None:
         torch.testing.assert_close(weight, consensus_after(NUM_ROWS, 2))
         torch.testing.assert_close(bias, -LR * odd / 2)
         assert steps == 8 + 4, mode
+
+
+class Unheard(Manual):
+    """Takes steps past Lightning: with the inner optimizer, or one of its own."""
+
+    def __init__(self, keeps_optimizer: bool) -> None:
+        super().__init__()
+        self._own = torch.optim.SGD([self.weight], LR) if keeps_optimizer else None
+
+    @override
+    def configure_optimizers(self) -> Any:
+        return None if self._own else torch.optim.SGD([self.weight], LR)
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        optimizer: Any = self._own or self.optimizers(use_pl_optimizer=False)
+        optimizer.zero_grad()
+        self.manual_backward((batch @ self.weight).mean())
+        optimizer.step()
+
+
+class Idle(Manual):
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        return None
+
+
+def test_steps_of_which_lightning_does_not_know_are_told_once() -> None:
+    modules = {
+        "inner": partial(Unheard, False),
+        "own": partial(Unheard, True),
+        "heard": Manual,
+        "none": Idle,
+    }
+
+    def program(rank: int, name: str) -> int:
+        trainer = trainer_of(strategy_of("async"), 2, max_epochs=2)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            trainer.fit(modules[name](), loader(NUM_ROWS, rank, 2), loader(2))
+        return sum("`self.optimizers()`" in str(one.message) for one in told)
+
+    told = in_every_mode(2, program, list(modules))
+    # Learner 0 speaks for all.
+    assert told == {"inner": [1, 0], "own": [1, 0], "heard": [0, 0], "none": [0, 0]}
 
 
 PRECISIONS: dict[Any, float] = {"64-true": 1e-12, "bf16-mixed": 1e-2, "32-true": 1e-5}

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.callbacks.spike import SpikeDetection
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -59,6 +60,7 @@ def test_it_is_refused_where_all_step_together(communication: Any) -> None:
             {"callbacks": [StochasticWeightAveraging(0.1)]},
             "`StochasticWeightAveraging` cannot be used",
         ),
+        ({"callbacks": [SpikeDetection()]}, "`SpikeDetection` cannot be used"),
     ],
 )
 def test_what_counts_one_learners_batches_is_refused(

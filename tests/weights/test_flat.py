@@ -475,6 +475,13 @@ def test_what_has_no_mean_stays_outside(value: float) -> None:
         flat.rebind()
 
 
+def test_what_had_no_mean_when_the_training_began_stays_outside() -> None:
+    flat = FlatParameters(Masked(1.0), kept_out=["mask", "gone", "net.weight"])
+    assert flat.without_mean == ["mask"]
+    assert "mask" not in flat.layout()
+    assert [*flat.own_buffers()] == ["mask"]
+
+
 def test_large_values_that_have_a_mean_are_averaged() -> None:
     assert FlatParameters(Masked(-1e30)).without_mean == []
     half = Masked(torch.finfo(torch.float16).min, torch.float16)

@@ -1,6 +1,6 @@
 """The parts of a checkpoint about learners and epochs that Lightning does not keep."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_adpsgd.coordination.gather import gather_weights_only
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
-from lightning_adpsgd.strategy.job import NAMESPACE, Job
+from lightning_adpsgd.strategy.job import BUFFERS, NAMESPACE, Job
 from lightning_adpsgd.topology.partition import Partition
 
 EPOCH = f"{NAMESPACE}/epoch"
@@ -19,6 +19,9 @@ EPOCH = f"{NAMESPACE}/epoch"
 
 _SAMPLES = f"{NAMESPACE}/samples"
 """The key of the number of samples that all learners together have trained on."""
+
+WITHOUT_MEAN = f"{NAMESPACE}/without_mean"
+"""The key of the names of what is not averaged, because its values had no mean."""
 
 # Learners may have made different numbers of steps.
 _OF_EACH_LEARNER = ("loops", "lr_schedulers")
@@ -32,12 +35,14 @@ class Resumed(NamedTuple):
         epoch: rest of a shared epoch; None: the epoch was not shared.
         num_samples: samples that all learners together have trained on.
         is_within_epoch: whether the job that saved had batches left in its epoch.
+        without_mean: names of what the job that saved did not average.
     """
 
     learner: Mapping[str, Any] | None = None
     epoch: Mapping[str, Any] | None = None
     num_samples: int = 0
     is_within_epoch: bool = False
+    without_mean: Sequence[str] = ()
 
     @property
     def place(self) -> Mapping[str, Any] | None:
@@ -64,7 +69,8 @@ def resumed_from(
         if learner["own"].get("place", {}).get("num_batches"):
             _go_back_into_epoch(checkpoint["loops"])
     epoch, num_samples = checkpoint.get(EPOCH), checkpoint.get(_SAMPLES, 0)
-    return Resumed(learner, epoch, num_samples, is_within_epoch)
+    without_mean = checkpoint.get(WITHOUT_MEAN, ())
+    return Resumed(learner, epoch, num_samples, is_within_epoch, without_mean)
 
 
 def _is_within_epoch(loops: Mapping[str, Any]) -> bool:
@@ -120,7 +126,9 @@ def gather_learners(
 
     The optimizer states are equal within a super-learner; `own` is this learner's.
     """
-    mine = {"own": dict(own), **job.learner_state(optimizer_states)}
+    # Without the rest of a storage that a buffer may be a part of.
+    own = {**own, BUFFERS: cloned(job.flat.own_buffers())}
+    mine = {"own": own, **job.learner_state(optimizer_states)}
     all_learners = gather_weights_only(mine, job.flat.device) or []
     return _by_super_learner(all_learners, job.partition)
 

@@ -99,12 +99,20 @@ class PlaceInEpoch:
     ) -> None:
         self._trainer, self._device, self._saved = trainer, device, saved
         self._num_samples: int = saved["num_samples"] if saved else num_samples
+        self._has_set = False
 
     def begin(self) -> None:
         """Starts training: the generators continue from their saved states."""
-        saved, self._saved = self._saved, None
-        if saved is not None:
-            set_generator_states(saved["generators"], self._device)
+        # After a save in the validation that ends an epoch, the iterator of the set-up
+        # is not read: the next epoch makes another, as it did in the job that saved.
+        epochs: Any = self._trainer.fit_loop.epoch_progress.current
+        if not self._has_set or epochs.processed < epochs.started:
+            self._set_generators()
+        self._saved = None
+
+    def _set_generators(self) -> None:
+        if self._saved is not None:
+            set_generator_states(self._saved["generators"], self._device)
 
     def count(self, batch: Any) -> None:
         """Training on a batch begins; a batch of unknown size counts nothing."""
@@ -141,7 +149,8 @@ class PlaceInEpoch:
             if callable(tell := getattr(batches.sampler, "set_epoch", None)):
                 tell(self._saved["epoch"])
             if not self._saved["num_batches"]:
-                self.begin()  # the epoch that begins draws from these
+                self._set_generators()  # the epoch that begins draws from these
+                self._has_set = True
         return copy_with(loader, batch_sampler=batches)
 
     def _placed(self) -> PlacedBatches | None:

@@ -17,7 +17,16 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from lightning_adpsgd import Topology
-from tests.learners import gossip, in_every_mode, learners, trainer_of, values
+from tests.learners import (
+    Quadratic,
+    Trajectory,
+    gossip,
+    in_every_mode,
+    learners,
+    loader,
+    trainer_of,
+    values,
+)
 
 NUM_ROWS, NUM_BATCHES, SAVE_AT = 24, 8, 5
 ALONE = Topology("alone", lambda index, *_: {index: 1.0}, lambda size: 1)
@@ -36,16 +45,22 @@ class Noisy(Dataset[Tensor]):
 
 
 class Random(pl.LightningModule):
-    """Momentum, a schedule by steps, and dropout."""
+    """Momentum, a schedule by steps, dropout, and a buffer outside of averages."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        self.register_buffer("count", torch.tensor(0))
         self.trajectory: dict[int, Tensor] = {}
 
     @override
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self.layers(batch).square().mean()
+        self.count += 1 + self.global_rank
+        return self.layers(batch).square().mean() / (1 + self.count)
+
+    @override
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.layers(batch)
 
     @override
     def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
@@ -76,11 +91,24 @@ class SaveAt(pl.Callback):
             trainer.save_checkpoint(self._path)
 
 
+class SaveInValidation(pl.Callback):
+    """Saves when the first validation ends, as `ModelCheckpoint` does."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @override
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.current_epoch:
+            trainer.save_checkpoint(self._path)
+
+
 class Case(NamedTuple):
     """After which step a run is saved, and what its strategy is given."""
 
     save_at: int
     dials: dict[str, Any]
+    in_validation: bool = False
 
 
 RARELY: dict[str, Any] = {"topology": "random_pairs", "gossip_every": 2}
@@ -93,6 +121,7 @@ OF_TWO = {
     "delayed": Case(SAVE_AT, {"communication": "delay_by_one"}),
     "alone": Case(SAVE_AT, NOBODY),
     "one super-learner": Case(SAVE_AT, ONE),
+    "in a validation": Case(NUM_BATCHES, {}, in_validation=True),
 }
 OF_FOUR = {"two super-learners": Case(SAVE_AT, {"super_learner_size": 2})}
 Trajectories = dict[str, list[dict[int, Tensor]]]
@@ -106,14 +135,17 @@ def run(
 
     def program(rank: int, name: str) -> dict[int, Tensor]:
         pl.seed_everything(100 * resumed + rank)
-        (save_at, dials), path = cases[name], folder / f"{name}.ckpt"
+        (save_at, dials, validates), path = cases[name], folder / f"{name}.ckpt"
         module = Random()
         loader = DataLoader(Noisy(), 3, shuffle=True)
-        callbacks = [] if resumed else [SaveAt(path, save_at)]
+        held_out = DataLoader(Noisy(), 3) if validates else None
+        saver = SaveInValidation(path) if validates else SaveAt(path, save_at)
         options = {"communication": "sync", "save_learners": True, **dials}
         strategy = gossip(**options)
+        callbacks = [] if resumed else [saver]
         trainer = trainer_of(strategy, num, max_epochs=2, callbacks=callbacks)
-        trainer.fit(module, loader, ckpt_path=str(path) if resumed else None)
+        ckpt_path = str(path) if resumed else None
+        trainer.fit(module, loader, held_out, ckpt_path=ckpt_path)
         return module.trajectory
 
     return in_every_mode(num, program, list(cases))
@@ -180,6 +212,64 @@ def test_a_resume_with_another_number_starts_from_the_consensus(
 
     for start in values(learners(num, program)):
         torch.testing.assert_close(start, consensus)
+
+
+def test_so_does_one_from_a_validation_whose_mean_is_kept_or_not(
+    tmp_path: Path,
+) -> None:
+    def weights(rank: int, name: str, resumed: bool) -> list[Tensor]:
+        path, trajectory = tmp_path / name, Trajectory()
+        # Three do not become equal in one round, and the last two steps have none.
+        dials = {"after_evaluation": name, "gossip_every": 3, "save_learners": True}
+        trainer = trainer_of(
+            gossip(communication="sync", **dials),
+            3,
+            max_epochs=2,
+            callbacks=[trajectory] if resumed else [trajectory, SaveInValidation(path)],
+        )
+        data = loader(24, rank, 3), loader(2)
+        trainer.fit(Quadratic(), *data, ckpt_path=str(path) if resumed else None)
+        return trajectory.weights
+
+    def program(rank: int, name: str) -> tuple[list[Tensor], list[Tensor]]:
+        return weights(rank, name, False), weights(rank, name, True)
+
+    for name, told in in_every_mode(3, program, ("restore", "adopt")).items():
+        for whole, resumed in told:
+            assert torch.stack(whole[NUM_BATCHES:]).equal(torch.stack(resumed)), name
+
+
+class Least(Quadratic):
+    """Keeps the least number that it has seen, in a buffer that begins without one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("least", torch.tensor(torch.inf))
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        seen = torch.tensor(-float(self.global_rank))
+        self.least = torch.minimum(self.least, seen)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_buffer_that_had_no_mean_is_not_averaged_after_a_resume(
+    tmp_path: Path,
+) -> None:
+    def least(rank: int, save_learners: bool, resumed: bool) -> float:
+        module, path = Least(), tmp_path / str(save_learners)
+        callbacks = [] if resumed else [SaveInValidation(path)]
+        strategy = gossip(communication="sync", save_learners=save_learners)
+        trainer = trainer_of(strategy, 2, max_epochs=2, callbacks=callbacks)
+        data = loader(8, rank, 2), loader(2)
+        trainer.fit(module, *data, ckpt_path=str(path) if resumed else None)
+        return module.least.item()
+
+    def program(rank: int, save_learners: bool) -> list[float]:
+        return [least(rank, save_learners, resumed) for resumed in (False, True)]
+
+    for name, told in in_every_mode(2, program, (False, True)).items():
+        assert told == [[0.0, 0.0], [-1.0, -1.0]], name
 
 
 def test_a_save_at_the_end_of_training_keeps_all_learners(tmp_path: Path) -> None:

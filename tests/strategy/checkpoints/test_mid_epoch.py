@@ -169,7 +169,7 @@ def test_the_generators_go_on_before_the_first_batch(begins_an_epoch: bool) -> N
     states = generator_states(CPU)
     expected = torch.rand(1).item()
     saved = {"num_samples": 0, "num_batches": 0, "begin": None, "generators": states}
-    place: Any = PlaceInEpoch(None, CPU, saved)  # pyright: ignore[reportArgumentType]
+    place: Any = PlaceInEpoch(in_epoch(1, 1), CPU, saved)
     if begins_an_epoch:
         place.prepare(DataLoader(range(6)))  # pyright: ignore
     else:
@@ -177,6 +177,23 @@ def test_the_generators_go_on_before_the_first_batch(begins_an_epoch: bool) -> N
     assert torch.rand(1).item() == expected
     place.begin()  # they are set once
     assert torch.rand(1).item() != expected
+
+
+def test_they_go_on_from_there_again_where_an_iterator_is_not_read() -> None:
+    states = generator_states(CPU)
+    expected = torch.rand(1).item()
+    saved = {"num_samples": 0, "num_batches": 0, "begin": None, "generators": states}
+    place: Any = PlaceInEpoch(in_epoch(1, 0), CPU, saved)
+    iter(place.prepare(DataLoader(range(6))))  # pyright: ignore
+    place.begin()
+    assert torch.rand(1).item() == expected
+
+
+def in_epoch(started: int, processed: int) -> Any:
+    """A Trainer that has started and processed so many epochs."""
+    current = SimpleNamespace(started=started, processed=processed)
+    progress = SimpleNamespace(current=current)
+    return SimpleNamespace(fit_loop=SimpleNamespace(epoch_progress=progress))
 
 
 def test_samples_of_all_runs_are_counted() -> None:
