@@ -24,6 +24,7 @@ from lightning_adpsgd.strategy.fast_forward import (
 )
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.run import TrainingRun
+from lightning_adpsgd.weights.flat import FlatParameters
 from tests.learners import Linear, loader
 
 URL = "tcp://10.0.0.1:29400/my-job"
@@ -236,6 +237,7 @@ def test_an_island_warns_of_schedules_that_its_module_steps(tmp_path: Path) -> N
     trainer.fit(Manual("epoch"), loader(4))
     job = create_autospec(Job, instance=True)
     job.start.return_value = None
+    job.flat = FlatParameters(Linear())
     run = TrainingRun(trainer, job, HADPSGDStrategy(islands=URL).dials, None)
     try:
         with pytest.warns(UserWarning, match="with manual optimization"):
