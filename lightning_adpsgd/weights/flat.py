@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from typing_extensions import override
 
+from lightning_adpsgd.weights.blocks import Block, by_memory, copy_once
 from lightning_adpsgd.weights.sections import Range, even_ranges
 
 # Sums over as many learners must be finite.
@@ -263,7 +264,7 @@ class FlatParameters(Weights):
     @torch.no_grad()
     def _flatten(self, tensors: dict[str, Tensor], shards: int) -> None:
         first = next(iter(tensors.values()))
-        blocks = _blocks(tensors)
+        blocks = [Block(together) for together in by_memory(tensors)]
         lengths = [block.length for block in blocks]
         padded = -(-sum(lengths) // shards) * shards
         vector = torch.zeros(padded, dtype=first.dtype, device=first.device)
@@ -273,70 +274,12 @@ class FlatParameters(Weights):
             places |= {name: (view, memory) for name, view in block.views(memory)}
         # All are copied before the first is moved, because tied weights share memory.
         for name, tensor in tensors.items():
-            _copy(tensor, places[name][0])
+            copy_once(tensor, places[name][0])
         for name, tensor in tensors.items():
             tensor.data, memory = places[name]
             address = tensor.data_ptr()
             self._slots.append(_Slot(name, tensor, places[name][0], address, memory))
         self.vectors.append(vector)
-
-
-class _Block:
-    """Tensors over the same memory: tied weights, a weight and its transpose or rows.
-
-    Attributes:
-        length: number of elements that they take in a vector.
-    """
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = tensors
-        first, *others = tensors.values()
-        self._begin = first.data_ptr()
-        self._is_one = all(_memory_of(first) == _memory_of(one) for one in others)
-        ends = [_end(tensor) for tensor in tensors.values()]
-        reach = (max(ends) - self._begin) // first.element_size()
-        self.length = first.numel() if self._is_one else reach
-
-    def views(self, memory: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The view of each tensor in the block's part of a vector."""
-        for name, tensor in self.tensors.items():
-            if self._is_one:
-                yield name, _view_like(memory, tensor)
-                continue
-            offset = (tensor.data_ptr() - self._begin) // tensor.element_size()
-            begin = memory.storage_offset() + offset
-            yield name, memory.as_strided(tensor.shape, tensor.stride(), begin)
-
-
-def _blocks(tensors: dict[str, Tensor]) -> list[_Block]:
-    """Tensors by the memory that they share, in the order of the first of each."""
-    found, end = list[dict[str, Tensor]](), 0
-    for name in sorted(tensors, key=lambda name: tensors[name].data_ptr()):
-        tensor = tensors[name]
-        if tensor.data_ptr() >= end:
-            found.append({})
-        found[-1][name] = tensor
-        end = max(end, _end(tensor))
-    order = {name: number for number, name in enumerate(tensors)}
-    found.sort(key=lambda block: min(order[name] for name in block))
-    return [_Block(block) for block in found]
-
-
-def _memory_of(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
-
-
-def _end(tensor: Tensor) -> int:
-    """The first address after a tensor."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = sum((length - 1) * step for length, step in steps)
-    return tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-
-def _copy(tensor: Tensor, view: Tensor) -> None:
-    # torch writes to no tensor that is expanded, whose elements share memory.
-    once = tuple(slice(None if step else 1) for step in view.stride())
-    view[once].copy_(tensor[once])
 
 
 def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
@@ -357,9 +300,9 @@ def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
 def _untrained(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Those that are not trained and share no memory with a trained parameter."""
     trained = set[str]()
-    for block in _blocks(tensors):
-        if any(tensor.requires_grad for tensor in block.tensors.values()):
-            trained |= block.tensors.keys()
+    for together in by_memory(tensors):
+        if any(tensor.requires_grad for tensor in together.values()):
+            trained |= together.keys()
     return {n: t for n, t in tensors.items() if n not in trained}
 
 
@@ -490,29 +433,13 @@ def check_one_device(tensors: Iterable[Tensor]) -> None:
         )
 
 
-def _view_like(memory: Tensor, tensor: Tensor) -> Tensor:
-    """A view of memory of its length that keeps the strides of a dense tensor."""
-    dense = any(
-        tensor.is_contiguous(memory_format=layout)
-        for layout, ndim in (
-            (torch.contiguous_format, tensor.ndim),
-            (torch.channels_last, 4),
-            (torch.channels_last_3d, 5),
-        )
-        if tensor.ndim == ndim
-    )
-    if not dense:
-        return memory.view(tensor.shape)
-    return memory.as_strided(tensor.shape, tensor.stride())
-
-
 def layout_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """The names, shapes and dtypes in order, as `first_difference` reads them."""
     return ";".join(f"{n}:{_shape_of(t)}:{t.dtype}" for n, t in tensors)
 
 
 def _shape_of(tensor: Tensor) -> str:
-    # The values of a vector have another order where `_view_like` kept other strides.
+    # The values of a vector have another order where a view keeps other strides.
     order = "" if tensor.is_contiguous() else " with channels last"
     return f"{tuple(tensor.shape)}{order}"
 

@@ -1,0 +1,83 @@
+"""Blocks: weights that share memory, in one vector with others.
+
+They stay tied there: a weight that two layers use, a weight and its transpose, or the
+rows of one.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+class Block:
+    """Tensors over the same memory: tied weights, a weight and its transpose or rows.
+
+    Attributes:
+        length: number of elements that they take in a vector.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+        first, *others = tensors.values()
+        self._begin = first.data_ptr()
+        self._is_one = all(_memory_of(first) == _memory_of(one) for one in others)
+        ends = [_end(tensor) for tensor in tensors.values()]
+        reach = (max(ends) - self._begin) // first.element_size()
+        self.length = first.numel() if self._is_one else reach
+
+    def views(self, memory: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The view of each tensor in the block's part of a vector."""
+        for name, tensor in self._tensors.items():
+            if self._is_one:
+                yield name, _view_like(memory, tensor)
+                continue
+            offset = (tensor.data_ptr() - self._begin) // tensor.element_size()
+            begin = memory.storage_offset() + offset
+            yield name, memory.as_strided(tensor.shape, tensor.stride(), begin)
+
+
+def by_memory(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Groups tensors that share memory, in the order of the first of each."""
+    found, end = list[dict[str, Tensor]](), 0
+    for name in sorted(tensors, key=lambda name: tensors[name].data_ptr()):
+        tensor = tensors[name]
+        if tensor.data_ptr() >= end:
+            found.append({})
+        found[-1][name] = tensor
+        end = max(end, _end(tensor))
+    order = {name: number for number, name in enumerate(tensors)}
+    return sorted(found, key=lambda group: min(order[name] for name in group))
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _end(tensor: Tensor) -> int:
+    """The first address after a tensor."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((length - 1) * step for length, step in steps)
+    return tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def copy_once(tensor: Tensor, view: Tensor) -> None:
+    """Copies values; torch writes to no expanded tensor, whose elements are one."""
+    once = tuple(slice(None if step else 1) for step in view.stride())
+    view[once].copy_(tensor[once])
+
+
+def _view_like(memory: Tensor, tensor: Tensor) -> Tensor:
+    """A view of memory of its length that keeps the strides of a dense tensor."""
+    dense = any(
+        tensor.is_contiguous(memory_format=layout)
+        for layout, ndim in (
+            (torch.contiguous_format, tensor.ndim),
+            (torch.channels_last, 4),
+            (torch.channels_last_3d, 5),
+        )
+        if tensor.ndim == ndim
+    )
+    if not dense:
+        return memory.view(tensor.shape)
+    return memory.as_strided(tensor.shape, tensor.stride())
