@@ -17,6 +17,7 @@ is one direction of asking between two peers. The other files are::
 
     members      the super-learners that take part
     peers        the two threads of each peer
+    pulls        waits for a peer's weights as a whole
     exchange     words and exchanges over a lane
     forms        what an exchange is sent as, and in how many messages
     codecs       what a weight is sent as

@@ -10,8 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
@@ -31,12 +30,12 @@ from lightning_adpsgd.gossip.exchange import (
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import Traffic, Turn
 from lightning_adpsgd.gossip.pairing import WORDS, Pairing, Word
-from lightning_adpsgd.gossip.protocol import Pulled
+from lightning_adpsgd.gossip.pulls import Pull, Pulls
 from lightning_adpsgd.transport.background import in_background
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.weights.streams import side_stream
 
-_LONGEST_SILENCE_S, _LOOK_S = 10.0, 0.5
+_LONGEST_SILENCE_S = 10.0
 
 
 def silence_s(timeout: timedelta) -> float:
@@ -137,48 +136,12 @@ class Threads:
             self.fail(error)
 
 
-class Pull(Future[Pulled]):
-    """Somebody's wait for the weights of a peer, in one section.
-
-    Attributes:
-        share: share of the weights that has come.
-        moved_at: time at which a piece of them came last, or the wait began.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.share, self.moved_at = 0.0, time.monotonic()
-
-    def moved(self, share: float) -> None:
-        """Notes that a piece has come."""
-        self.share, self.moved_at = share, time.monotonic()
-
-    def result_while_it_moves(
-        self, seconds: float, watch: Callable[[float], None]
-    ) -> Pulled:
-        """The weights, however long they take.
-
-        Args:
-            seconds: longest time without a piece of them.
-            watch: function called now and then with the share that has come; what it
-                raises ends the wait.
-
-        Raises:
-            TimeoutError: No piece has come for so many seconds.
-        """
-        while (left := self.moved_at + seconds - time.monotonic()) > 0:
-            with suppress(TimeoutError):
-                return self.result(min(left, _LOOK_S))
-            watch(self.share)
-        return self.result(0)
-
-
 class Asker:
     """The work of the thread that asks a peer, and its controls for other threads.
 
-    `_state` guards `_pulls`, the waits for the peer's weights, and `_words`, to be
-    sent in this order before any exchange. Any thread may set the events: `_due`, which
-    says that an exchange is to be asked for, and those below.
+    `_state` guards `_words`, to be sent in this order before any exchange. Any thread
+    may set the events: `_due`, which says that an exchange is to be asked for, and
+    those below.
 
     Attributes:
         called: set when there is something to do, or to end.
@@ -203,7 +166,7 @@ class Asker:
         self._silence_s = silence_s(lane.channel.timeout)
         self.called, self._due = threading.Event(), threading.Event()
         self.gone, self.ended = threading.Event(), threading.Event()
-        self._pulls: deque[Pull] = deque()
+        self._pulls = Pulls(threads.state)
         self._words = deque[int]()
 
     def say(self, word: int) -> None:
@@ -218,10 +181,7 @@ class Asker:
 
     def pull(self) -> Pull:
         """Asks for the peer's weights; to cancel it is to give up on them."""
-        pull = Pull()
-        with self._state:
-            self._pulls.append(pull)
-            self._state.notify_all()
+        pull = self._pulls.add()
         self.called.set()
         return pull
 
@@ -241,7 +201,7 @@ class Asker:
     def give_up(self) -> None:
         """Fails all pulls that are still waiting for the peer's weights."""
         lost = PeerLost(self._peer, "pulling its weights", "the connection has ended")
-        while (pull := self._next_waiting()) is not None:
+        while (pull := self._pulls.take()) is not None:
             pull.set_exception(lost)
         self.ended.set()
 
@@ -277,7 +237,7 @@ class Asker:
         self._due.clear()
         turn = self._traffic.await_turn(
             self._peer,
-            lambda: self.gone.is_set() or bool(self._pulls),
+            lambda: self.gone.is_set() or self._pulls.any_waits(),
             self._section,
             self._may_be_silent_s(),
         )
@@ -307,32 +267,11 @@ class Asker:
         )
 
     def _pull_all(self) -> None:
-        while self._is_pulled() and self._goes_on():
-            pulled = self._lane.pull(self._note_piece)
+        while self._pulls.any_waits() and self._goes_on():
+            pulled = self._lane.pull(self._pulls.moved)
             # The one that has asked for them may have given up, and another has not.
-            if (pull := self._next_waiting()) is not None:
+            if (pull := self._pulls.take()) is not None:
                 pull.set_result(pulled)
-
-    def _note_piece(self, share: float) -> None:
-        with self._state:
-            for pull in self._pulls:
-                pull.moved(share)
-
-    def _is_pulled(self) -> bool:
-        """Whether anyone waits for the peer's weights."""
-        with self._state:
-            while self._pulls and self._pulls[0].cancelled():
-                self._pulls.popleft()
-            return bool(self._pulls)
-
-    def _next_waiting(self) -> Pull | None:
-        """Takes the first that has not been cancelled."""
-        with self._state:
-            while self._pulls:
-                pull = self._pulls.popleft()
-                if pull.set_running_or_notify_cancel():
-                    return pull
-        return None
 
 
 class Peers:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_adpsgd.gossip import peers as peers_module
+from lightning_adpsgd.gossip import pulls as pulls_module
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.exchange import ALIVE, DECLINE, LEAVE, PULL, REQUEST
 from lightning_adpsgd.gossip.members import Members
@@ -182,15 +182,15 @@ class Trickle:
 
     def __init__(self, played: Played, patch: pytest.MonkeyPatch, pieces: int) -> None:
         self.now, self.pieces, self.seen = 100.0, pieces, list[float]()
-        patch.setattr(peers_module, "time", SimpleNamespace(monotonic=lambda: self.now))
-        patch.setattr(peers_module, "_LOOK_S", 0.0)
+        patch.setattr(pulls_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        patch.setattr(pulls_module, "_LOOK_S", 0.0)
         self.asker, self.pull = played.asker, played.asker.pull()
 
     def watch(self, share: float) -> None:
         self.seen.append(share)
         self.now += 15.0
         if len(self.seen) <= self.pieces:
-            self.asker._note_piece(len(self.seen) / 10)
+            self.asker._pulls.moved(len(self.seen) / 10)
         if len(self.seen) == 10:
             self.pull.set_result(Pulled(BEGINNING, []))
 
