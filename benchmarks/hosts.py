@@ -10,29 +10,30 @@ Token buckets shape what a host sends, at its `eth0`, and what it receives, at t
 switch's port. The loopback of a host is not shaped, so learners of one host are near
 each other. The namespaces hold everything: when they are removed, so are the links.
 
-Needs root, `ip` and `tc`. Delay and loss are not emulated.
+With a delay, the cable between `eth0` and the switch is a long one (`cables`).
+
+Needs root, `ip` and `tc`.
 """
 
-import ctypes
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import cables
 from benchmarks.results import Report
 
-_NAMESPACES = Path("/run/netns")
 _NAMES = Path("/etc/netns")  # `ip netns exec` shows a host its own /etc/hosts from here
 _PREFIX = "adpsgd"
 _BRIDGE, _APART = "bridge", "apart"
-_CLONE_NEWNET = 0x40000000
 MASTER_PORT = 29400
 BURST = 256 * 1024  # bytes
 
@@ -134,12 +135,7 @@ class Hosts:
 
     def enter(self, host: int) -> None:
         """Moves the calling process (its only thread) to the network of a host."""
-        with (_NAMESPACES / self._namespaces[host]).open() as namespace:
-            if ctypes.CDLL(None, use_errno=True).setns(
-                namespace.fileno(), _CLONE_NEWNET
-            ):
-                error = ctypes.get_errno()
-                raise OSError(error, os.strerror(error), namespace.name)
+        cables.enter(self._namespaces[host])
 
     def run(
         self,
@@ -188,12 +184,16 @@ class Hosts:
 
 
 @contextmanager
-def emulated(num_hosts: int, rate: str | None = None) -> Iterator[Hosts]:
+def emulated(
+    num_hosts: int, rate: str | None = None, delay_s: float = 0.0, loss: float = 0.0
+) -> Iterator[Hosts]:
     """Makes hosts and removes them at the end, after an error or a SIGTERM too.
 
     Args:
         num_hosts: At least one, at most 250.
         rate: As in `Hosts.shape`.
+        delay_s: Seconds that a frame takes from one host to another.
+        loss: Part of the frames that get lost on the way.
 
     Raises:
         RuntimeError: The machine cannot emulate hosts.
@@ -207,9 +207,13 @@ def emulated(num_hosts: int, rate: str | None = None) -> Iterator[Hosts]:
     hosts = Hosts(names[1:], switch=names[0])
     with _terminated_as_exit():
         try:
-            _build(names[0], names[1:])
+            is_long = bool(delay_s or loss)
+            _build(names[0], names[1:], is_long)
             hosts.shape(rate)
-            yield hosts
+            # A frame passes two cables.
+            words = (delay_s / 2, 1 - (1 - loss) ** 0.5, *names)
+            with _carried(words) if is_long else nullcontext():
+                yield hosts
         finally:
             for name in names:
                 _remove(name)
@@ -231,7 +235,20 @@ def wait_or_kill(
     return [process.wait() for process in processes]
 
 
-def _build(switch: str, hosts: Sequence[str]) -> None:
+@contextmanager
+def _carried(words: Sequence[object]) -> Iterator[None]:
+    command = [sys.executable, cables.__file__, *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as carrier:
+        assert carrier.stdout is not None
+        try:
+            if carrier.stdout.readline() != b"ready\n":
+                raise RuntimeError("the cables of emulated hosts do not start")
+            yield
+        finally:
+            carrier.kill()
+
+
+def _build(switch: str, hosts: Sequence[str], is_long: bool) -> None:
     _ip("netns", "add", switch)
     for bridge in (_BRIDGE, _APART):
         _ip("-n", switch, "link", "add", bridge, "type", "bridge")
@@ -239,13 +256,22 @@ def _build(switch: str, hosts: Sequence[str]) -> None:
     for host, namespace in enumerate(hosts):
         port, address = f"port{host}", f"10.77.0.{host + 1}/24"
         _ip("netns", "add", namespace)
-        far_end = ["peer", "name", "eth0", "netns", namespace]
-        _ip("-n", switch, "link", "add", port, "type", "veth", *far_end)
+        _lay_cable(switch, port, namespace, is_long)
         _ip("-n", switch, "link", "set", port, "master", _BRIDGE, "up")
         _ip("-n", namespace, "address", "add", address, "dev", "eth0")
         _ip("-n", namespace, "link", "set", "eth0", "up")
         _ip("-n", namespace, "link", "set", "lo", "up")
         _write_names(namespace, len(hosts))
+
+
+def _lay_cable(switch: str, port: str, namespace: str, is_long: bool) -> None:
+    if not is_long:
+        far_end = ["peer", "name", "eth0", "netns", namespace]
+        _ip("-n", switch, "link", "add", port, "type", "veth", *far_end)
+        return
+    for end, device in ((switch, port), (namespace, "eth0")):
+        _ip("-n", end, "tuntap", "add", device, "mode", "tap")
+        _ip("-n", end, "link", "set", device, "mtu", str(cables.MTU))
 
 
 def _write_names(namespace: str, num_hosts: int) -> None:
@@ -274,7 +300,7 @@ def _remove(namespace: str) -> None:
 
 def _remove_leftovers() -> None:
     """Removes the hosts of runs that were killed before they could clean up."""
-    for path in _NAMESPACES.glob(f"{_PREFIX}-*"):
+    for path in cables.NAMESPACES.glob(f"{_PREFIX}-*"):
         owner = re.match(rf"{_PREFIX}-(\d+)-", path.name)
         if owner and not Path(f"/proc/{owner[1]}").exists():
             _remove(path.name)

@@ -91,9 +91,11 @@ class ConsensusModel:
         """Whether the module holds the mean."""
         return self._local is not None
 
-    @property
-    def local_weights(self) -> list[Tensor] | None:
-        """The weights that will be restored; None outside of `enter` and `leave`."""
+    def take_local(self) -> list[Tensor] | None:
+        """The weights to restore, with the buffers that a program has changed since.
+
+        None outside of `enter` and `leave`.
+        """
         if self._local is not None:
             self._take_changed_buffers(self._local)
         return self._local
@@ -133,7 +135,7 @@ class ConsensusModel:
     @torch.no_grad()
     def leave(self, adopt: bool) -> None:
         """Restores the local weights or adopts the mean, and resumes exchanges."""
-        if (local_weights := self.local_weights) is None:
+        if (local_weights := self.take_local()) is None:
             return
         if not adopt:
             pairs = zip(self._flat.vectors, local_weights, strict=True)

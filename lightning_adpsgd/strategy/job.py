@@ -366,7 +366,7 @@ class Job:
         if self.partition.place(self._rank):
             return {}
         engine, consensus = self._engine, self._consensus
-        kept = None if consensus is None else consensus.local_weights
+        kept = None if consensus is None else consensus.take_local()
         if consensus is not None and consensus.adopts:
             self.flat.rebind()  # as `leave_consensus` does, and the run goes on from it
             kept = None

@@ -10,9 +10,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities.data import extract_batch_size
@@ -20,18 +19,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Unpack
 
-from lightning_adpsgd.dials import (
-    CommunicationName,
-    Dials,
-    ReadyPairs,
-    WireDtype,
-    as_dtype,
-    as_mode,
-    refuse_former,
-)
-from lightning_adpsgd.mixing.synchronous import Order
-from lightning_adpsgd.topology.named import TopologyLike, find_topology
-from lightning_adpsgd.virtual.clock import Compute, Link, check_count, check_positive
+from lightning_adpsgd.dials import CommunicationName, ReadyPairs
+from lightning_adpsgd.topology.named import TopologyLike
+from lightning_adpsgd.virtual.clock import check_positive
 from lightning_adpsgd.virtual.learner_data import BatchesOf, Source, shares_of
 from lightning_adpsgd.virtual.learners import make_learners
 from lightning_adpsgd.virtual.objective import (
@@ -44,22 +34,8 @@ from lightning_adpsgd.virtual.objective import (
     own_generators,
     without_logging,
 )
+from lightning_adpsgd.virtual.options import ClusterOptions, dials_and_scenario
 from lightning_adpsgd.virtual.report import Point, Report
-from lightning_adpsgd.virtual.timeline import Scenario
-
-
-class ClusterOptions(TypedDict, total=False):
-    """The keyword options of a simulated cluster, which `VirtualCluster` documents."""
-
-    compute: Compute | None
-    link: Link | None
-    inner_link: Link | None
-    seed: int
-    order: Order | None
-    mixing_gain: float
-    gossip_every: int
-    wire_dtype: WireDtype | None
-    max_staleness: int | None
 
 
 class VirtualCluster:
@@ -388,64 +364,6 @@ class _Dice:
             self._states = [torch.get_rng_state()]
             if self._device.type == "cuda":
                 self._states.append(torch.cuda.get_rng_state(self._device))
-
-
-def dials_and_scenario(
-    num_super_learners: int,
-    super_learner_size: int,
-    topology: TopologyLike,
-    communication: CommunicationName | ReadyPairs,
-    *,
-    compute: Compute | None = None,
-    link: Link | None = None,
-    inner_link: Link | None = None,
-    wire_dtype: WireDtype | None = None,
-    **dials: Any,
-) -> tuple[Dials, Scenario]:
-    """Checks the options of averaging and the super-learners that take part."""
-    check_count("num_super_learners", num_super_learners)
-    if isinstance(super_learner_size, str | Sequence):
-        raise ValueError(
-            "`super_learner_size` must be one number in a virtual cluster, which has "
-            f"no machines, got {super_learner_size!r}"
-        )
-    if wire_dtype == "auto":
-        raise ValueError(
-            '`wire_dtype` must name what travels in a virtual cluster, got "auto", '
-            "which measures links; leave it out, or name one, such as `torch.int8`"
-        )
-    refuse_former(dials)
-    if others := [name for name in dials if name not in ClusterOptions.__annotations__]:
-        raise TypeError(
-            f"`{others[0]}` is no option of a virtual cluster, got "
-            f"{dials[others[0]]!r}; its options are "
-            f"{', '.join(ClusterOptions.__annotations__)}"
-        )
-    mode, max_wait = as_mode(communication)
-    if isinstance(max_wait, int | float):
-        check_positive("max_wait", max_wait)
-    checked = Dials(
-        topology=find_topology(topology),
-        communication=mode,
-        max_wait=max_wait,
-        super_learner_size=super_learner_size,
-        wire_dtype=as_dtype(wire_dtype),
-        cpu_share=1.0,  # simulated exchanges take nothing from training
-        timeout=timedelta.max,  # no peer is silent, and `max_wait` is simulated
-        **dials,
-    )
-    scenario = Scenario(
-        checked.topology,
-        num_super_learners,
-        super_learner_size,
-        checked.mixing_gain,
-        checked.gossip_every,
-        compute or Compute(),
-        link or Link(),
-        inner_link or Link(),
-        checked.seed,
-    )
-    return checked, scenario
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -32,8 +32,8 @@ from lightning_adpsgd.strategy.checkpoints.contents import cloned
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.topology.named import TopologyLike
-from lightning_adpsgd.virtual.cluster import ClusterOptions, dials_and_scenario
 from lightning_adpsgd.virtual.learners import VirtualLearners, make_learners
+from lightning_adpsgd.virtual.options import ClusterOptions, dials_and_scenario
 
 _State = defaultdict[Any, Any]
 # These would read or change whichever weights are in the module.

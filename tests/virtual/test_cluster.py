@@ -634,6 +634,13 @@ def test_what_is_no_option_here_is_refused(name: str, value: Any) -> None:
         cluster(**{name: value})
 
 
+@pytest.mark.parametrize("name", ["compute", "link", "inner_link"])
+@pytest.mark.parametrize("value", [1.0, 0, {"seconds": 1.0}])
+def test_times_and_links_are_objects_of_the_clock(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"`{name}` must be a `.*clock\.\w+`, got "):
+        cluster(**{name: value})
+
+
 def test_a_longest_wait_is_in_simulated_seconds_and_has_no_other_bound() -> None:
     pairs: dict[str, Any] = {"compute": Compute(1200.0, slow={1: 10.0})}
     totals = (

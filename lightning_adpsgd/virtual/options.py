@@ -1,0 +1,105 @@
+"""The options of a simulated cluster, checked once for both of its users."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, TypedDict, TypeVar
+
+from lightning_adpsgd.dials import (
+    CommunicationName,
+    Dials,
+    ReadyPairs,
+    WireDtype,
+    as_dtype,
+    as_mode,
+    refuse_former,
+)
+from lightning_adpsgd.mixing.synchronous import Order
+from lightning_adpsgd.topology.named import TopologyLike, find_topology
+from lightning_adpsgd.virtual.clock import Compute, Link, check_count, check_positive
+from lightning_adpsgd.virtual.timeline import Scenario
+
+_T = TypeVar("_T")
+
+
+class ClusterOptions(TypedDict, total=False):
+    """The keyword options of a simulated cluster, which `VirtualCluster` documents."""
+
+    compute: Compute | None
+    link: Link | None
+    inner_link: Link | None
+    seed: int
+    order: Order | None
+    mixing_gain: float
+    gossip_every: int
+    wire_dtype: WireDtype | None
+    max_staleness: int | None
+
+
+def dials_and_scenario(
+    num_super_learners: int,
+    super_learner_size: int,
+    topology: TopologyLike,
+    communication: CommunicationName | ReadyPairs,
+    *,
+    compute: Compute | None = None,
+    link: Link | None = None,
+    inner_link: Link | None = None,
+    wire_dtype: WireDtype | None = None,
+    **dials: Any,
+) -> tuple[Dials, Scenario]:
+    """Checks the options of averaging and the super-learners that take part."""
+    check_count("num_super_learners", num_super_learners)
+    if isinstance(super_learner_size, str | Sequence):
+        raise ValueError(
+            "`super_learner_size` must be one number in a virtual cluster, which has "
+            f"no machines, got {super_learner_size!r}"
+        )
+    if wire_dtype == "auto":
+        raise ValueError(
+            '`wire_dtype` must name what travels in a virtual cluster, got "auto", '
+            "which measures links; leave it out, or name one, such as `torch.int8`"
+        )
+    refuse_former(dials)
+    if others := [name for name in dials if name not in ClusterOptions.__annotations__]:
+        raise TypeError(
+            f"`{others[0]}` is no option of a virtual cluster, got "
+            f"{dials[others[0]]!r}; its options are "
+            f"{', '.join(ClusterOptions.__annotations__)}"
+        )
+    mode, max_wait = as_mode(communication)
+    if isinstance(max_wait, int | float):
+        check_positive("max_wait", max_wait)
+    checked = Dials(
+        topology=find_topology(topology),
+        communication=mode,
+        max_wait=max_wait,
+        super_learner_size=super_learner_size,
+        wire_dtype=as_dtype(wire_dtype),
+        cpu_share=1.0,  # simulated exchanges take nothing from training
+        timeout=timedelta.max,  # no peer is silent, and `max_wait` is simulated
+        **dials,
+    )
+    scenario = Scenario(
+        checked.topology,
+        num_super_learners,
+        super_learner_size,
+        checked.mixing_gain,
+        checked.gossip_every,
+        _of_type("compute", compute, Compute(), "seconds=0.1"),
+        _of_type("link", link, Link(), "bandwidth=1e8"),
+        _of_type("inner_link", inner_link, Link(), "bandwidth=1e10"),
+        checked.seed,
+    )
+    return checked, scenario
+
+
+def _of_type(name: str, value: _T | None, default: _T, example: str) -> _T:
+    if value is None:
+        return default
+    if not isinstance(value, type(default)):
+        kind = type(default).__name__
+        raise TypeError(
+            f"`{name}` must be a `lightning_adpsgd.virtual.clock.{kind}`, got "
+            f"{value!r}; for example `{kind}({example})`"
+        )
+    return value
