@@ -4,6 +4,8 @@ From the current ledger it computes the ledger that should replace it (`ledger`)
 no thread and does not communicate.
 """
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,11 +22,51 @@ from lightning_adpsgd.epochs.ranges import (
     without,
 )
 
-_AHEAD = 2
+# Claimed ahead: at least so many units, and units for so long.
+_AHEAD, _AHEAD_S = 2, 1.0
+# And units for so many turns: a turn loses its claim to each faster island.
+_AHEAD_TURNS = 3
+# The speed of training is that over the last nine times of so many seconds or more.
+_MARK_S = 0.05
 # The number of stretches of an epoch for each island that continues alone.
 _STRETCHES = 16
 # The number of units left per island below which the end of the epoch is near.
 _NEAR = 8
+
+
+class Lead:
+    """How many units to claim ahead; for the thread of a pool, over all its epochs.
+
+    Each claim replaces the text of the ledger, if nobody else has done so since it was
+    read. So an island near the rendezvous must claim rarely, or it keeps the far ones
+    from theirs, which take a round trip.
+
+    Attributes:
+        turn_s: seconds that a turn has taken lately.
+    """
+
+    def __init__(self) -> None:
+        self.turn_s, self._finished = 0.0, 0
+        self._marks: deque[tuple[float, int]] = deque(maxlen=9)
+
+    def took(self, seconds: float) -> None:
+        """Records the duration of a turn."""
+        self.turn_s = max(seconds, 0.8 * self.turn_s)
+
+    def note(self, num: int) -> None:
+        """Records newly finished units."""
+        self._finished += num
+        now = time.monotonic()
+        if not self._marks or now - self._marks[-1][0] > _MARK_S:
+            self._marks.append((now, self._finished))
+
+    def units(self) -> int:
+        """The number of units that are trained on in the time to claim ahead for."""
+        if not self._marks or self._marks[-1][1] == self._marks[0][1]:
+            return _AHEAD
+        (begin, before), (end, after) = self._marks[0], self._marks[-1]
+        seconds = max(_AHEAD_S, _AHEAD_TURNS * self.turn_s)
+        return max(_AHEAD, math.ceil(seconds * (after - before) / (end - begin)))
 
 
 class Plan(NamedTuple):
@@ -68,9 +110,11 @@ class Lease:
         ledger: Ledger,
         name: str,
         rate: ClaimRate,
+        lead: Lead,
         num_finished: Callable[[], int],
     ) -> None:
         self.number, self.ledger, self._name, self._rate = number, ledger, name, rate
+        self._lead, self._num_ahead = lead, _AHEAD
         self.origin: str | None = None
         self.num_units = count(ledger.left)
         self.out, self.ahead = deque[int](), deque[int]()
@@ -95,6 +139,11 @@ class Lease:
     def is_near_its_end(self) -> bool:
         """Whether others may soon take units that this island takes alone."""
         return count(self.ledger.left) <= _NEAR * max(1, len(self.ledger.held))
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is time to claim more units ahead."""
+        return len(self.ahead) <= self._num_ahead // 2
 
     # --- used by the training thread
 
@@ -195,9 +244,11 @@ class Lease:
         return len(news)
 
     def _note_finished(self) -> None:
+        before = self._num_noted
         while self._num_noted < self._num_finished() and self.out:
             self._finished.append(self.out.popleft())
             self._num_noted += 1
+        self._lead.note(self._num_noted - before)
 
     def _give_back(self, units: deque[int]) -> None:
         """Gives up claimed units; the next report says so."""
@@ -217,5 +268,11 @@ class Lease:
         others = set(ledger.held) - {self._name}
         if slow and not others <= set(ledger.resting):
             return 0
-        needs = int(self.is_awaited and not num_ahead)
-        return needs if ledger.another_waits(self._name) else _AHEAD - num_ahead
+        if ledger.another_waits(self._name):
+            return int(self.is_awaited and not num_ahead)
+        # Towards the end of an epoch fewer, so that nobody waits for what others hold.
+        share = count(ledger.left) // (2 * max(1, len(ledger.held)))
+        waits = self.is_awaited and not num_ahead
+        units = max(self._lead.units(), 2 * self._num_ahead * waits)
+        self._num_ahead = max(_AHEAD, min(units, share))
+        return max(0, self._num_ahead - num_ahead)

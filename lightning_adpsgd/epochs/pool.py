@@ -18,7 +18,6 @@ units from the beginning. Once the rendezvous is back, each island reports its w
 """
 
 import logging
-import random
 import time
 import uuid
 from collections.abc import Callable
@@ -28,11 +27,11 @@ from torch._C._distributed_c10d import Store
 from typing_extensions import override
 
 from lightning_adpsgd.epochs.claims import Claim, ClaimRate
-from lightning_adpsgd.epochs.lease import Lease, Plan
+from lightning_adpsgd.epochs.lease import Lead, Lease, Plan
 from lightning_adpsgd.epochs.ledger import Ledger, OtherTerms
 from lightning_adpsgd.epochs.ranges import Ranges, as_ranges, union
 from lightning_adpsgd.epochs.work_units import Terms
-from lightning_adpsgd.islands.member_store import text_of
+from lightning_adpsgd.islands.member_store import text_at
 from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
 from lightning_adpsgd.islands.service import ServiceThread
@@ -40,8 +39,8 @@ from lightning_adpsgd.islands.service import ServiceThread
 _log = logging.getLogger(__name__)
 
 _TRIES = 200
-# For each island, after another one was faster.
-_ASIDE_S = 0.003
+# Turns without an answer, after which training continues without it.
+_PATIENCE_TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class PoolTimeouts:
         look_s: seconds between two reads of the ledger when no unit is needed.
         wait_s: seconds between two reads while the training thread waits.
         answer_s: seconds without an answer from the rendezvous, after which training
-            continues without it.
+            continues without it; more where a turn takes long.
         end_s: as `answer_s`, but near the end of an epoch, where others may soon take
             the same units. Also the time for which an island that was never seen among
             the members is waited for.
@@ -90,13 +89,12 @@ class IslandPool(ServiceThread):
         super().__init__("the thread of the pool of batches", "adpsgd-pool", self._end)
         self._rendezvous, self._members, self._times = rendezvous, members, times
         self._raise_if_failed, self._rate = raise_if_failed, ClaimRate()
+        self._lead = Lead()
         self._lease: Lease | None = None
         self._closed: list[Lease] = []
         self._asked, self._is_alone, self._told_alone = False, False, False
         self._heard_at = 0.0
         self.away = ""
-        self._store: Store | None = None
-        self._written, self._random = set[str](), random.Random()
         self._seen, self._absent_since = set[str](), dict[str, float]()
         self._error: BaseException | None = None
 
@@ -126,7 +124,9 @@ class IslandPool(ServiceThread):
         is_first = self._lease is None
         with self._state:
             self._close(leaves=False)
-            lease = Lease(number, ledger, self.own, self._rate, num_finished)
+            lease = Lease(
+                number, ledger, self.own, self._rate, self._lead, num_finished
+            )
             self._lease = lease
             self._ask()
         limit = self._times.start_s if is_first else self._times.end_s
@@ -143,7 +143,8 @@ class IslandPool(ServiceThread):
         assert lease is not None
         with self._state:
             lease.is_awaited, self._is_alone = waits, False
-            self._ask()
+            if lease.is_short:
+                self._ask()
             try:
                 self._wait(
                     lambda: self._has_answer(lease, waits, begin), self._times.slowest_s
@@ -207,7 +208,8 @@ class IslandPool(ServiceThread):
     def _hears_nothing(self, lease: Lease, begin: float) -> bool:
         silent_s = time.monotonic() - max(begin, self._heard_at)
         near, times = lease.is_near_its_end, self._times
-        return silent_s > (times.end_s if near else times.answer_s)
+        patience_s = times.end_s if near else times.answer_s
+        return silent_s > max(patience_s, _PATIENCE_TURNS * self._lead.turn_s)
 
     def _answer(self, lease: Lease, waits: bool) -> int | None:
         number: int | None = None
@@ -219,7 +221,8 @@ class IslandPool(ServiceThread):
         elif waits and not lease.ledger.is_over:
             self._say_who_did_not_come(lease)
         lease.has_ended = waits and number is None
-        self._ask()
+        if lease.is_short or lease.has_ended:
+            self._ask()
         return number
 
     def _place(self) -> tuple[int, int]:
@@ -278,8 +281,6 @@ class IslandPool(ServiceThread):
             self._note_absence(str(error))
 
     def _meet(self, store: Store) -> None:
-        if self._store is not store:
-            self._store, self._written = store, set()
         if not self._members.is_in and not self._ending:
             return
         for lease in self._closed:
@@ -288,18 +289,16 @@ class IslandPool(ServiceThread):
                 self._closed = [one for one in self._closed if one is not lease]
             store.delete_key(_key(lease, before=2))
         if (lease := self._lease) is not None:
+            begin = time.monotonic()
             self._update(store, lease)
+            self._lead.took(time.monotonic() - begin)
             self._note_presence(lease)
 
     def _update(self, store: Store, lease: Lease) -> None:
         if lease.origin is None:
             lease.origin = self._origin()
         key, signatures = _key(lease), self._rendezvous.signatures
-        if key in self._written:
-            # This one has a time limit of its own, also where the link is cut.
-            text = _text(store, key)
-        else:
-            text = self._begun_anew(store, lease, instead_of="")
+        text = text_at(store, key) or self._begun_anew(store, lease, instead_of="")
         for _ in range(_TRIES):
             found = _parsed(signatures.read(text, key), lease)
             if found is None:
@@ -313,8 +312,7 @@ class IslandPool(ServiceThread):
                 if stored == text:
                     raise RendezvousUnreachable("it has lost its data")
                 if stored != wanted:
-                    self._step_aside(found)
-                    text = _text(store, key)
+                    text = stored  # another one was faster
                     continue
             self._applied(lease, plan)
             return
@@ -327,20 +325,12 @@ class IslandPool(ServiceThread):
         own = self._members.member
         return self._members.members.by_number.get(own.number, own).origin
 
-    def _step_aside(self, found: Ledger) -> None:
-        """Waits for a random time, so that many islands rarely collide."""
-        seconds = self._random.uniform(0, _ASIDE_S * len(found.names))
-        with self._state:
-            self._state.wait_for(lambda: self._ending, seconds)
-
     def _begun_anew(self, store: Store, lease: Lease, instead_of: str) -> str:
         key = _key(lease)
         with self._state:
             known = lease.ledger.begun_anew(self.own, uuid.uuid4().hex)
         wanted = self._rendezvous.signatures.sign(known.to_json(), key)
-        stored = store.compare_set(key, instead_of, wanted)
-        self._written.add(key)
-        return stored.decode("utf-8", "replace")
+        return store.compare_set(key, instead_of, wanted).decode("utf-8", "replace")
 
     def _applied(self, lease: Lease, plan: Plan) -> None:
         with self._state:
@@ -399,7 +389,3 @@ def _parsed(text: str | None, lease: Lease) -> Ledger | None:
     except ValueError as error:
         _log.warning("the pool of batches starts over: %s", error)
         return None
-
-
-def _text(store: Store, key: str) -> str:
-    return text_of(store, key, store.multi_get([key])[0])

@@ -72,6 +72,8 @@ there is time: `ADMIT` answers it when the asked end is free, and `DECLINE` says
 the asker no longer is. The numbers between are the words of `pairing`.
 """
 
+# How many answers of a peer are remembered.
+_ROUND_TRIPS = 16
 # Of one message of a pull, by which the asking end sees that weights still come.
 _PIECE_ELEMENTS = 1 << 17
 
@@ -152,7 +154,12 @@ class Lane:
         self._replica, self._chunks = shared.replica, shared.chunks
         self._buffers, self._gain = shared.buffers, shared.gain
         self._forms = forms_of(shared.replica, shared.chunks, shared.wire_dtype)
-        self._choice = FormChoice([payload_bytes(*form) for form in self._forms])
+        self._choice = FormChoice(
+            [payload_bytes(*form) for form in self._forms],
+            [len(form.messages) for form in self._forms],
+        )
+        # Of requests. Some wait for a busy peer; the quickest is the link's.
+        self._round_trips = deque[float](maxlen=_ROUND_TRIPS)
         self._disagreement = Disagreement()
         # A word, a number and what guards them.
         self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
@@ -178,8 +185,10 @@ class Lane:
 
     def request(self) -> None:
         """Requests an exchange, and waits until the peer is free for it."""
+        begin = time.monotonic()
         self.channel.wait([self._post_hearing(), self._post_word(REQUEST, 0)])
         self.channel.open(self._theirs)
+        self._round_trips.append(time.monotonic() - begin)
 
     def ask(self, num_under_way: int, step_seconds: float = math.inf) -> Outcome:
         """Asks for an exchange and makes it; `num_under_way` includes this one.
@@ -192,7 +201,8 @@ class Lane:
             [self._post_hearing(), self._post_word(ASKS[form], num_under_way)], form
         )
         seconds, processor = time.monotonic() - begin, time.thread_time() - worked
-        self._choice.took(form, seconds, processor)
+        quickest = min(self._round_trips, default=0.0)
+        self._choice.took(form, seconds, processor, quickest)
         return outcome
 
     def answer(self, num_under_way: int) -> Outcome:

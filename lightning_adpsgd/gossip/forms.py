@@ -22,6 +22,7 @@ LONG, _LONGER = 0.5, 1.0
 _TRY_EVERY = 64
 # Short messages of an exchange; three are in flight or await their verdicts.
 _SHORT_MESSAGES = 8
+_IN_FLIGHT = 2
 
 
 class Form(NamedTuple):
@@ -76,12 +77,20 @@ class FormChoice:
     Fewer bits are more arithmetic. So where that is most of the time, a wider form is
     tried once if the link alone would be fast enough for it.
 
+    No form saves the round trip that an exchange takes, and short messages add some. So
+    over a long link, what is compared is the time beyond it, with steps or with two
+    round trips if these are longer.
+
     Args:
         sizes: bytes of an exchange in each form, the largest first.
+        num_messages: number of messages in each form; by default, few.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes, self._calls = sizes, 0
+    def __init__(self, sizes: Sequence[int], num_messages: Sequence[int] = ()) -> None:
+        self._sizes, self._calls, self._round_trip = sizes, 0, 0.0
+        # Two messages are in flight at a time.
+        more = [max(0, num - _IN_FLIGHT) / _IN_FLIGHT for num in num_messages]
+        self._round_trips = [1 + one for one in more] or [1.0] * len(sizes)
         # For each form, the known upper bound on the time of an exchange; what it took
         # last, or before that, what the link alone would take.
         self._seconds = [math.inf] * len(sizes)
@@ -95,16 +104,17 @@ class FormChoice:
         if self._sizes[0] < WORTH_BYTES:
             return 0
         self._calls += 1
-        form = self._widest(self._seconds, step_seconds)
+        unit = max(step_seconds, 2 * self._round_trip)
+        form = self._widest(self._seconds, unit)
         if not self._is_try:
             return form
         next_one = form if form == len(self._limits) else max(0, form - 1)
-        return min(next_one, self._widest(self._guesses, step_seconds))
+        return min(next_one, self._widest(self._guesses, unit))
 
-    def _widest(self, seconds: Sequence[float], step_seconds: float) -> int:
+    def _widest(self, seconds: Sequence[float], unit: float) -> int:
         """The widest form that takes few enough seconds."""
         for form, limit in enumerate(self._limits):
-            if seconds[form] < limit * step_seconds:
+            if seconds[form] < limit * unit:
                 return form
         return len(self._limits)
 
@@ -114,13 +124,26 @@ class FormChoice:
         of_few = self._calls > 1 and self._calls.bit_count() == 1
         return of_few or self._calls % _TRY_EVERY == 0
 
-    def took(self, form: int, seconds: float, processor: float = 0.0) -> None:
-        """Notes the duration of an exchange in a form, and the processor's part."""
-        self._seconds[form] = self._guesses[form] = seconds
+    def took(
+        self,
+        form: int,
+        seconds: float,
+        processor: float = 0.0,
+        round_trip: float = 0.0,
+    ) -> None:
+        """Notes the duration of an exchange in a form, and the processor's part.
+
+        Args:
+            round_trip: seconds of the quickest answer of the peer.
+        """
+        self._round_trip = round_trip
+        beyond = max(0.0, seconds - round_trip)
+        self._seconds[form] = self._guesses[form] = beyond
         self._taken.add(form)
-        link = max(0.0, seconds - processor)
+        latency = self._round_trips[form] * round_trip
+        link = max(0.0, seconds - processor - latency)
         for wider, size in enumerate(self._sizes[:form]):
             times = size / self._sizes[form]
-            self._seconds[wider] = min(self._seconds[wider], seconds * times)
+            self._seconds[wider] = min(self._seconds[wider], beyond * times)
             if wider not in self._taken:
                 self._guesses[wider] = link * times

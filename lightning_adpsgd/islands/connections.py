@@ -49,7 +49,8 @@ from lightning_adpsgd.transport.links.transport import LinkTransport
 
 _log = logging.getLogger(__name__)
 
-_DIAL_TIMEOUT = timedelta(seconds=2)
+# A handshake over two lanes takes some round trips; a host that is gone takes a second.
+_DIAL_TIMEOUT = timedelta(seconds=5)
 _TURN_S, _PROBE_AROUND_S = 1.0, 10.0
 # How long a turn waits until a member knows that it is not asked any more.
 _HANG_UP_S = 2.0

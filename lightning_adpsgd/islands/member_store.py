@@ -3,7 +3,7 @@
     members         the member list, with an epoch that each change raises
     version         a text that changes when the list does
     heartbeat/<n>   the number of heartbeats of member n, and its steps
-    next            the next number
+    next            the next number, and a word that only one drawer writes
 
 Anyone who reaches the rendezvous can write there. An entry that is malformed, or (with
 a token) not signed by a holder of the token, counts as absent for its member.
@@ -95,9 +95,11 @@ class MemberStore:
         self, members: Collection[Member]
     ) -> tuple[bytes, dict[str, Beat | None]]:
         """The version of the list and, by incarnation, the members' heartbeats."""
-        for number in {one.number for one in members} - self._have_heartbeats:
-            if self.store.check([_heartbeat_key(number)]):
-                self._have_heartbeats.add(number)
+        new = {one.number for one in members} - self._have_heartbeats
+        if new and self._have(new):
+            self._have_heartbeats |= new
+        else:
+            self._have_heartbeats |= {number for number in new if self._have({number})}
         known = [one for one in members if one.number in self._have_heartbeats]
         keys = [_heartbeat_key(one.number) for one in known]
         # This request has a time limit of its own, also where the link is cut.
@@ -107,12 +109,13 @@ class MemberStore:
             found[one.incarnation] = self._beat(one, text)
         return version, found
 
+    def _have(self, numbers: Collection[int]) -> bool:
+        return self.store.check([_heartbeat_key(number) for number in numbers])
+
     def has_said_goodbye(self, member: Member) -> bool:
         """Whether a member's last heartbeat is a goodbye."""
-        key = _heartbeat_key(member.number)
-        if not self.store.check([key]):
-            return False
-        beat = self._beat(member, self.store.get(key))
+        text = self._text(_heartbeat_key(member.number))
+        beat = self._beat(member, text.encode())
         return beat is not None and beat.number is None
 
     def _beat(self, member: Member, text: bytes) -> Beat | None:
@@ -127,21 +130,24 @@ class MemberStore:
         taken = max(self.members()[1].by_number, default=-1)
         for _ in range(_TRIES):
             text = self._text("next")
-            is_number = text.isdecimal() and len(text) <= _MOST_DIGITS
+            first, _, _ = text.partition(" ")
+            is_number = first.isdecimal() and len(first) <= _MOST_DIGITS
             # A rendezvous that was restarted counts from 0 again.
-            number = max(int(text) if is_number else 0, taken + 1)
-            wanted = str(number + 1)
+            number = max(int(first) if is_number else 0, taken + 1)
+            # Of two that draw at once, each would take the other's text for its own.
+            wanted = f"{number + 1} {secrets.token_hex(8)}"
             if self.store.compare_set("next", text, wanted).decode() == wanted:
                 return number
         raise RendezvousUnreachable(f"no number could be drawn in {_TRIES} attempts")
 
     def _text(self, key: str) -> str:
-        found = self.store.get(key) if self.store.check([key]) else b""
-        return text_of(self.store, key, found)
+        return text_at(self.store, key)
 
 
-def text_of(store: Store, key: str, found: bytes) -> str:
-    """The value of a key, as text; empties the key if the value is not text."""
+def text_at(store: Store, key: str) -> str:
+    """The value of a key, in one round trip; empty if it is missing or not text."""
+    # `get` waits for the key first, which is a second round trip.
+    found = store.compare_set(key, "", "")
     try:
         return found.decode()
     except UnicodeDecodeError:

@@ -389,7 +389,9 @@ class Membership(ServiceThread):
         self._on_change()
 
     def _note_return(self) -> None:
-        _log.warning(
+        level = logging.WARNING if self._was_in else logging.INFO
+        _log.log(
+            level,
             "the rendezvous at %s is back after %.0f s, with %d super-learners on its "
             "member list",
             *(self._rendezvous.address, time.monotonic() - self._away_since),

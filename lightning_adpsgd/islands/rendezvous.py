@@ -17,7 +17,6 @@ import socket
 import stat
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -89,13 +88,13 @@ class RendezvousAddress(NamedTuple):
 class Rendezvous:
     """A client of the store that finds a restarted server; for one thread at a time.
 
-    No call takes longer than some seconds. A late request counts as an outage, which
+    No request takes longer than some seconds. A late one counts as an outage, which
     ends when its answer comes. A second connection, over which nothing is sent,
     distinguishes a server that hangs from one that has gone: it closes when the
     server's process ends, and soon after the link is cut.
 
     Args:
-        answer_s: longest time for an answer, in seconds.
+        answer_s: longest time for the answer to one request, in seconds.
 
     Attributes:
         signatures: signer and verifier of this job's texts.
@@ -113,7 +112,6 @@ class Rendezvous:
         self._store: Store | None = None
         self._line: socket.socket | None = None
         self._calls = TimedCalls("adpsgd-rendezvous")
-        self._deadline = 0.0
         self._server: tuple[str, int] | None = None
 
     def ask(self, action: Callable[[Store], T]) -> T:
@@ -123,7 +121,6 @@ class Rendezvous:
             RendezvousUnreachable: The server cannot be reached, was replaced since the
                 last call, or does not answer in time; the next call tries again.
         """
-        self._deadline = time.monotonic() + self._answer_s
         try:
             store = self._connected()
             return action(store)
@@ -175,7 +172,7 @@ class Rendezvous:
         return PrefixStore(f"islands/{self.address.job}", plain)
 
     def _in_time(self, action: Callable[[], T]) -> T:
-        return self._calls.run(action, self._deadline - time.monotonic())
+        return self._calls.run(action, self._answer_s)
 
 
 class _TimedStore:

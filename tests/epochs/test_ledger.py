@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_adpsgd.epochs.claims import ClaimRate
-from lightning_adpsgd.epochs.lease import Lease
+from lightning_adpsgd.epochs.lease import Lead, Lease
 from lightning_adpsgd.epochs.ledger import Ledger, OtherTerms
 from lightning_adpsgd.epochs.ranges import Ranges, as_ranges, numbers
 from lightning_adpsgd.epochs.work_units import Terms
@@ -190,7 +190,7 @@ def test_an_epoch_of_a_lease_is_one_of_its_rate() -> None:
     rate = ClaimRate()
     for number in (0, 10, 20, 1000):
         rate.note(number)
-    Lease(1, Ledger("life", TERMS, ((0, 40),)), "me", rate, lambda: 0)
+    Lease(1, Ledger("life", TERMS, ((0, 40),)), "me", rate, Lead(), lambda: 0)
     rate.note(3)
     assert max(rate._steps) == 980
     assert min(rate._steps) == 10
@@ -262,7 +262,7 @@ def test_an_answer_of_other_samples_is_refused_once_the_epoch_has_begun() -> Non
     plan = lease.plan(found, set())._replace(ledger=found._replace(terms=other))
     with pytest.raises(OtherTerms, match="begun without it"):
         lease.apply(plan)
-    fresh = Lease(0, found, "you", ClaimRate(), lambda: 0)
+    fresh = Lease(0, found, "you", ClaimRate(), Lead(), lambda: 0)
     fresh.apply(plan)
     assert fresh.ledger.terms == other
 
@@ -272,7 +272,12 @@ def test_alone_an_island_takes_the_last_of_its_own_stretches() -> None:
     shares = list[list[int]]()
     for place in range(2):
         lease = Lease(
-            0, Ledger("life", TERMS, ((0, 64),)), f"{place}", ClaimRate(), lambda: 0
+            0,
+            Ledger("life", TERMS, ((0, 64),)),
+            f"{place}",
+            ClaimRate(),
+            Lead(),
+            lambda: 0,
         )
         taken = iter(lambda one=lease, p=place: one.take_alone(p, 2), None)
         shares.append([number for number in taken if number is not None])
@@ -286,7 +291,7 @@ def test_alone_an_island_takes_the_last_of_its_own_stretches() -> None:
 def lease_on(num_units: int, num_finished: int = 0) -> tuple[Lease, Ledger]:
     """With the units that it claims at its first look at the ledger."""
     ledger = Ledger("life", TERMS, ((0, num_units),))
-    lease = Lease(0, ledger, "me", ClaimRate(), lambda: num_finished)
+    lease = Lease(0, ledger, "me", ClaimRate(), Lead(), lambda: num_finished)
     plan = lease.plan(ledger, set())
     lease.apply(plan)
     return lease, plan.ledger
@@ -325,7 +330,7 @@ def test_the_end_is_near_where_each_island_has_eight_units_left(
     for more, is_near in ((0, True), (1, False)):
         held: dict[str, Ranges] = {str(number): () for number in range(num_islands)}
         ledger = Ledger("life", TERMS, ((0, num_left + more),), held)
-        lease = Lease(0, ledger, "me", ClaimRate(), lambda: 0)
+        lease = Lease(0, ledger, "me", ClaimRate(), Lead(), lambda: 0)
         assert lease.is_near_its_end == is_near
 
 
@@ -348,7 +353,9 @@ class Sailor:
         self.trained: list[int] = []
         self.has_ended, self._in_hand = False, list[int]()
         ledger = Ledger(f"alone {name}", TERMS, ((0, sea.num_units),))
-        self.lease = Lease(0, ledger, name, ClaimRate(), lambda: len(self.trained))
+        self.lease = Lease(
+            0, ledger, name, ClaimRate(), Lead(), lambda: len(self.trained)
+        )
 
     def look(self) -> None:
         """One turn of the thread of its pool."""
