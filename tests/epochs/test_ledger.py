@@ -208,6 +208,45 @@ def test_a_lease_counts_what_is_claimed_and_what_it_has_finished() -> None:
     assert lease.plan(plan.ledger, set()).num_finished == 0
 
 
+def test_a_lead_is_the_units_of_a_second_or_of_three_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    lead = Lead()
+    assert lead.units() == 2
+    for _ in range(20):
+        lead.note(4)
+        now[0] += 0.1
+    lead.took(0.01)
+    assert lead.units() == 40
+    lead.took(2.0)
+    assert lead.units() == 240
+    lead.took(0.01)
+    assert lead.units() == 192  # a slow turn is not forgotten at once
+
+
+def test_a_slow_learner_claims_two_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    lead = Lead()
+    for _ in range(5):
+        lead.note(1)
+        now[0] += 5.0
+    assert lead.units() == 2
+
+
+def test_who_waits_claims_twice_as_many_and_little_at_the_end() -> None:
+    lease, found = lease_on(200)
+    for wanted in (4, 8, 16):
+        lease.ahead.clear()
+        lease.is_awaited = True
+        plan = lease.plan(found, set())
+        assert len(plan.claimed) == wanted
+    few = found._replace(left=((0, 10),), held={"me": (), "you": ()})
+    assert len(lease.plan(few, set()).claimed) == 2
+
+
 def test_units_that_others_have_claimed_as_well_are_lost_or_counted_once() -> None:
     lease, found = lease_on(9)
     assert lease.hand_out() == 0

@@ -2,16 +2,17 @@
 
 import json
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from lightning_adpsgd.epochs.batches import SharedBatches
@@ -25,6 +26,7 @@ from lightning_adpsgd.transport.links.credentials import Credentials
 from tests.helpers import together, until
 from tests.islands.archipelago import Server, rendezvous
 
+T = TypeVar("T")
 QUICK = PoolTimeouts(look_s=0.02, wait_s=0.01, answer_s=60.0, end_s=60.0)
 
 
@@ -62,6 +64,7 @@ class Island:
         times: PoolTimeouts,
         seed: int = 7,
         origin: str = "origin",
+        num_rows: int = 60,
     ) -> None:
         names = [f"name {n}" for n in range(num)]
         self.members: Any = Members(number, names, origin)
@@ -73,7 +76,7 @@ class Island:
         )
         self._is_training = False
         self.batches = SharedBatches(
-            BatchSampler(SequentialSampler(range(60)), 3, False),
+            BatchSampler(SequentialSampler(range(num_rows)), 3, False),
             LearnerIndex(0, 1),
             seed,
             LeaderBroadcast(HashStore(), LearnerIndex(0, 1), lambda: None),
@@ -113,9 +116,13 @@ class Island:
 
 @contextmanager
 def pools(
-    server: Server, num: int, times: PoolTimeouts = QUICK, origin: str = "origin"
+    server: Server,
+    num: int,
+    times: PoolTimeouts = QUICK,
+    origin: str = "origin",
+    num_rows: int = 60,
 ) -> Iterator[list[Island]]:
-    made = [Island(server, n, num, times, n, origin) for n in range(num)]
+    made = [Island(server, n, num, times, n, origin, num_rows) for n in range(num)]
     try:
         yield made
     finally:
@@ -135,6 +142,51 @@ def test_islands_draw_from_one_order_and_end_together() -> None:
             together([partial(island.run, epoch) for island in islands])
             assert rows(islands) == Counter(list(range(60)) * (epoch + 1))
         assert len({island.batches.seed for island in islands}) == 1
+
+
+class FarRendezvous(Rendezvous):
+    """A client whose every request takes a round trip of a long link."""
+
+    def ask(self, action: Callable[[Store], T]) -> T:
+        def slowly(store: Store) -> T:
+            far: Any = _Far(store)
+            return action(far)
+
+        return super().ask(slowly)
+
+
+class _Far:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
+
+        def late(*words: Any) -> Any:
+            time.sleep(0.02)
+            try:
+                return method(*words)
+            finally:
+                time.sleep(0.02)
+
+        return late
+
+
+def test_who_is_far_from_the_rendezvous_gets_batches_beside_one_that_is_near() -> None:
+    """Steps take 5 ms and round trips 40: a claim for each step would starve it."""
+
+    def train(island: Island) -> None:
+        island.begin()
+        while island.step():
+            time.sleep(0.005)
+
+    times = PoolTimeouts(answer_s=60.0, end_s=60.0)
+    with rendezvous() as server, pools(server, 2, times, num_rows=1200) as (near, far):
+        pool: Any = far.pool
+        pool._rendezvous.__class__ = FarRendezvous
+        together([partial(train, near), partial(train, far)])
+        assert rows([near, far]) == Counter(range(1200))
+        assert len(far.trained) > 100, "of 400"
 
 
 def test_what_a_dead_one_holds_is_waited_for_and_trained_on() -> None:

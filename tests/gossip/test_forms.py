@@ -83,6 +83,25 @@ def test_no_wider_form_is_tried_over_a_slow_link() -> None:
     assert chosen == [3] * 200
 
 
+def test_over_a_long_link_no_form_is_blamed_for_the_round_trip() -> None:
+    """Steps of 0.05 s and round trips of 0.2 s, which bytes of 0.02 s do not make."""
+    forms = FormChoice(AUTO, num_messages=(1, 1, 1, 8))
+    chosen = list[int]()
+    for _ in range(200):
+        chosen.append(form := forms.choose(0.05))
+        seconds = 0.2 + (0.16, 0.04, 0.02, 0.62)[form]
+        forms.took(form, seconds, round_trip=0.2)
+    assert chosen == [3] + [0] * 199
+
+
+def test_over_a_long_and_slow_link_messages_are_short() -> None:
+    forms = FormChoice(AUTO, num_messages=(1, 1, 1, 8))
+    for _ in range(200):
+        form = forms.choose(0.05)
+        forms.took(form, 0.2 + (8.0, 2.0, 1.0, 1.2)[form], round_trip=0.2)
+    assert form == 3
+
+
 def test_short_messages_carry_the_parts_of_long_ones_in_order() -> None:
     for elements in (300 << 10, 1 << 22):  # of less than a chunk, and of four
         state, part_elements = Condition(), elements // 8

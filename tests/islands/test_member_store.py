@@ -1,6 +1,8 @@
 """What members write into the rendezvous and read there, on a store of this process."""
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import HashStore
@@ -192,3 +194,43 @@ def test_rows_without_sense_are_replaced_though_nothing_else_changes(
         plain.set("members", text)
         store.change(0, lambda old: old)
         assert store.members()[1].num_invalid == 0
+
+
+class Counting:
+    """A store that counts what it is asked, each of which is a round trip."""
+
+    def __init__(self, store: HashStore) -> None:
+        self._store, self.asked = store, list[str]()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        self.asked.append(name)
+        return getattr(self._store, name)
+
+
+def test_each_text_is_read_in_one_round_trip(plain: HashStore) -> None:
+    counting: Any = Counting(plain)
+    store = MemberStore(counting, PLAIN)
+    for one in (ONE, TWO):
+        store.show(one, Beat(1, 1))
+    store.change(0, lambda old: {1: ONE, 2: TWO})
+    counting.asked.clear()
+    store.members()
+    assert counting.asked == ["compare_set"]
+    counting.asked.clear()
+    store.beats([ONE, TWO])
+    assert counting.asked == ["check", "multi_get"]
+
+
+def test_two_that_draw_at_once_get_different_numbers(plain: HashStore) -> None:
+    """Both have read the same text when the first one replaces it."""
+    others = list[int]()
+
+    class Late(Counting):
+        def compare_set(self, key: str, text: str, wanted: str) -> bytes:
+            if key == "next" and wanted and not others:
+                others.append(MemberStore(plain, PLAIN).draw_number())
+            return plain.compare_set(key, text, wanted)
+
+    late: Any = Late(plain)
+    assert MemberStore(late, PLAIN).draw_number() not in others
+    assert len(others) == 1
