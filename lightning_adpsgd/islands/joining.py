@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -158,8 +158,8 @@ class Joining:
             f"the weights of super-learners on the member list of {self._address}",
             "check whether this machine can reach their addresses, and what they print",
         )
-        self._on_progress = wait.go_on
         while True:
+            self._on_progress = wait.go_on
             self._membership.refresh(self._timeouts.pull.total_seconds())
             self._connections.take_number()
             if self._is_first():
@@ -282,12 +282,20 @@ class Joining:
         peers = LiveSchedule.of(schedule, others, own).peers()
         near = [n for n in others if n in peers][:_MOST_NEIGHBOURS]
         rest = (number for number in others if number not in near)
-        if self._group.size > 1:
-            # The other learners of this island wait for these weights.
-            self._pull_until = time.monotonic() + self._timeout.total_seconds() / 2
-        pulled = filter(None, map(self._pull_finite, near))
-        found = mean_of(pulled, self._shares_epochs)
+        # The other learners of this island wait for these weights.
+        wait_s = self._timeout.total_seconds() / 2 if self._group.size > 1 else math.inf
+        self._pull_until = time.monotonic() + wait_s
+        found = mean_of(self._pull_from(near), self._shares_epochs)
         return found or next(filter(None, map(self._pull_finite, rest)), None)
+
+    def _pull_from(self, near: Iterable[int]) -> Iterator[Pulled]:
+        """Those that answer, and after the first one, only those that do so soon."""
+        for number in near:
+            if (pulled := self._pull_finite(number)) is not None:
+                yield pulled
+                soon = time.monotonic() + self._timeouts.pull.total_seconds()
+                self._pull_until = min(self._pull_until, soon)
+                self._on_progress = lambda what: None  # the start has what it needs
 
     def _pull_finite(self, number: int) -> Pulled | None:
         seconds = self._timeouts.pull.total_seconds()

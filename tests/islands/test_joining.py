@@ -1,6 +1,7 @@
 """What the learners of one island agree upon before they ask others for weights."""
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from lightning_adpsgd.gossip.protocol import Position, Pulled, furthest
+from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled, furthest
 from lightning_adpsgd.islands import joining as joining_module
 from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.islands.joining import Joining
@@ -160,6 +161,36 @@ def test_weights_that_take_half_the_timeout_are_not_waited_for_by_several_learne
         clock.now += 2.0
         with nullcontext() if waits else pytest.raises(TimeoutError):
             joining._watch(1, 0.5)
+
+
+def test_after_the_first_weights_others_are_waited_for_as_long_as_for_one_pull(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not until the wait of the start is over, which would lose those that came."""
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(joining_module, "time", clock)
+    joining = Learner(0, HashStore(), {}).joining
+
+    def over(what: str) -> None:
+        raise RuntimeError("the start is over")
+
+    def slow(
+        number: int, seconds: float, watch: Callable[[float], None]
+    ) -> Pulled | None:
+        if number > 0:
+            with suppress(TimeoutError):
+                while clock.now < 1e4:
+                    clock.now += 1.0
+                    watch(0.5)
+            return None
+        return pulled
+
+    pulled, joining._on_progress = Pulled(BEGINNING, [torch.ones(2)]), over
+    monkeypatch.setattr(joining._connections, "pull", slow)
+    assert list(joining._pull_from([0, 1])) == [pulled]
+    seconds = joining._timeouts.pull.total_seconds()
+    assert seconds < clock.now - 100.0 < seconds + 2.0
 
 
 def test_one_that_does_not_come_back_says_so_ever_less_often(
