@@ -5,25 +5,34 @@ all at about the same time. Every unit is claimed once. The first units are deal
 advance, one to each super-learner, so that each makes at least one step.
 
 A learner claims when its loader asks for a batch, which is before the batch is needed.
+Where the store is so far that the claim would make the step longer, it claims ahead.
 Near the end, a slow learner leaves the rest to the others if they would finish it
 before the slow learner made one more step. This needs no clock: between two claims of a
 learner, the counter grows by the claims of all learners.
 """
 
 import json
+import math
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import NamedTuple
 
+import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lightning_adpsgd.epochs.ranges import Ranges, from_rows, union
+from lightning_adpsgd.epochs.ranges import Ranges, as_ranges, from_rows, union
 from lightning_adpsgd.epochs.work_units import Terms
+from lightning_adpsgd.weights.worker import BackgroundWorker
 
 _LOOK_S = 0.001
 """The time between two looks for a message of a super-learner's first learner."""
+# A round trip that is shorter, or less of a step, is waited for: nothing is held ahead.
+_NEAR_S, _SHORT = 0.002, 0.05
+# What is held ahead keeps the others waiting at the end of an epoch.
+_MOST_AHEAD = 8
 
 
 class LearnerIndex(NamedTuple):
@@ -83,14 +92,20 @@ class ClaimRate:
     """
 
     def __init__(self) -> None:
-        self._steps: deque[int] = deque(maxlen=5)
+        self._steps: deque[float] = deque(maxlen=5)
         self._last: int | None = None
+        self._num = 1
 
-    def note(self, number: int) -> None:
-        """Records the number that a claim of this learner got."""
+    def note(self, number: int, num: int = 1) -> None:
+        """Records the first number that a claim of `num` units got."""
         if self._last is not None:
-            self._steps.append(number - self._last)
-        self._last = number
+            self._steps.append((number - self._last) / self._num)
+        self._last, self._num = number, num
+
+    @property
+    def latest(self) -> int:
+        """The latest number in this epoch; 0 at its beginning."""
+        return self._last or 0
 
     def start_epoch(self) -> None:
         """Starts an epoch, in which numbers restart from 0.
@@ -136,6 +151,75 @@ class Claim(NamedTuple):
     is_last: bool
 
 
+class DrawnNumbers:
+    """Numbers of a counter, drawn ahead by a thread where its round trips are long.
+
+    Args:
+        draw: function that adds to the counter, and returns what it was.
+        note: function called with each number that was drawn, and how many with it.
+    """
+
+    def __init__(
+        self, draw: Callable[[int], int], note: Callable[[int, int], None]
+    ) -> None:
+        self._draw, self._note = draw, note
+        self._numbers, self._steps = deque[int](), deque[float](maxlen=5)
+        self._pending: Future[range] | None = None
+        # The least of several, because one may be late for any reason.
+        self._round_trips = deque[float](maxlen=3)
+        self._returned_at = math.inf
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @property
+    def any_left(self) -> bool:
+        """Whether numbers are held, or on their way."""
+        return bool(self._numbers or self._pending)
+
+    def next(self, most: Callable[[], int]) -> int:
+        """The next number; `most` says how many may be held for the calls after it."""
+        self._steps.append(max(0.0, time.monotonic() - self._returned_at))
+        if self._pending and (self._pending.done() or not self._numbers):
+            self.settle()
+        if not self._numbers:
+            self._take(self._timed(1))
+        number = self._numbers.popleft()
+        if not self._pending and len(self) < self._num_ahead() <= most():
+            self._draw_ahead(self._num_ahead())
+        self._returned_at = time.monotonic()
+        return number
+
+    def settle(self) -> list[int]:
+        """Waits for what is on its way; returns the numbers that are held."""
+        if self._pending is not None:
+            self._take(self._pending.result())
+            self._pending = None
+        return [*self._numbers]
+
+    def _num_ahead(self) -> int:
+        """The numbers that are used during a round trip."""
+        round_trip, step = min(self._round_trips), statistics.median(self._steps)
+        if round_trip < max(_NEAR_S, _SHORT * step):
+            return 0
+        return math.ceil(min(round_trip / max(step, _NEAR_S), _MOST_AHEAD))
+
+    def _draw_ahead(self, num: int) -> None:
+        worker = BackgroundWorker("adpsgd-claims", torch.device("cpu"))
+        self._pending = worker.submit(lambda: self._timed(num))
+        worker.stop(0.0)
+
+    def _timed(self, num: int) -> range:
+        begin = time.monotonic()
+        first = self._draw(num)
+        self._round_trips.append(time.monotonic() - begin)
+        return range(first, first + num)
+
+    def _take(self, drawn: range) -> None:
+        self._numbers.extend(drawn)
+        self._note(drawn.start, len(drawn))
+
+
 class ClaimCounter:
     """The pool of work units of one job: a counter for each epoch, in the job's store.
 
@@ -149,6 +233,7 @@ class ClaimCounter:
         self._store, self._index, self._meet = store, index, meet
         self._rate, self._num_gathered = ClaimRate(), 0
         self._number, self._num_units, self._keys = -1, 0, store
+        self._drawn = DrawnNumbers(self._adder(), self._rate.note)
         self._is_dealt, self._stays = False, False
 
     def open(
@@ -174,6 +259,7 @@ class ClaimCounter:
         self._num_units = num_units(agreed)
         self._is_dealt, self._stays = False, False
         self._rate.start_epoch()
+        self._drawn = DrawnNumbers(self._adder(), self._rate.note)
         return agreed
 
     def next(self, num_held: int, waits: bool) -> Claim:
@@ -206,6 +292,8 @@ class ClaimCounter:
         news = PrefixStore(f"gather/{self._num_gathered}", self._store)
         if self._index.learner == 0:
             held = held if self._is_dealt else self._dealt()
+            ahead = (n for n in self._drawn.settle() if n < self._num_units)
+            held = union(held, as_ranges(ahead))
             # All claims that others make before they come are in the largest count.
             words = json.dumps([self._number, self.num_claimed, held])
             news.set(str(self._index.super_learner), words)
@@ -234,11 +322,21 @@ class ClaimCounter:
         if not self._is_dealt:
             self._is_dealt = True
             return self._index.super_learner
-        if self._leaves(num_held):
+        if not self._drawn.any_left and self._leaves(num_held):
             return self._num_units
-        number = self._index.num_super_learners + self._keys.add("claimed", 1) - 1
-        self._rate.note(number)
-        return number
+        return self._drawn.next(lambda: self._most_ahead(num_held))
+
+    def _adder(self) -> Callable[[int], int]:
+        """Adds to the counter of this epoch, also when it has ended meanwhile."""
+        keys, dealt = self._keys, self._index.num_super_learners
+        return lambda num: dealt + keys.add("claimed", num) - num
+
+    def _most_ahead(self, num_held: int) -> int:
+        """No more than a part of what is left, and nothing that others end first."""
+        count, held = self._index.num_super_learners, num_held + len(self._drawn)
+        if self._rate.others_end_first(self._num_units, count, held):
+            return 0
+        return (self._num_units - self._rate.latest) // (4 * count)
 
     def _leaves(self, num_held: int) -> bool:
         count, num = self._index.num_super_learners, self._num_units

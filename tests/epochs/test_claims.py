@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
@@ -19,6 +20,7 @@ from lightning_adpsgd.epochs.claims import (
     Claim,
     ClaimCounter,
     ClaimRate,
+    DrawnNumbers,
     LeaderBroadcast,
     LearnerIndex,
 )
@@ -236,6 +238,64 @@ def opened(store: Any, index: LearnerIndex, num_units: int) -> ClaimCounter:
     counter = ClaimCounter(store, index, lambda name: None)
     counter.open(0, Terms(SEED, (), "same"), lambda terms: num_units, lambda: 0)
     return counter
+
+
+class SlowCounter:
+    """A counter that answers after a while, and what it was asked for."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self.asked = seconds, list[int]()
+        self.noted = list[tuple[int, int]]()
+
+    def add(self, num: int) -> int:
+        first = sum(self.asked)
+        self.asked.append(num)
+        time.sleep(self._seconds)
+        return first
+
+    def drawn(self) -> DrawnNumbers:
+        return DrawnNumbers(
+            self.add, lambda first, num: self.noted.append((first, num))
+        )
+
+
+def test_where_the_counter_is_far_numbers_are_drawn_ahead_and_together() -> None:
+    """Steps of 4 ms and round trips of 20: with one for each, 60 of them take 1.2 s."""
+    counter = SlowCounter(0.02)
+    drawn, numbers = counter.drawn(), list[int]()
+    for _ in range(60):
+        numbers.append(drawn.next(lambda: 100))
+        time.sleep(0.004)
+    assert numbers == [*range(60)]
+    assert len(counter.asked) < 40
+    assert max(counter.asked) <= 8
+    held = drawn.settle()
+    assert [*numbers, *held] == [*range(sum(counter.asked))]
+    assert counter.noted == [
+        (sum(counter.asked[:n]), num) for n, num in enumerate(counter.asked)
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.0, 100), (0.005, 0)])
+def test_nothing_is_held_where_the_counter_is_near_or_the_end_is(
+    seconds: float, most: int
+) -> None:
+    counter = SlowCounter(seconds)
+    drawn = counter.drawn()
+    for number in range(30):
+        assert drawn.next(lambda: most) == number
+        assert not drawn.any_left
+
+
+def test_what_is_drawn_ahead_remains_of_the_epoch() -> None:
+    """A checkpoint of this moment has it, and nothing twice."""
+    store, index = HashStore(), LearnerIndex(0, 1)
+    counter = ClaimCounter(store, index, lambda name: None)
+    counter.open(0, Terms(0, (), "text"), lambda terms: 9, lambda: 0)
+    assert [counter.next(0, True).number for _ in range(3)] == [0, 1, 2]
+    counter._drawn._draw_ahead(8)
+    assert counter.remaining(((2, 3),)) == ((2, 9),)
+    assert [counter.next(0, True).number for _ in range(7)] == [*range(3, 9), None]
 
 
 def test_the_last_to_leave_stays() -> None:
