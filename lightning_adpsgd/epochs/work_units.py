@@ -117,6 +117,8 @@ def remaining_of(epoch: Epoch, number: int, state: EpochState | None) -> Ranges:
     """The part of an epoch that another job has not trained on."""
     if state is None or state.epoch != number:
         return epoch.everything()
+    if not state.remaining:  # as at its end, whatever the data are now
+        return ()
     if state.num_samples != len(epoch.order):
         raise ValueError(
             f"the checkpoint was written in an epoch of {state.num_samples} "
