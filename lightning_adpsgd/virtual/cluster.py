@@ -179,6 +179,8 @@ class VirtualCluster:
             curve.add()
             self._run(curve, max_samples, every, lr_schedule)
         self.learners.hold_consensus()
+        # `torch.save` writes all of the memory that a weight is a view of.
+        self.learners.rows.release()
         return Report(
             curve.points,
             self.samples,
@@ -238,16 +240,16 @@ class VirtualCluster:
         """Puts the mean of the learners' gradients into the module."""
         update.optimizer.zero_grad()
         self.module.zero_grad()  # of weights that no optimizer has, too
+        rows, several = self.learners.rows, len(batches) > 1
+        before = rows.buffers() if several else []
         loss = self._add_gradient(batches[0], number, len(batches))
-        if len(batches) > 1:
-            # As in DDP, all learners get the buffers of the first.
-            self.learners.rows.take_assigned()
-            buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        if several:
+            # As in DDP, all learners begin with the buffers of the first, which stay.
+            after = rows.buffers()
             for batch in batches[1:]:
+                rows.put_buffers(before)
                 loss = loss + self._add_gradient(batch, number, len(batches))
-            self.learners.rows.take_assigned()
-            for buffer, kept in buffers:
-                buffer.copy_(kept)
+            rows.put_buffers(after)
         if self._gradient_clip is not None:
             nn.utils.clip_grad_norm_(update.parameters, self._gradient_clip)
         return loss
