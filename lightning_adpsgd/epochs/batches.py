@@ -95,7 +95,7 @@ class SharedBatches:
         broadcast: LeaderBroadcast,
         pool: Callable[[], Pool | None],
         is_training: Callable[[], bool],
-        reads_ahead: bool = False,
+        reads_ahead: bool,
     ) -> None:
         self._batches, self._index, self.seed = batches, index, seed
         self._broadcast, self._pool = broadcast, pool

@@ -184,8 +184,6 @@ class WorkUnits:
 
     def __getitem__(self, index: int) -> list[Ranges]:
         """The positions of each learner's batch."""
-        if not 0 <= index < self._num:
-            raise IndexError(f"work unit {index} of {self._num}")
         if self._evenly:
             return self._evenly[index * self._size : (index + 1) * self._size]
         pieces = self._pieces_from(index, index + 1)

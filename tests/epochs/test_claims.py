@@ -47,7 +47,7 @@ class Learner:
         broadcast = LeaderBroadcast(PrefixStore("loader", store), index, never)
         counter = ClaimCounter(store, index, lambda name: None)
         self.shared = SharedBatches(
-            sampler, index, SEED, broadcast, lambda: counter, lambda: False
+            sampler, index, SEED, broadcast, lambda: counter, lambda: False, False
         )
         self.trained: list[int] = []
         self._ahead = ahead
