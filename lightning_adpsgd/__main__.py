@@ -247,17 +247,14 @@ def _predict(chosen: argparse.Namespace) -> None:
 
 
 def _rows(of_mode: Callable[[Mode], Prediction]) -> list[tuple[str, Prediction]]:
-    """The predictions that can be made; says what hinders the others."""
-    rows, hindered = list[tuple[str, Prediction]](), dict[str, ValueError]()
+    rows = list[tuple[str, Prediction]]()
     for name, mode in _MODES.items():
         try:
             rows.append((name, of_mode(mode)))
         except ValueError as error:
-            hindered[name] = error
-    if not rows:
-        raise hindered["async"]
-    for name, error in hindered.items():
-        print(f"note: no {name}: {error}", file=sys.stderr)
+            if mode != "async":
+                raise
+            print(f"note: no {name}: {error}", file=sys.stderr)
     return rows
 
 

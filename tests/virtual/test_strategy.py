@@ -253,7 +253,9 @@ class Swap(pl.Callback):
             weight.fill_(7.0)
 
     @override
-    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, *_: Any, **__: Any
+    ) -> None:
         self.seen.append(flat(pl_module).clone())
 
     @override
