@@ -154,7 +154,8 @@ class VirtualCluster:
             every_samples: number of samples between two points; by default a twentieth
                 of all.
             local_losses: whether to evaluate each super-learner's local weights too.
-            on_point: function called with each new point.
+            on_point: function called with each new point; the module then has the
+                consensus model.
 
         Returns:
             The curve and the counters. A non-finite loss ends the run, which
@@ -178,9 +179,7 @@ class VirtualCluster:
             self._deal(data, local_batch_size)
             curve.add()
             self._run(curve, max_samples, every, lr_schedule)
-        self.learners.hold_consensus()
-        # `torch.save` writes all of the memory that a weight is a view of.
-        self.learners.rows.release()
+        self._give_consensus()
         return Report(
             curve.points,
             self.samples,
@@ -189,6 +188,12 @@ class VirtualCluster:
             self.learners.totals(),
             curve.diverged,
         )
+
+    def _give_consensus(self) -> None:
+        """Leaves the last mean in the module, for whoever saves it."""
+        self.learners.hold_consensus()
+        # `torch.save` writes all of the memory that a weight is a view of.
+        self.learners.rows.release()
 
     def _run(
         self,
@@ -319,6 +324,7 @@ class _Curve:
         )
         self.points.append(point)
         if self._on_point is not None:
+            cluster._give_consensus()  # the scores of all may have put others there
             self._on_point(point)
 
     def _take_consensus(self) -> tuple[float, float]:

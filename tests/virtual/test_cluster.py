@@ -394,6 +394,18 @@ def test_a_trained_module_has_memory_of_its_own_between_two_fits(mode: Any) -> N
     assert [virtual.module.count.item() for virtual in trained] == [20, 20]
 
 
+def test_who_is_told_of_a_point_finds_the_consensus_in_memory_of_its_own() -> None:
+    def look(point: Any) -> None:
+        mean, weights = virtual.weights()[0].mean(0), [*virtual.module.parameters()]
+        torch.testing.assert_close(nn.utils.parameters_to_vector(weights), mean)
+        for weight in weights:
+            assert weight.untyped_storage().nbytes() == weight.nbytes
+
+    virtual = cluster(3, communication="sync")
+    score: Any = {"evaluate": held_out(), "local_losses": True}
+    virtual.fit(batches_of, 240, on_point=look, **score)
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
