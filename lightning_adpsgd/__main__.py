@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -221,28 +221,41 @@ def _predict(chosen: argparse.Namespace) -> None:
             f"`--super-learner-size` must divide `--learners`, got "
             f"{chosen.super_learner_size} and {chosen.learners}"
         )
+    if chosen.step_s is not None:
+        check_positive("--step-s", chosen.step_s)
+        found = found.with_step(chosen.step_s)
     compute, link = _compute(chosen, found), _with_rate(found.link, chosen.gbit)
-    rows = [
-        (
-            name,
-            predict(
-                _workload(chosen, mode),
-                num_super_learners,
-                chosen.super_learner_size,
-                compute=compute,
-                link=link,
-                inner_link=_with_rate(link, chosen.inner_gbit),
-                topology=chosen.topology,
-                communication=mode,
-                cpu_share=chosen.cpu_share,
-                costs=found.costs(chosen.learners_per_machine),
-            ),
+
+    def of_mode(mode: Mode) -> Prediction:
+        return predict(
+            _workload(chosen, mode),
+            num_super_learners,
+            chosen.super_learner_size,
+            compute=compute,
+            link=link,
+            inner_link=_with_rate(link, chosen.inner_gbit),
+            topology=chosen.topology,
+            communication=mode,
+            cpu_share=chosen.cpu_share,
+            costs=found.costs(chosen.learners_per_machine),
         )
-        for name, mode in _MODES.items()
-    ]
+
+    rows = _rows(of_mode)
     print("\n".join(_table(rows, chosen.samples)))
     if chosen.learners_per_machine > 1 and not found.step_processor_seconds:
         _note_idle_cores(chosen.calibration)
+
+
+def _rows(of_mode: Callable[[Mode], Prediction]) -> list[tuple[str, Prediction]]:
+    rows = list[tuple[str, Prediction]]()
+    for name, mode in _MODES.items():
+        try:
+            rows.append((name, of_mode(mode)))
+        except ValueError as error:
+            if mode != "async":
+                raise
+            print(f"note: no {name}: {error}", file=sys.stderr)
+    return rows
 
 
 def _note_idle_cores(file: Path) -> None:
@@ -260,15 +273,13 @@ def _workload(chosen: argparse.Namespace, mode: Mode) -> Workload:
 
 
 def _compute(chosen: argparse.Namespace, found: Calibration) -> Compute:
-    step_s = found.step_seconds if chosen.step_s is None else chosen.step_s
-    if step_s is None:
+    if found.step_seconds is None:
         raise ValueError(
             "the seconds of a step are missing. Give `--step-s` to `predict` or "
             "`calibrate`"
         )
-    check_positive("--step-s", step_s)
     slow = {chosen.learners - 1: chosen.slow}
-    return Compute(step_s, chosen.spread, slow if chosen.slow != 1 else {})
+    return Compute(found.step_seconds, chosen.spread, slow if chosen.slow != 1 else {})
 
 
 def _with_rate(link: Link, gbit: float | None) -> Link:

@@ -72,9 +72,9 @@ class EpochUnderWay:
 
     def state(self, remaining: Ranges) -> EpochState:
         """The state for a checkpoint if these units remain."""
-        positions = self.units.positions(remaining)
-        num_samples = len(self.epoch.order)
-        return EpochState(self.number, self.terms.seed, num_samples, positions)
+        positions, epoch = self.units.positions(remaining), self.epoch
+        known = self.number, self.terms.seed, len(epoch.order)
+        return EpochState(*known, positions, epoch.checksum)
 
 
 class SharedBatches:
@@ -95,7 +95,7 @@ class SharedBatches:
         broadcast: LeaderBroadcast,
         pool: Callable[[], Pool | None],
         is_training: Callable[[], bool],
-        reads_ahead: bool = False,
+        reads_ahead: bool,
     ) -> None:
         self._batches, self._index, self.seed = batches, index, seed
         self._broadcast, self._pool = broadcast, pool

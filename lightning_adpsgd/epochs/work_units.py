@@ -11,6 +11,8 @@ set of ranges of positions (`ranges`).
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -22,7 +24,8 @@ from lightning_adpsgd.epochs.block_sampler import BlockOrder, BlockSampler
 from lightning_adpsgd.epochs.ranges import Ranges, count, from_rows, split, union
 
 
-class Epoch(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Epoch:
     """The samples of an epoch and the boundaries of its batches.
 
     Attributes:
@@ -43,9 +46,18 @@ class Epoch(NamedTuple):
         return torch.cat(parts).tolist() if parts else []
 
     def fingerprint(self) -> str:
-        """A checksum, equal for equal epochs and almost never otherwise."""
+        """A text, equal for equal epochs and almost never otherwise."""
         size = f"{len(self.order)} samples, {len(self.bounds) - 1} batches"
-        return f"{size}, {_checksum(self.order)}"
+        return f"{size}, {self.checksum}"
+
+    @cached_property
+    def checksum(self) -> str:
+        """A checksum of the order."""
+        if isinstance(self.order, BlockOrder):
+            return str(self.order)  # its arguments
+        weights = torch.arange(1, len(self.order) + 1, device="cpu")
+        # Integers wrap around, alike on all machines.
+        return str(int((self.order * weights * weights).sum()))
 
 
 def draw_epoch(batches: Any, seed: int, epoch: int) -> Epoch:
@@ -105,23 +117,33 @@ class EpochState(NamedTuple):
     Attributes:
         seed: seed of the order of samples, in all epochs.
         remaining: positions that no learner has trained on.
+        checksum: checksum of the order; empty in files of earlier versions.
     """
 
     epoch: int
     seed: int
     num_samples: int
     remaining: Ranges
+    checksum: str = ""
 
 
 def remaining_of(epoch: Epoch, number: int, state: EpochState | None) -> Ranges:
     """The part of an epoch that another job has not trained on."""
     if state is None or state.epoch != number:
         return epoch.everything()
+    if not state.remaining:  # as at its end, whatever the data are now
+        return ()
     if state.num_samples != len(epoch.order):
         raise ValueError(
             f"the checkpoint was written in an epoch of {state.num_samples} "
             f"samples and this one has {len(epoch.order)}: resume with the same "
             "data, or from a checkpoint at the end of an epoch"
+        )
+    if state.checksum not in ("", epoch.checksum):
+        raise ValueError(
+            "the checkpoint was written in an epoch with another order of its "
+            f"{state.num_samples} samples: resume with the same sampler and `shuffle`, "
+            "or from a checkpoint at the end of an epoch"
         )
     return state.remaining
 
@@ -162,8 +184,6 @@ class WorkUnits:
 
     def __getitem__(self, index: int) -> list[Ranges]:
         """The positions of each learner's batch."""
-        if not 0 <= index < self._num:
-            raise IndexError(f"work unit {index} of {self._num}")
         if self._evenly:
             return self._evenly[index * self._size : (index + 1) * self._size]
         pieces = self._pieces_from(index, index + 1)
@@ -214,14 +234,6 @@ def _cut(ranges: Ranges, bounds: Tensor) -> Tensor:
         edges = torch.cat([begin, inner, end])
         pieces.append(torch.stack([edges[:-1], edges[1:]], dim=1))
     return torch.cat(pieces)
-
-
-def _checksum(order: Tensor | BlockOrder) -> str:
-    if isinstance(order, BlockOrder):
-        return str(order)  # its arguments
-    weights = torch.arange(1, len(order) + 1, device="cpu")
-    # Integers wrap around, alike on all machines.
-    return str(int((order * weights * weights).sum()))
 
 
 def _regular(order: Tensor | BlockOrder, batch_size: int, drop_last: bool) -> Epoch:

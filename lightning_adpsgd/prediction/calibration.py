@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -89,6 +89,12 @@ class Calibration:
     def link(self) -> Link:
         """The measured link."""
         return Link(self.bandwidth, self.latency)
+
+    def with_step(self, seconds: float) -> "Calibration":
+        """The same with steps of other seconds, which keep as many cores busy."""
+        processor = self.step_processor_seconds * seconds
+        processor /= self.step_seconds or seconds
+        return replace(self, step_seconds=seconds, step_processor_seconds=processor)
 
     def costs(self, learners_per_machine: int = 1) -> Costs:
         """The processor work of communication, for learners that share a machine.

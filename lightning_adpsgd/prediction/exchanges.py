@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from lightning_adpsgd.virtual.timeline import (
 _LOCAL = 32  # super-learners of a neighbourhood
 _CROSSINGS = 12  # after which a neighbourhood has settled
 _LONGEST = 64  # steps of a simulated crossing
+_MOST_EVENTS = 1 << 19  # of a neighbourhood where a few are very fast
 
 
 class Form(NamedTuple):
@@ -63,25 +64,24 @@ def observe(
     forms: Sequence[Form],
     scenario: Scenario,
     weight_bytes: float,
-    step: float,
-    usual: float,
+    steps: Sequence[float],
 ) -> tuple[Form, Seen]:
     """The form that the engine keeps to, and what is exchanged in it.
 
     Args:
         forms: what the engine chooses from, the widest first.
-        step: mean seconds of a step.
-        usual: median seconds of a step.
+        steps: mean seconds of a step of each super-learner.
     """
     if scenario.num_super_learners == 1:
         return forms[0], Seen(0.0, 0.0, {}, 0.0)
+    long = LONG * median(steps)  # a lane narrows by the steps of its own end
     for form in forms[:-1]:
-        if _crossing_seconds(form, scenario) >= LONG * usual:
+        if _crossing_seconds(form, scenario) >= long:
             continue
-        seen = _watch(form, scenario, weight_bytes, step)
-        if seen.seconds < LONG * usual:
+        seen = _watch(form, scenario, weight_bytes, steps)
+        if seen.seconds < long:
             return form, seen
-    return forms[-1], _watch(forms[-1], scenario, weight_bytes, step)
+    return forms[-1], _watch(forms[-1], scenario, weight_bytes, steps)
 
 
 def _crossing_seconds(form: Form, scenario: Scenario) -> float:
@@ -97,22 +97,29 @@ def _link(form: Form, scenario: Scenario) -> Link:
     return replace(scenario.link, bandwidth=min(scenario.link.bandwidth, fastest))
 
 
-def _watch(form: Form, scenario: Scenario, weight_bytes: float, step: float) -> Seen:
+def _watch(
+    form: Form, scenario: Scenario, weight_bytes: float, steps: Sequence[float]
+) -> Seen:
     """The exchanges of a neighbourhood in the steady state.
 
     Where a crossing takes very many steps, a faster link is simulated and its figures
     are scaled, so that the work has a bound.
     """
+    near = _neighbourhood(scenario, form)
+    num, size = near.num_super_learners, near.super_learner_size
+    step = median(steps[:num])  # half of them step as often, however slow the others
     times = math.ceil(_crossing_seconds(form, scenario) / (_LONGEST * step)) or 1
-    local = _faster(_neighbourhood(scenario, form), times)
-    num, size = local.num_super_learners, local.super_learner_size
+    local = _faster(near, times)
     crossing = local.link.seconds(form.message_bytes / size)
     num_peers = len(local.topology.part(0, num, 0).takes) - 1
     # At first many ask at once; then they take turns.
     begin = 10 * local.gossip_every * step
     begin += max(2 * num_peers, _CROSSINGS) * crossing
     timeline = Asynchronous(local, weight_bytes, form.message_bytes)
-    seen = itertools.takewhile(lambda event: event.seconds < 3 * begin, timeline)
+    until = itertools.takewhile(lambda event: event.seconds < 3 * begin, timeline)
+    seen = list(itertools.islice(until, _MOST_EVENTS))
+    if len(seen) == _MOST_EVENTS:
+        begin = seen[-1].seconds / 3
     late = int(size > 1)  # what a super-learner has gathered is merged a step later
     return _count(seen, begin, late).slower(times)
 

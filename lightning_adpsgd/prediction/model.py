@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Literal, get_args
 
 import torch
@@ -279,8 +278,7 @@ def _without_waiting(
     gradients = _alone(scenario, num_bytes)
     mean = sum(gradients) / len(gradients)
     forms = [*_forms(workload, scenario.super_learner_size, costs)]
-    # A lane narrows by the steps of its own end, and most are as the median.
-    form, seen = observe(forms, scenario, num_bytes, mean, median(gradients))
+    form, seen = observe(forms, scenario, num_bytes, gradients)
     cores = _Cores(form, scenario, costs, mean)
     merge = seen.merging * costs.merge * num_bytes
     kept = cores.kept(seen.exchanges, merge, cpu_share)

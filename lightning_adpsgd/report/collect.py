@@ -132,17 +132,21 @@ def _add_rows(report: Report, rows: Iterable[dict[str, Any]]) -> None:
 
 def _read_row(path: Path) -> dict[str, Any]:
     for _, cells in read_table(path):
-        row = {name: _typed(cell) for name, cell in cells.items()}
-        return {**row, "name": str(row.get("name", path.name.removesuffix(_ROW)))}
+        return _typed({"name": path.name.removesuffix(_ROW), **cells})
     raise ValueError(f"{path}, line 2: the row of the run is missing")
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
     text = path.read_text("utf-8", "replace") if path.exists() else ""
-    return {name: _typed(value.strip("'\"")) for name, value in _SETTING.findall(text)}
+    return _typed({name: value.strip("'\"") for name, value in _SETTING.findall(text)})
 
 
-def _typed(cell: str) -> Any:
+def _typed(cells: dict[str, str]) -> dict[str, Any]:
+    # A name is text, "001" too.
+    return {k: cell if k == "name" else _value(cell) for k, cell in cells.items()}
+
+
+def _value(cell: str) -> Any:
     try:
         return int(cell) if re.fullmatch(r"-?\d+", cell) else float(cell)
     except ValueError:

@@ -44,7 +44,7 @@ _NAMES = "a file's name has the learner's own number of steps"
 _LEAVE = "learners of an island agree on the step at which they leave"
 REPLACED = (
     _of("_FitLoop", "on_run_end", "run virtual", "the consensus model comes first"),
-    _of("_EvaluationLoop", "_on_evaluation_start", "run", "the same, before all hooks"),
+    _of("_EvaluationLoop", "_on_evaluation_start", "run virtual", "before all hooks"),
     _of(_EPOCH, "run", "scope", "inside an epoch, learners are at different steps"),
     _of(_EPOCH, "_broadcast_sigterm_tensor", "signals", _SIGNAL, "2.5.2"),
     _of(_EPOCH, "_save_loggers_on_train_batch_end", "signals", _LEAVE),

@@ -60,9 +60,9 @@ class WorkSharing:
         trainer: pl.Trainer,
         job: Job,
         index: LearnerIndex,
-        checkpoint: Mapping[str, Any] | None = None,
-        islands: str | None = None,
-        default: DefaultSharing | None = None,
+        checkpoint: Mapping[str, Any] | None,
+        islands: str | None,
+        default: DefaultSharing | None,
     ) -> None:
         self._trainer, self._job, self._index = trainer, job, index
         self._islands, self.default = islands, default
@@ -86,7 +86,8 @@ class WorkSharing:
         self._batches = self._shared(dataloader)
         progress: Any = self._trainer.fit_loop.epoch_progress.current
         self._batches.epoch = progress.processed
-        if self._loaded is not None:
+        # A loader of a later epoch may have other data.
+        if self._loaded is not None and self._loaded.epoch >= progress.processed:
             self._batches.load(self._loaded)
         return copy_with(dataloader, batch_sampler=self._batches, sampler=self)
 
@@ -185,6 +186,8 @@ class WorkSharing:
     def _common_seed(self) -> int:
         if self._batches is not None:
             return self._batches.seed
+        if self._loaded is not None:
+            return self._loaded.seed
         # That of `seed_everything`, as in Lightning's distributed sampler. A program
         # may give each learner another one, for other augmentations.
         own = int(os.environ.get("PL_GLOBAL_SEED", 0))

@@ -13,6 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 
+# At the same time messages land first, then steps end, and then exchanges begin, which
+# find the weights of all that stepped at that time. Patience ends last.
+LANDING, STEPPING, ASKING, SKIPPING = range(4)
+
 BUCKET_BYTES = 25 << 20
 """Gradients that torch's DDP reduces together while the rest is computed."""
 
@@ -167,12 +171,11 @@ class Crossing:
 class Network:
     """Moves bytes between ends; all crossings of an end share its link equally.
 
-    A crossing is as fast as the busier of its two ends allows. Its completion is
-    scheduled in the agenda with the given rank.
+    A crossing is as fast as the busier of its two ends allows.
     """
 
-    def __init__(self, bandwidth: float, agenda: Agenda, rank: int) -> None:
-        self._bandwidth, self._agenda, self._rank = bandwidth, agenda, rank
+    def __init__(self, bandwidth: float, agenda: Agenda) -> None:
+        self._bandwidth, self._agenda = bandwidth, agenda
         self._at: dict[int, list[Crossing]] = {}
 
     def begin(
@@ -193,7 +196,7 @@ class Network:
             if rate != crossing.rate:
                 seconds = crossing.go_on(self._agenda.now, rate)
                 arrive = (self._arrive, crossing, crossing.version)
-                self._agenda.enter(seconds, self._rank, *arrive)
+                self._agenda.enter(seconds, LANDING, *arrive)
 
     def _arrive(self, crossing: Crossing, version: int) -> None:
         if version != crossing.version:  # it has got another rate

@@ -154,7 +154,8 @@ class VirtualCluster:
             every_samples: number of samples between two points; by default a twentieth
                 of all.
             local_losses: whether to evaluate each super-learner's local weights too.
-            on_point: function called with each new point.
+            on_point: function called with each new point; the module then has the
+                consensus model.
 
         Returns:
             The curve and the counters. A non-finite loss ends the run, which
@@ -178,7 +179,7 @@ class VirtualCluster:
             self._deal(data, local_batch_size)
             curve.add()
             self._run(curve, max_samples, every, lr_schedule)
-        self.learners.hold_consensus()
+        self._give_consensus()
         return Report(
             curve.points,
             self.samples,
@@ -187,6 +188,12 @@ class VirtualCluster:
             self.learners.totals(),
             curve.diverged,
         )
+
+    def _give_consensus(self) -> None:
+        """Leaves the last mean in the module, for whoever saves it."""
+        self.learners.hold_consensus()
+        # `torch.save` writes all of the memory that a weight is a view of.
+        self.learners.rows.release()
 
     def _run(
         self,
@@ -238,16 +245,16 @@ class VirtualCluster:
         """Puts the mean of the learners' gradients into the module."""
         update.optimizer.zero_grad()
         self.module.zero_grad()  # of weights that no optimizer has, too
+        rows, several = self.learners.rows, len(batches) > 1
+        before = rows.buffers() if several else []
         loss = self._add_gradient(batches[0], number, len(batches))
-        if len(batches) > 1:
-            # As in DDP, all learners get the buffers of the first.
-            self.learners.rows.take_assigned()
-            buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        if several:
+            # As in DDP, all learners begin with the buffers of the first, which stay.
+            after = rows.buffers()
             for batch in batches[1:]:
+                rows.put_buffers(before)
                 loss = loss + self._add_gradient(batch, number, len(batches))
-            self.learners.rows.take_assigned()
-            for buffer, kept in buffers:
-                buffer.copy_(kept)
+            rows.put_buffers(after)
         if self._gradient_clip is not None:
             nn.utils.clip_grad_norm_(update.parameters, self._gradient_clip)
         return loss
@@ -317,6 +324,7 @@ class _Curve:
         )
         self.points.append(point)
         if self._on_point is not None:
+            cluster._give_consensus()  # the scores of all may have put others there
             self._on_point(point)
 
     def _take_consensus(self) -> tuple[float, float]:

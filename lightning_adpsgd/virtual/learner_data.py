@@ -11,6 +11,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from lightning_adpsgd.virtual.clock import check_count
+
 BatchesOf = Callable[[int], Iterable[Any]]
 
 
@@ -56,18 +58,20 @@ def shares_of(
     data set and its own loading options.
 
     Raises:
-        ValueError: No batch size is given, or the data set has no length, or fewer
-            samples than there are learners, or the loader has a sampler of its own.
+        ValueError: No batch size is given, or one below 1, or the data set has no
+            length, or fewer samples than there are learners, or the loader has a
+            sampler of its own.
     """
     loading: dict[str, Any] = {}
     dataset: Any = data.dataset if isinstance(data, DataLoader) else data
     _check_length(dataset, num_learners)
     if isinstance(data, DataLoader):
         _check_order(data, len(dataset))
-        batch_size = batch_size or data.batch_size
+        batch_size = data.batch_size if batch_size is None else batch_size
         loading = {"collate_fn": data.collate_fn, "drop_last": data.drop_last}
     if batch_size is None:
         raise ValueError("`local_batch_size` is needed with a data set, got None")
+    check_count("local_batch_size", batch_size)
     epochs = [0] * num_learners
 
     def batches_of(learner: int) -> Iterable[Any]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from lightning_adpsgd.gossip.protocol import UnderWay
-from lightning_adpsgd.virtual.clock import Agenda
+from lightning_adpsgd.virtual.clock import ASKING, Agenda
 
 
 class Requests:
@@ -22,12 +22,11 @@ class Requests:
     def __init__(
         self,
         agenda: Agenda,
-        rank: int,
         latency: float,
         under_ways: Sequence[UnderWay],
         begin: Callable[[int, int], None],
     ) -> None:
-        self._agenda, self._rank, self._latency = agenda, rank, latency
+        self._agenda, self._latency = agenda, latency
         self._under_ways, self._begin = under_ways, begin
         self.hurried = set[int]()
         # Pairs that ask, until their exchange ends; pairs that will then ask again;
@@ -39,7 +38,7 @@ class Requests:
         """Asks for an exchange, or for another after the one already asked for."""
         if (index, peer) not in self._asking:
             self._asking.add((index, peer))
-            self._agenda.enter(self._agenda.now, self._rank, self._ask, index, peer)
+            self._agenda.enter(self._agenda.now, ASKING, self._ask, index, peer)
         elif self._is_late(self._under_ways[index], peer):
             self._due.add((index, peer))
 
@@ -65,7 +64,7 @@ class Requests:
         now, at = self._agenda.now, self._agenda.now + wait_s
         if now < at < math.inf and at != self._serves_at.get(index):
             self._serves_at[index] = at
-            self._agenda.enter(at, self._rank, self.serve, index)
+            self._agenda.enter(at, ASKING, self.serve, index)
 
     def _admissions(self, index: int) -> float:
         requests = self._under_ways[index].requests
@@ -107,7 +106,7 @@ class Requests:
 
     def _say(self, hear: Callable[[int, int], None], asker: int, asked: int) -> None:
         seconds = self._agenda.now + self._latency
-        self._agenda.enter(seconds, self._rank, hear, asker, asked)
+        self._agenda.enter(seconds, ASKING, hear, asker, asked)
 
     def _requested(self, asker: int, asked: int) -> None:
         self._under_ways[asked].requested_by(asker)

@@ -109,17 +109,32 @@ class RowMixer:
     def _mix(self, rows: Tensor, mixing: Tensor | None, into: Tensor) -> None:
         if self._schedule.is_mean(self.round):
             into.copy_(rows.mean(0))
-            self._refused |= keep_change(into, rows, self._schedule.gain)
-            return
-        if mixing is not None:
-            torch.mm(mixing, rows, out=into)
-            if all_finite([into]):
+            if not _has_diverged(into[0]):
+                self._refused |= keep_change(into, rows, self._schedule.gain)
                 return
-        # Row for row: a product spreads NaN from one row to all.
-        parts, own = parts_of(self._schedule, self.round), list(rows)
-        for i, (part, change) in enumerate(zip(parts, into, strict=True)):
-            average(own, part.takes, change)
-            self._refused[i] |= keep_change(change, own[i], self._schedule.gain)
+            self._refused.fill_(True)
+            finite = [i for i, row in enumerate(rows) if all_finite([row])]
+            into.copy_(rows[finite].mean(0))
+        elif mixing is not None and all_finite([torch.mm(mixing, rows, out=into)]):
+            return
+        else:  # row for row: a product spreads NaN from one row to all
+            self._average(list(rows), into)
+        for i, (change, own) in enumerate(zip(into, rows, strict=True)):
+            self._refused[i] |= keep_change(change, own, self._schedule.gain)
+
+    def _average(self, rows: list[Tensor], into: Tensor) -> None:
+        parts = parts_of(self._schedule, self.round)
+        for part, mixed in zip(parts, into, strict=True):
+            average(rows, part.takes, mixed)
+        if not _has_diverged(into):
+            return
+        finite = [all_finite([row]) for row in rows]
+        for i, (part, mixed) in enumerate(zip(parts, into, strict=True)):
+            if not all_finite([mixed]):
+                self._refused[i] = True
+                # A row takes the place of those that it leaves out, as in `RoundMixer`.
+                kept = [rows[j if ok else i] for j, ok in enumerate(finite)]
+                average(kept, part.takes, mixed)
 
     def _bytes_of(self, row_bytes: int) -> int:
         if self._schedule.is_mean(self.round):  # a ring all-reduce
@@ -127,6 +142,11 @@ class RowMixer:
         parts = parts_of(self._schedule, self.round)
         others = (len({*part.gives} - {i}) for i, part in enumerate(parts))
         return row_bytes * sum(others)
+
+
+def _has_diverged(mixed: Tensor) -> bool:
+    # Asking a GPU would block the thread.
+    return mixed.device.type == "cpu" and not all_finite([mixed])
 
 
 def stretch_length(num_rows: int, device: torch.device) -> int:

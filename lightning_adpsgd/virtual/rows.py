@@ -26,7 +26,7 @@ class Rows:
     """
 
     def __init__(self, module: nn.Module, num_rows: int, shards: int = 1) -> None:
-        vectors = FlatParameters(module, shards).vectors
+        vectors, self._module = FlatParameters(module, shards).vectors, module
         whole = [vector.repeat(num_rows, 1) for vector in vectors]
         addresses = [vector.untyped_storage().data_ptr() for vector in vectors]
         self.matrices = [
@@ -66,7 +66,7 @@ class Rows:
         """
         for buffer in self._buffers:
             tensor = buffer.tensor
-            if (assigned := buffer.take_assigned()) is None:
+            if (assigned := buffer.take_assigned()) is None or self._held < 0:
                 continue
             if tensor in self._beside:
                 tensor.data = assigned.clone()
@@ -74,9 +74,25 @@ class Rows:
             else:
                 put_back(buffer.key, assigned, tensor)
 
+    def buffers(self) -> list[Tensor]:
+        """Copies of the module's buffers."""
+        self.take_assigned()
+        return [buffer.tensor.detach().clone() for buffer in self._buffers]
+
+    def put_buffers(self, values: list[Tensor]) -> None:
+        """Puts what `buffers` has returned back into the row that is held."""
+        for buffer, value in zip(self._buffers, values, strict=True):
+            buffer.owner._buffers[buffer.key] = value.clone()
+        self.take_assigned()
+
     def release(self) -> None:
-        """Copies the module's current tensors into memory of its own."""
-        for tensor, _ in self._tensors:
+        """Copies the module's weights into memory of their own, until the next turn.
+
+        No row is held then, and what changes the module changes none.
+        """
+        self.take_assigned()
+        FlatParameters(self._module).release()
+        for tensor in self._beside:
             tensor.data = tensor.data.clone()
         self._held = -1
 

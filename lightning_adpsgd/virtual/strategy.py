@@ -141,6 +141,8 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         self._turn = -1  # the last `fit` may have ended within a turn
         # Before the first hook that sees the end of training.
         self._overrides.wrap(trainer.fit_loop, "on_run_end", self._end_run)
+        validation = trainer.fit_loop.epoch_loop.val_loop
+        self._overrides.wrap(validation, "_on_evaluation_start", self._begin_validation)
 
     def _end_run(self, on_run_end: Callable[[], None]) -> None:
         self._turn = -1  # the run may end within a turn, which a save would go back to
@@ -182,10 +184,11 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     # --- evaluation and checkpoints: the consensus model
 
-    @override
-    def on_validation_start(self) -> None:
-        super().on_validation_start()
+    def _begin_validation(self, begin: Callable[..., None], *args: Any) -> None:
+        # Before all hooks: one that puts other weights in the place of these for the
+        # validation gives these back.
         self._enter_consensus()
+        begin(*args)
 
     @override
     def on_validation_end(self) -> None:

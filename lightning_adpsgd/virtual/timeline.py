@@ -23,6 +23,10 @@ from lightning_adpsgd.gossip.protocol import (
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.topology.topology import RoundPart, Topology
 from lightning_adpsgd.virtual.clock import (
+    ASKING,
+    LANDING,
+    SKIPPING,
+    STEPPING,
     Agenda,
     Compute,
     Link,
@@ -32,10 +36,6 @@ from lightning_adpsgd.virtual.clock import (
     overlapped,
 )
 from lightning_adpsgd.virtual.requests import Requests
-
-# At the same time messages land first, then steps end, and then exchanges begin, which
-# find the weights of all that stepped at that time. Patience ends last.
-_LANDING, _STEPPING, _ASKING, _SKIPPING = range(4)
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ class Asynchronous:
         self._shard_bytes = message_bytes / scenario.super_learner_size
         self._max_staleness = max_staleness
         self._agenda = Agenda()
-        self._network = Network(scenario.link.bandwidth, self._agenda, _LANDING)
+        self._network = Network(scenario.link.bandwidth, self._agenda)
         self._times = StepTimes(scenario.compute, scenario.seed)
         self._in_pairs = in_pairs
         self._ready = set[int]()  # those that wait for a partner
@@ -279,9 +279,7 @@ class Asynchronous:
         ]
         under_ways = [state.under_way for state in self._states]
         latency = scenario.link.latency
-        self._requests = Requests(
-            self._agenda, _ASKING, latency, under_ways, self._enter
-        )
+        self._requests = Requests(self._agenda, latency, under_ways, self._enter)
         self._events = deque[Event]()
         for index in range(self._size):
             self._compute(index, begin=0.0)
@@ -299,7 +297,7 @@ class Asynchronous:
     def _compute(self, index: int, begin: float) -> None:
         self._states[index].began = begin
         end = self._scenario.gradient_end(self._times, index, begin, self._weight_bytes)
-        self._agenda.enter(end, _STEPPING, self._step, index)
+        self._agenda.enter(end, STEPPING, self._step, index)
 
     def _step(self, index: int) -> None:
         self._states[index].steps += 1
@@ -347,11 +345,11 @@ class Asynchronous:
         state.avoided = state.patience.avoided
         # After all steps that end at this time, so that a partner is drawn from all
         # that are there.
-        self._agenda.enter(now, _ASKING, self._pair, index, state.steps)
+        self._agenda.enter(now, ASKING, self._pair, index, state.steps)
         relents = now + waits.for_others
-        self._agenda.enter(relents, _ASKING, self._relent, index, state.steps)
+        self._agenda.enter(relents, ASKING, self._relent, index, state.steps)
         ends = now + waits.for_anyone
-        self._agenda.enter(ends, _SKIPPING, self._skip, index, state.steps)
+        self._agenda.enter(ends, SKIPPING, self._skip, index, state.steps)
 
     def _relent(self, index: int, steps: int) -> None:
         if self._waits(index, steps):
@@ -381,7 +379,7 @@ class Asynchronous:
             self._states[end].under_way.enter(peer, now=now)
             self._end_wait(end, peer)
         seconds = self._agenda.now + 2 * self._scenario.link.latency
-        self._agenda.enter(seconds, _ASKING, self._begin, exchange)
+        self._agenda.enter(seconds, ASKING, self._begin, exchange)
 
     def _skip(self, index: int, steps: int) -> None:
         if self._waits(index, steps):
@@ -411,7 +409,7 @@ class Asynchronous:
         theirs = self._states[peer].under_way.enter(index, asked=True, now=now)
         weight = exchange_weight(self._scenario.mixing_gain, mine, theirs)
         exchange = SimulatedExchange(index, peer, weight)
-        self._agenda.enter(self._agenda.now, _ASKING, self._begin, exchange)
+        self._agenda.enter(self._agenda.now, ASKING, self._begin, exchange)
 
     def _begin(self, exchange: SimulatedExchange) -> None:
         self._events.append(Begun(self._agenda.now, exchange))
@@ -421,7 +419,7 @@ class Asynchronous:
     def _crossed(self, exchange: SimulatedExchange) -> None:
         # One latency for the question, before; one for the answer's last byte, after.
         seconds = self._agenda.now + 2 * self._scenario.link.latency
-        self._agenda.enter(seconds, _LANDING, self._end, exchange)
+        self._agenda.enter(seconds, LANDING, self._end, exchange)
 
     def _end(self, exchange: SimulatedExchange) -> None:
         for end in exchange.ends:

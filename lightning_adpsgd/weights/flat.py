@@ -242,7 +242,8 @@ class FlatParameters(Weights):
         own: dict[int, Tensor] = {}
         for _, tensor, view, address, block in self._slots:
             if tensor.data_ptr() == address:
-                values = own.setdefault(block.data_ptr(), block.clone())
+                if (values := own.get(block.data_ptr())) is None:
+                    values = own[block.data_ptr()] = block.clone()
                 begin = view.storage_offset() - block.storage_offset()
                 tensor.data = values.as_strided(view.shape, view.stride(), begin)
         self._slots, self.vectors, self._buffers = [], [], []

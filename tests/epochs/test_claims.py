@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore, PrefixStore
-from torch.utils.data import BatchSampler, RandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from lightning_adpsgd.epochs.batches import SharedBatches
 from lightning_adpsgd.epochs.claims import (
@@ -49,7 +49,7 @@ class Learner:
         broadcast = LeaderBroadcast(PrefixStore("loader", store), index, never)
         counter = ClaimCounter(store, index, lambda name: None)
         self.shared = SharedBatches(
-            sampler, index, SEED, broadcast, lambda: counter, lambda: False
+            sampler, index, SEED, broadcast, lambda: counter, lambda: False, False
         )
         self.trained: list[int] = []
         self._ahead = ahead
@@ -436,6 +436,29 @@ def test_a_checkpoint_of_other_data_is_refused() -> None:
     learner.shared.load(EpochState(0, SEED, 31, ((4, 31),)))
     with pytest.raises(ValueError, match="epoch of 31 samples and this one has 30"):
         learner.start_epoch(0)
+
+
+def test_the_rest_of_an_epoch_in_another_order_is_refused() -> None:
+    before = Sharing(1, 1, 30)
+    before.learners[0].start_epoch(0)
+    before.run([0] * 5)
+    state = before.state()
+
+    def resumed(state: EpochState, sampler: Any, batch_size: int) -> list[int]:
+        learner = Sharing(1, 1, 30).learners[0]
+        learner.shared._batches = BatchSampler(sampler, batch_size, False)
+        learner.shared.load(state)
+        learner.start_epoch(0)
+        return list(chain.from_iterable(learner._batches))
+
+    shuffled, in_order = RandomSampler(range(30)), SequentialSampler(range(30))
+    # Batches may have another size.
+    assert sorted(before.trained() + resumed(state, shuffled, 3)) == list(range(30))
+    with pytest.raises(ValueError, match="another order of its 30 samples: resume"):
+        resumed(state, in_order, 2)
+    # Earlier versions did not write it down.
+    earlier = {k: v for k, v in state._asdict().items() if k != "checksum"}
+    assert len(resumed(EpochState(**earlier), in_order, 2)) == 20
 
 
 def test_learners_in_different_epochs_cannot_write_one_state() -> None:

@@ -82,6 +82,7 @@ class Island:
             LeaderBroadcast(HashStore(), LearnerIndex(0, 1), lambda: None),
             lambda: self.pool,
             lambda: self._is_training,
+            reads_ahead=False,
         )
         self.pool.start()
         self.trained: list[list[int]] = []

@@ -1,5 +1,6 @@
 """Epochs and work units: every position once, whatever the sizes."""
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -169,5 +170,5 @@ def test_samplers_of_other_things_than_integers_are_refused() -> None:
 
 def test_fingerprints_tell_orders_and_batches_apart() -> None:
     epochs = [regular(12, 3), regular(12, 4), regular(13, 3)]
-    turned = epochs[0]._replace(order=epochs[0].order[:].flip(0))
+    turned = replace(epochs[0], order=epochs[0].order[:].flip(0))
     assert len({epoch.fingerprint() for epoch in [*epochs, turned]}) == 4

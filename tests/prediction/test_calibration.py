@@ -189,6 +189,32 @@ def test_a_step_of_no_time_is_refused_before_anything_is_measured(
     assert "`--step-s` must be positive and finite" in capsys.readouterr().err
 
 
+def test_another_step_keeps_as_many_cores_busy(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    def table(found: Calibration, *words: str) -> str:
+        words = ("--learners", "4", "--learners-per-machine", "4", *words)
+        assert predict(found.write(tmp_path / "machine.json"), *words) == 0
+        return capsys.readouterr().out
+
+    third = replace(FOUND, step_seconds=0.3, step_processor_seconds=0.06)
+    assert table(FOUND, "--step-s", "0.3") == table(third)
+    unknown = replace(FOUND, step_seconds=None, step_processor_seconds=0.0)
+    assert unknown.with_step(0.3) == replace(unknown, step_seconds=0.3)
+
+
+def test_what_cannot_be_predicted_hides_no_other_row(
+    file: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert predict(file, "--learners", "64", "--topology", "complete") == 0
+    out, err = capsys.readouterr()
+    rows = [row.split()[0] for row in out.splitlines()[1:]]
+    assert rows == ["ddp", "sync", "delay_by_one"]
+    assert err.startswith("note: no async: ")
+    assert "at most 32 super-learners, got 64" in err
+    assert len(err.splitlines()) == 1
+
+
 def test_a_missing_step_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -224,6 +224,27 @@ def test_a_slow_learner_may_be_beyond_the_neighbourhood_that_is_simulated() -> N
     assert found.steps_per_second == pytest.approx((63 + 1 / 5) / 64 / 0.5, rel=0.01)
 
 
+def test_the_neighbourhood_that_is_simulated_may_be_all_slow() -> None:
+    slow = dict.fromkeys(range(32), 100.0)
+    found = speed(4000, compute=Compute(0.5, slow=slow), link=Link(1e6))
+    mean = (4000 - 32 + 32 / 100) / 4000
+    assert found.steps_per_second == pytest.approx(mean / 0.5)
+    assert found.exchanges_per_step == pytest.approx(2.0, rel=0.01)
+
+
+@pytest.mark.parametrize("num_slow", [1, 3])
+def test_a_learner_that_has_almost_stopped_takes_no_time_to_predict(
+    num_slow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four; where most have stopped, one makes all the steps of a long window."""
+    most = "lightning_adpsgd.prediction.exchanges._MOST_EVENTS"
+    monkeypatch.setattr(most, 20_000)
+    slow = dict.fromkeys(range(num_slow), 1e8)
+    found = speed(4, compute=Compute(0.5, slow=slow), link=Link(1e6))
+    assert found.exchanges_per_step == pytest.approx(2.0, rel=0.1)
+    assert found.mean_staleness == pytest.approx(1.0)
+
+
 def test_rare_rounds_are_predicted_too() -> None:
     found = speed(4, gossip_every=50, workload=Workload(MODEL), link=Link(1e9))
     assert found.exchanges_per_step == pytest.approx(2 / 50, rel=0.2)

@@ -75,6 +75,21 @@ def test_settings_come_from_what_the_logger_was_told_where_the_row_is_elsewhere(
     assert run["settings"] == {"name": "mine", "lr": 0.2, "wer": 0.25}
 
 
+@pytest.mark.parametrize("name", ["001", "0.10", "1e-3", "nan"])
+def test_a_name_that_looks_like_a_number_stays_as_it_is(tmp_path, name):
+    write_run(tmp_path / "row" / "a", name)
+    logged = tmp_path / "logged" / "a"
+    write_rows(logged / "metrics.csv", [{"step": 1, "val_loss": 2}])
+    (logged / "hparams.yaml").write_text(f"run/name: '{name}'\nrun/lr: 0.2\n")
+    write_rows(tmp_path / "logged" / "one.run.csv", [{"name": name, "wer": 0.25}])
+    assert names(one_run(tmp_path / "row")) == [name]
+    [run] = one_run(tmp_path / "logged").runs
+    assert run["name"] == name
+    assert run["settings"] == {"name": name, "lr": 0.2, "wer": 0.25}
+    both = collect([tmp_path / "row", tmp_path / "logged"])
+    assert names(both) == [f"row: {name}", f"logged: {name}"]
+
+
 def test_a_row_without_figures_is_a_run_too(tmp_path):
     write_rows(tmp_path / "only.run.csv", [{"name": "only", "lr": 0.2}])
     assert names(one_run(tmp_path)) == ["only"]

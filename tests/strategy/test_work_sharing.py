@@ -1,6 +1,7 @@
 """What cannot be shared is refused at set-up, with the reason and a way out."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,6 +14,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
+from torch._C._distributed_c10d import HashStore
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -23,8 +25,11 @@ from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.callbacks import SaveWithinEpoch
+from lightning_adpsgd.epochs.claims import LearnerIndex
+from lightning_adpsgd.epochs.ranges import Ranges
+from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.strategy.compatibility import problems_with_work_sharing
-from lightning_adpsgd.strategy.work_sharing import _refuse_loader
+from lightning_adpsgd.strategy.work_sharing import WorkSharing, _refuse_loader
 from tests.learners import Linear, Rows, gossip, learners, trainer_of
 
 
@@ -200,3 +205,45 @@ def test_one_super_learner_alone_has_nobody_to_share_with() -> None:
 def test_a_callback_that_never_saves_is_refused() -> None:
     with pytest.raises(ValueError, match="`every_n_batches` must be at least 1, got 0"):
         SaveWithinEpoch("a.ckpt", 0)
+
+
+# --- loaders after a resume
+
+
+class Alone:
+    """One learner that shares the epochs of its job with nobody, after a resume."""
+
+    def __init__(self, remaining: Ranges) -> None:
+        self.at = SimpleNamespace(processed=1)
+        loop = SimpleNamespace(epoch_progress=SimpleNamespace(current=self.at))
+        trainer: Any = SimpleNamespace(fit_loop=loop)
+        job: Any = SimpleNamespace(store=HashStore(), meet=None, raise_if_failed=None)
+        state = EpochState(1, seed=7, num_samples=8, remaining=remaining)
+        trainer.strategy = SimpleNamespace(broadcast=int)
+        index = LearnerIndex(0, 1, 0, 1)
+        saved = state._asdict()
+        self._sharing = WorkSharing(trainer, job, index, saved, None, None)
+
+    def seen(self, num_rows: int) -> list[int]:
+        """The rows of the epoch in which the training is, from a new loader."""
+        loader = self._sharing.prepare(DataLoader(Rows(num_rows), shuffle=True))
+        assert self._sharing._batches is not None
+        assert self._sharing._batches.seed == 7
+        return [row for batch in loader.batch_sampler for row in batch]
+
+
+@pytest.mark.parametrize("processed", [1, 2])
+def test_after_the_end_of_an_epoch_the_data_may_be_others(processed: int) -> None:
+    """Lightning counts an epoch as processed before or after the checkpoint."""
+    alone = Alone(remaining=())
+    alone.at.processed = processed
+    assert len(alone.seen(12)) == 12 * (processed - 1)
+
+
+def test_the_rest_of_an_epoch_needs_its_data_and_later_epochs_do_not() -> None:
+    alone = Alone(remaining=((3, 8),))
+    assert len(alone.seen(8)) == 5
+    alone.at.processed = 2
+    assert sorted(alone.seen(12)) == list(range(12))
+    with pytest.raises(ValueError, match="an epoch of 8 samples and this one has 12"):
+        Alone(remaining=((3, 8),)).seen(12)

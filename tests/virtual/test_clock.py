@@ -81,7 +81,7 @@ def arrivals(
 ) -> list[float]:
     """When crossings of (begin, ends, bytes) are done."""
     agenda = Agenda()
-    network, found = Network(bandwidth, agenda, 0), [math.nan] * len(crossings)
+    network, found = Network(bandwidth, agenda), [math.nan] * len(crossings)
 
     def begin(number: int, ends: tuple[int, int], num_bytes: float) -> None:
         network.begin(ends, num_bytes, note(number))

@@ -373,6 +373,39 @@ def test_an_assigned_count_is_of_each_super_learner(mode: Any, size: int) -> Non
     assert virtual.module.count.item() == 10
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_trained_module_has_memory_of_its_own_between_two_fits(mode: Any) -> None:
+    trained = [cluster(3, Counts(), communication=mode) for _ in range(2)]
+    for virtual in trained:
+        virtual.fit(batches_of, 240)
+    mean = trained[0].weights()[0].mean(0)
+    for one in trained[0].module.state_dict().values():
+        assert one.untyped_storage().nbytes() == one.nbytes
+    torch.testing.assert_close(
+        nn.utils.parameters_to_vector(trained[0].module.parameters()), mean
+    )
+    # What a program does with it, with an assigned count, changes no super-learner.
+    trained[0].module(next(batches_of(0))[0])
+    with torch.no_grad():
+        trained[0].module.net[0].weight.fill_(9.0)
+    for virtual in trained:
+        virtual.fit(batches_of, 480)
+    assert torch.equal(*(virtual.weights()[0] for virtual in trained))
+    assert [virtual.module.count.item() for virtual in trained] == [20, 20]
+
+
+def test_who_is_told_of_a_point_finds_the_consensus_in_memory_of_its_own() -> None:
+    def look(point: Any) -> None:
+        mean, weights = virtual.weights()[0].mean(0), [*virtual.module.parameters()]
+        torch.testing.assert_close(nn.utils.parameters_to_vector(weights), mean)
+        for weight in weights:
+            assert weight.untyped_storage().nbytes() == weight.nbytes
+
+    virtual = cluster(3, communication="sync")
+    score: Any = {"evaluate": held_out(), "local_losses": True}
+    virtual.fit(batches_of, 240, on_point=look, **score)
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -464,6 +497,39 @@ def test_lbfgs_averages_once_a_step() -> None:
     )
     report = virtual.fit(batches_of, 640)
     assert report.totals.merges == 2 * 40
+
+
+class Counting(nn.Module):
+    """Counts its forwards in a buffer, by which it multiplies its weight."""
+
+    def __init__(self, assigns: bool) -> None:
+        super().__init__()
+        self.weight, self.assigns = nn.Parameter(torch.zeros(())), assigns
+        self.num: Tensor
+        self.register_buffer("num", torch.zeros(()))
+
+    @override
+    def forward(self) -> Tensor:
+        if self.assigns:
+            self.num = self.num + 1
+        else:
+            self.num += 1
+        return self.weight * self.num
+
+
+@pytest.mark.parametrize("assigns", [False, True])
+def test_learners_begin_a_step_with_the_same_buffers(assigns: bool) -> None:
+    """As in DDP, which broadcasts those of the first learner before a forward."""
+    module = Counting(assigns)
+    settings: dict[str, Any] = {
+        "loss": lambda module, batch: module(),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, 1.0),
+        "samples_in": lambda batch: 1,
+    }
+    whole = VirtualCluster(module, 1, 4, **settings)
+    for step, weight in enumerate((-1.0, -3.0), 1):
+        whole.fit(lambda learner: [None] * 9, 4 * step)
+        assert (module.weight.item(), module.num.item()) == (weight, step)
 
 
 def test_gradients_are_clipped_by_their_norm() -> None:

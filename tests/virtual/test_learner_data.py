@@ -109,5 +109,8 @@ def test_data_that_cannot_be_dealt_is_refused() -> None:
         shares_of(DATA, 1, num_learners=25, seed=0)
     with pytest.raises(ValueError, match="`local_batch_size` is needed"):
         shares_of(DATA, None, num_learners=2, seed=0)
+    for data in (DATA, DataLoader(DATA, 5)):
+        with pytest.raises(ValueError, match="`local_batch_size` must be at least 1"):
+            shares_of(data, 0, num_learners=2, seed=0)
     with pytest.raises(ValueError, match="learner 2 got no batches"):
         Source(lambda learner: [], 2).next()

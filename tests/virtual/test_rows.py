@@ -118,6 +118,21 @@ def test_averaged_buffers_that_are_assigned_are_taken_into_their_row() -> None:
         rows.take_assigned()
 
 
+def test_released_weights_stay_tied_and_a_row_can_be_held_again() -> None:
+    first = nn.Parameter(torch.randn(3, 3))
+    second = nn.Parameter(first.detach().t())
+    rows = Rows(nn.ParameterList([first, second]), 4)
+    rows.release()
+    with torch.no_grad():
+        first.fill_(0.0)
+        first[0, 2] = 5.0
+    assert second[2, 0] == 5.0
+    assert first.untyped_storage().nbytes() == first.nbytes
+    rows.hold(0)
+    assert torch.equal(second, first.t())
+    assert torch.equal(first.flatten(), rows.matrices[0][3])
+
+
 def test_rows_are_padded_for_shards() -> None:
     rows = Rows(nn.Linear(3, 1), 2, shards=3)
     assert rows.matrices[0].shape == (2, 6)

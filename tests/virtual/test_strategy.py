@@ -239,6 +239,52 @@ def test_validation_within_an_epoch_changes_nothing() -> None:
     assert torch.equal(*weights)
 
 
+class Swap(pl.Callback):
+    """Validates other weights, as averages of weights do that callbacks keep."""
+
+    def __init__(self) -> None:
+        self.kept, self.seen = list[Tensor](), list[Tensor]()
+
+    @override
+    @torch.no_grad()
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self.kept = [weight.clone() for weight in pl_module.parameters()]
+        for weight in pl_module.parameters():
+            weight.fill_(7.0)
+
+    @override
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, *_: Any, **__: Any
+    ) -> None:
+        self.seen.append(flat(pl_module).clone())
+
+    @override
+    @torch.no_grad()
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        for weight, kept in zip(pl_module.parameters(), self.kept, strict=True):
+            weight.copy_(kept)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_weights_that_a_callback_validates_change_no_training(batches: int) -> None:
+    """With two batches to a step, a validation comes within the turn of one."""
+    weights, swap = [], Swap()
+    for callbacks in ([], [swap]):
+        module = Classifier()
+        trainer = trainer_of(
+            virtual(3),
+            callbacks=callbacks,
+            val_check_interval=7,
+            accumulate_grad_batches=batches,
+            max_epochs=2,
+        )
+        trainer.fit(module, data(320, 1), data(80, 2))
+        weights.append(flat(module))
+    assert torch.equal(*weights)
+    assert swap.seen
+    assert all(seen.eq(7.0).all() for seen in swap.seen)
+
+
 def test_schedules_and_loggers_count_the_steps_of_all(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     trainer = trainer_of(

@@ -15,11 +15,15 @@ from torch import Tensor, nn
 
 from lightning_adpsgd import reference
 from lightning_adpsgd.gossip.codecs import INT4
+from lightning_adpsgd.mixing.rounds import Mixer
 from lightning_adpsgd.mixing.synchronous import Order, make_rounds
 from lightning_adpsgd.topology.named import find_topology
+from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.topology.topology import Topology
+from lightning_adpsgd.virtual import row_rounds
 from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
+from lightning_adpsgd.virtual.row_rounds import RowMixer
 from lightning_adpsgd.virtual.timeline import Asynchronous, Ended, Stepped
 from tests.helpers import (
     ALL_TOPOLOGIES,
@@ -167,6 +171,43 @@ def test_sync_is_what_threads_do_with_the_engine(topology: str, size: int) -> No
 
     together([lambda i=i: train(i) for i in range(size)])
     torch.testing.assert_close(found, torch.stack(vectors), atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("most_rows", [0, 128])
+@pytest.mark.parametrize("num_diverged", [1, 2, 5])
+@pytest.mark.parametrize(("topology", "size"), topologies_of(5, 8))
+def test_who_has_diverged_is_left_out_as_threads_do(
+    topology: str,
+    size: int,
+    num_diverged: int,
+    most_rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a product of all rows, and row for row where there are too many for one."""
+    monkeypatch.setattr(row_rounds, "_MOST_ROWS", most_rows)
+    rows = random_rows(size, LENGTH)
+    rows[:num_diverged, 3] = torch.nan
+    vectors, mixers = round_mixers(rows, topology, 0.75)
+    virtual = RowMixer([rows], Schedule(find_topology(topology), size, 0.75), False)
+
+    def run_rounds(mixer: Mixer) -> None:
+        for _ in range(4):
+            mixer.take_snapshot()
+            mixer.mix()
+            mixer.finish()
+
+    run_rounds(virtual)
+    together([lambda mixer=mixer: run_rounds(mixer) for mixer in mixers])
+    torch.testing.assert_close(rows, torch.stack(vectors), equal_nan=True)
+    refused = sum(mixer.statistics().refused for mixer in mixers)
+    assert virtual.statistics().refused == refused
+
+
+def test_neighbours_on_a_ring_that_leave_one_out_keep_the_sum() -> None:
+    rows = torch.tensor([[torch.nan], [1.0], [2.0], [3.0], [6.0]])
+    mixer = RowMixer([rows], Schedule(find_topology("ring"), 5), False)
+    mixer.mix()
+    assert rows[1:].sum() == pytest.approx(12.0)
 
 
 # --- processes
