@@ -29,7 +29,7 @@ _TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 _LARGEST_FRAME = 1 << 16
 
 
-class _Direction:
+class Direction:
     """The frames that are on their way from one end to the other."""
 
     def __init__(self, begin: int, end: int, delay_s: float, loss: float) -> None:
@@ -71,7 +71,7 @@ def _open(namespace: str, device: str) -> int:
     return tap
 
 
-def carry(directions: list[_Direction]) -> None:
+def carry(directions: list[Direction]) -> None:
     """Carries frames, for ever."""
     poll, by_begin = select.epoll(), {one.begin: one for one in directions}
     for begin in by_begin:
@@ -87,12 +87,12 @@ def carry(directions: list[_Direction]) -> None:
 def main(words: list[str]) -> None:
     """The command line."""
     delay_s, loss, switch, *hosts = float(words[0]), float(words[1]), *words[2:]
-    directions = list[_Direction]()
+    directions = list[Direction]()
     for number, host in enumerate(hosts):
         near, far = _open(host, "eth0"), _open(switch, f"port{number}")
         directions += [
-            _Direction(near, far, delay_s, loss),
-            _Direction(far, near, delay_s, loss),
+            Direction(near, far, delay_s, loss),
+            Direction(far, near, delay_s, loss),
         ]
     print("ready", flush=True)
     carry(directions)

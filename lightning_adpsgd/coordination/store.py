@@ -6,6 +6,7 @@ key while the learner continues.
 """
 
 import os
+import socket
 import sys
 import threading
 import time
@@ -38,6 +39,29 @@ def store_at(listener: int | None, *place: Any, **options: Any) -> TCPStore:
         # In torch 2.6 only the older of its two servers takes a socket. It ends the
         # process when it can open no more files.
         return make(use_libuv=False)
+
+
+def serve_near(host: str, timeout: timedelta) -> tuple[Store, str]:
+    """A store in this process, and its address for `near_store`.
+
+    Args:
+        host: address of this host that the other learners can reach.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
+        port, place = listener.getsockname()[1], listener.detach()
+    store = store_at(
+        place, host, port, is_master=True, wait_for_workers=False, timeout=timeout
+    )
+    return store, f"{host} {port}"
+
+
+def near_store(address: str, timeout: timedelta) -> Store:
+    """The store that another learner serves at an address."""
+    host, port = address.split()
+    return TCPStore(
+        host, int(port), is_master=False, wait_for_workers=False, timeout=timeout
+    )
 
 
 def _in_time(call: Callable[[], T]) -> T:

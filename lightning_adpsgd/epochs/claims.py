@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import DistError
 
 from lightning_adpsgd.epochs.ranges import Ranges, as_ranges, from_rows, union
 from lightning_adpsgd.epochs.work_units import Terms
@@ -29,6 +30,8 @@ from lightning_adpsgd.weights.worker import BackgroundWorker
 
 _LOOK_S = 0.001
 """The time between two looks for a message of a super-learner's first learner."""
+# How long a failed leader's reason is waited for.
+_REASON_S = 3.0
 # A round trip that is shorter, or less of a step, is waited for: nothing is held ahead.
 _NEAR_S, _SHORT = 0.002, 0.05
 # What is held ahead keeps the others waiting at the end of an epoch.
@@ -73,6 +76,16 @@ class LeaderBroadcast:
         return message
 
     def _hear(self, key: str) -> str:
+        try:
+            return self._await(key)
+        except DistError:  # of a leader that has gone; the job soon knows why
+            deadline = time.monotonic() + _REASON_S
+            while time.monotonic() < deadline:
+                self._raise_if_failed()
+                time.sleep(_LOOK_S)
+            raise
+
+    def _await(self, key: str) -> str:
         # Not `Store.wait`: it keeps the thread that watches for failures from looking.
         while not self._store.check([key]):
             self._raise_if_failed()

@@ -14,15 +14,17 @@ first learner of each claims from a common pool, once the island has joined the 
 
 import os
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import RunningStage
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from lightning_adpsgd.coordination.store import near_store, serve_near
 from lightning_adpsgd.epochs.batches import EpochUnderWay, Pool, SharedBatches
 from lightning_adpsgd.epochs.block_sampler import BlockSampler
 from lightning_adpsgd.epochs.claims import ClaimCounter, LeaderBroadcast, LearnerIndex
@@ -39,8 +41,11 @@ from lightning_adpsgd.strategy.default_sharing import DefaultSharing
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.transport.links.credentials import Credentials
+from lightning_adpsgd.transport.network_interfaces import gloo_addresses
 
 _GOODBYE_S = 2.0
+# To connect with a store of the same machine; what it is asked, it has at once.
+_NEAR = timedelta(seconds=30)
 
 
 class WorkSharing:
@@ -70,6 +75,7 @@ class WorkSharing:
         self._island_pool: IslandPool | None = None
         self._loaded = EpochState(**checkpoint) if checkpoint else None
         self._batches: SharedBatches | None = None
+        self._near_store: Store | None = None
         self._num_occasions, self._num_loaders = 0, 0
 
     # --- from set-up to end
@@ -172,16 +178,39 @@ class WorkSharing:
 
     def _shared(self, loader: DataLoader[Any]) -> SharedBatches:
         self._num_loaders += 1
-        store = PrefixStore(f"loader/{self._num_loaders}", self._job.store)
+        name = f"loader/{self._num_loaders}"
+        store = PrefixStore(name, self._job.store)
         return SharedBatches(
             loader.batch_sampler,
             self._index,
             self._common_seed(),
-            LeaderBroadcast(store, self._index, self._job.raise_if_failed),
+            self._broadcast_in(PrefixStore(name, self._near())),
             self._pool_of(store),
             self._is_training,
             reads_ahead=loader.num_workers > 0,
         )
+
+    def _broadcast_in(self, store: Store) -> LeaderBroadcast:
+        return LeaderBroadcast(store, self._index, self._job.raise_if_failed)
+
+    def _near(self) -> Store:
+        """A store that is near all learners of this super-learner.
+
+        The job's store is near learner 0 alone. To hear of a claim takes several round
+        trips, in each step.
+        """
+        far = self._trainer.num_nodes > 1 and self._index.num_super_learners > 1
+        if self._near_store is None and far and self._index.super_learner_size > 1:
+            first = self._broadcast_in(PrefixStore("near", self._job.store))
+            address = first.share(self._serve_near)
+            if self._index.learner > 0:
+                self._near_store = near_store(address, _NEAR)
+        return self._near_store or self._job.store
+
+    def _serve_near(self) -> str:
+        host = next(iter(gloo_addresses()), "127.0.0.1")
+        self._near_store, address = serve_near(host, _NEAR)
+        return address
 
     def _common_seed(self) -> int:
         if self._batches is not None:

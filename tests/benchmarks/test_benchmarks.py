@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from benchmarks import (
+    cables,
     hosts,
     killable,
     kills,
@@ -358,6 +360,43 @@ def test_a_shaped_link_is_as_fast_as_it_says() -> None:
         )
     seconds = [float(line) for line in found[0].output.split()]
     assert 0.33 < min(seconds) < 1.5
+
+
+@NEEDS_HOSTS
+def test_a_long_cable_takes_a_round_trip_of_its_delay() -> None:
+    """A connection that is refused has taken one; the first one has asked for names."""
+    program = (
+        "import socket, time\n"
+        "for _ in range(5):\n"
+        "    begin = time.time()\n"
+        "    try: socket.create_connection(('10.77.0.2', 9), 20)\n"
+        "    except OSError: print(time.time() - begin)\n"
+    )
+    with hosts.emulated(2, delay_s=0.05) as emulated:
+        found = emulated.run(
+            lambda host: [sys.executable, "-c", program if host == 0 else ""],
+            timeout_s=PATIENCE_S,
+        )
+    seconds = [float(line) for line in found[0].output.split()]
+    assert 0.1 <= min(seconds) < 1.0
+
+
+@pytest.mark.parametrize(("loss", "arrives"), [(0.0, True), (1.0, False)])
+def test_a_frame_arrives_late_or_not_at_all(loss: float, arrives: bool) -> None:
+    begin, enter = os.pipe2(os.O_NONBLOCK)
+    leave, end = os.pipe2(os.O_NONBLOCK)
+    direction = cables.Direction(begin, end, 0.5, loss)
+    os.write(enter, b"frame")
+    now = time.monotonic()
+    direction.take()
+    assert direction.deliver(now + 0.4) < 1.01
+    with pytest.raises(BlockingIOError):
+        os.read(leave, 9)
+    assert direction.deliver(now + 60.0) == 1.0
+    with nullcontext() if arrives else pytest.raises(BlockingIOError):
+        assert os.read(leave, 9) == b"frame"
+    for one in (begin, enter, leave, end):
+        os.close(one)
 
 
 FINAL = overlap.Final(loss=2.0, of_mean=1.9, distance=0.1, exchanges=0.25)

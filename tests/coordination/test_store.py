@@ -9,7 +9,13 @@ import pytest
 from torch._C._distributed_c10d import HashStore, Store
 
 from lightning_adpsgd.coordination import store as store_module
-from lightning_adpsgd.coordination.store import Coordinator, LearnerFailed, store_at
+from lightning_adpsgd.coordination.store import (
+    Coordinator,
+    LearnerFailed,
+    near_store,
+    serve_near,
+    store_at,
+)
 from tests.helpers import PATIENCE, PATIENCE_S, forked, together, until
 
 QUICK = timedelta(seconds=0.01)
@@ -264,3 +270,10 @@ def test_the_older_server_takes_the_socket_where_the_newer_one_does_not(
     assert first.kwargs == {"master_listen_fd": 7, "is_master": True}
     assert second.kwargs == {**first.kwargs, "use_libuv": False}
     assert first.args == second.args == ("host", 1)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_store_that_a_learner_serves_is_found_by_its_address(host: str) -> None:
+    served, address = serve_near(host, PATIENCE)
+    near_store(address, PATIENCE).set("unit", "7")
+    assert served.get("unit") == b"7"

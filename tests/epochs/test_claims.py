@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch.distributed import DistNetworkError
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from lightning_adpsgd.epochs.batches import SharedBatches
@@ -389,6 +390,27 @@ def test_who_waits_for_a_leader_that_has_failed_ends_with_its_error() -> None:
     silent: Any = SimpleNamespace(check=lambda keys: next(found))
     follower = LearnerIndex(0, 1, 1, 2)
     broadcast = LeaderBroadcast(silent, follower, fail_at_the_third_look)
+    with pytest.raises(RuntimeError, match="learner 0 has failed"):
+        broadcast.share(lambda: "never said here")
+
+
+def test_who_has_lost_the_store_of_its_leader_waits_for_the_reason() -> None:
+    """It closes as the leader ends, before anybody has read why."""
+    looks = 0
+
+    def fail_at_the_third_look() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            raise RuntimeError("learner 0 has failed")
+
+    def closed(keys: list[str]) -> bool:
+        raise DistNetworkError("the connection was closed")
+
+    broken: Any = SimpleNamespace(check=closed)
+    broadcast = LeaderBroadcast(
+        broken, LearnerIndex(0, 1, 1, 2), fail_at_the_third_look
+    )
     with pytest.raises(RuntimeError, match="learner 0 has failed"):
         broadcast.share(lambda: "never said here")
 

@@ -216,7 +216,7 @@ class Alone:
     def __init__(self, remaining: Ranges) -> None:
         self.at = SimpleNamespace(processed=1)
         loop = SimpleNamespace(epoch_progress=SimpleNamespace(current=self.at))
-        trainer: Any = SimpleNamespace(fit_loop=loop)
+        trainer: Any = SimpleNamespace(fit_loop=loop, num_nodes=1)
         job: Any = SimpleNamespace(store=HashStore(), meet=None, raise_if_failed=None)
         state = EpochState(1, seed=7, num_samples=8, remaining=remaining)
         trainer.strategy = SimpleNamespace(broadcast=int)
@@ -247,3 +247,34 @@ def test_the_rest_of_an_epoch_needs_its_data_and_later_epochs_do_not() -> None:
     assert sorted(alone.seen(12)) == list(range(12))
     with pytest.raises(ValueError, match="an epoch of 8 samples and this one has 12"):
         Alone(remaining=((3, 8),)).seen(12)
+
+
+def near_of(num_nodes: int, index: LearnerIndex, store: HashStore) -> Any:
+    """The store in which a learner hears what its leader claims."""
+    trainer: Any = SimpleNamespace(num_nodes=num_nodes)
+    job: Any = SimpleNamespace(store=store, raise_if_failed=lambda: None)
+    sharing = WorkSharing(trainer, job, index, None, None, None)
+    return sharing._near()
+
+
+def test_learners_of_a_machine_hear_claims_in_a_store_of_their_own() -> None:
+    job = HashStore()
+    leader = near_of(2, LearnerIndex(1, 2, 0, 2), job)
+    follower = near_of(2, LearnerIndex(1, 2, 1, 2), job)
+    leader.set("unit", "7")
+    assert follower.get("unit") == b"7"
+    assert not job.check(["unit"])
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "index"),
+    [
+        (1, LearnerIndex(1, 2, 0, 2)),
+        (2, LearnerIndex(1, 2, 0, 1)),
+        (2, LearnerIndex(0, 1, 0, 2)),
+    ],
+    ids=["one machine", "one learner", "one super-learner"],
+)
+def test_others_need_no_further_store(num_nodes: int, index: LearnerIndex) -> None:
+    job = HashStore()
+    assert near_of(num_nodes, index, job) is job
