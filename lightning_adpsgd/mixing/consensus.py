@@ -151,7 +151,7 @@ class ConsensusModel:
         local = self._flat.buffers_in(local_weights)
         for now, mean, kept in zip(here, self._mean_buffers, local, strict=False):
             # A NaN of a learner that has diverged is in the mean, and changes nothing.
-            if not torch.equal(now.nan_to_num(), mean.nan_to_num()):
+            if not torch.allclose(now, mean, rtol=0.0, atol=0.0, equal_nan=True):
                 kept.copy_(now)
 
 
