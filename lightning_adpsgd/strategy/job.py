@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.coordination.failures import FailureReport
-from lightning_adpsgd.coordination.groups import Groups
+from lightning_adpsgd.coordination.groups import Groups, retire
 from lightning_adpsgd.coordination.store import Coordinator, Meanwhile
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position
@@ -94,6 +94,7 @@ class Job:
         on_reload: function called after a peer's weights have replaced this learner's.
 
     Attributes:
+        has_finished: whether it has ended in the consensus model, with all learners.
         has_departed: whether this island has left the others with a goodbye.
     """
 
@@ -124,7 +125,7 @@ class Job:
         self._consensus: ConsensusModel | None = None
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
-        self._closed = self.has_departed = False
+        self._closed = self.has_finished = self.has_departed = False
         # Torch aborts a process that exits while threads run torch's code.
         self._at_exit = partial(_in_process, os.getpid(), self._end_at_exit)
         atexit.register(self._at_exit)
@@ -200,7 +201,7 @@ class Job:
             average_of(self.flat, self.groups, island, self._dials.timeout),
             needs_trained=island is None,
         )
-        self._engine, self._num_reloads = engine, 0
+        self._engine, self._num_reloads, self.has_finished = engine, 0, False
         return engine.start(position)
 
     def depart(self) -> str | None:
@@ -224,6 +225,7 @@ class Job:
         with self.failures.named():
             self._engine.whole.stop()
         self._forget_communication()
+        self.has_finished = True
         atexit.register(_in_process, os.getpid(), _let_go_of_groups)
         return consensus
 
@@ -239,6 +241,10 @@ class Job:
         """Releases all resources, however the training ended; waits for no learner."""
         atexit.unregister(self._at_exit)
         self._abort()
+        if self.has_finished:
+            # Not `gradients`: a module in DDP may be evaluated after its training.
+            groups = self.groups
+            retire(*groups.counterparts, groups.shards, groups.tensor_parallel)
         self._closed = True
         self.coordinator.stop()
 
