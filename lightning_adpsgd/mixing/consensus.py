@@ -91,14 +91,13 @@ class ConsensusModel:
         """Whether the module holds the mean."""
         return self._local is not None
 
-    def take_local(self) -> list[Tensor] | None:
-        """The weights to restore, with the buffers that a program has changed since.
-
-        None outside of `enter` and `leave`.
-        """
-        if self._local is not None:
-            self._take_changed_buffers(self._local)
-        return self._local
+    def local_weights(self) -> list[Tensor] | None:
+        """A copy of what `leave` would restore now; None outside of `enter` and it."""
+        if self._local is None:
+            return None
+        copies = [vector.clone() for vector in self._local]
+        self._take_changed_buffers(copies)
+        return copies
 
     def enter(
         self, occasion: str, adopts: bool = False, unmerged: bool = False
@@ -135,10 +134,11 @@ class ConsensusModel:
     @torch.no_grad()
     def leave(self, adopt: bool) -> None:
         """Restores the local weights or adopts the mean, and resumes exchanges."""
-        if (local_weights := self.take_local()) is None:
+        if self._local is None:
             return
         if not adopt:
-            pairs = zip(self._flat.vectors, local_weights, strict=True)
+            self._take_changed_buffers(self._local)
+            pairs = zip(self._flat.vectors, self._local, strict=True)
             for vector, local in pairs:
                 vector.copy_(local)
         self._local, self._mean_buffers = None, []

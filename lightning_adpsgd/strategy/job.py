@@ -372,10 +372,9 @@ class Job:
         if self.partition.place(self._rank):
             return {}
         engine, consensus = self._engine, self._consensus
-        kept = None if consensus is None else consensus.take_local()
-        if consensus is not None and consensus.adopts:
-            self.flat.rebind()  # as `leave_consensus` does, and the run goes on from it
-            kept = None
+        self.flat.rebind()  # as `leave_consensus` does, and the run goes on from it
+        restores = consensus is not None and not consensus.adopts
+        kept = consensus.local_weights() if restores else None
         return {
             "weights": kept or self.flat.vectors,
             "layout": self.flat.layout(),
