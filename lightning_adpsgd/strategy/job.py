@@ -94,6 +94,7 @@ class Job:
         on_reload: function called after a peer's weights have replaced this learner's.
 
     Attributes:
+        closed: whether it has ended for good.
         has_finished: whether it has ended in the consensus model, with all learners.
         has_departed: whether this island has left the others with a goodbye.
     """
@@ -125,7 +126,7 @@ class Job:
         self._consensus: ConsensusModel | None = None
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
-        self._closed = self.has_finished = self.has_departed = False
+        self.closed = self.has_finished = self.has_departed = False
         # Torch aborts a process that exits while threads run torch's code.
         self._at_exit = partial(_in_process, os.getpid(), self._end_at_exit)
         atexit.register(self._at_exit)
@@ -179,7 +180,7 @@ class Job:
         Raises:
             RuntimeError: The job is closed, or an island cannot reach the others.
         """
-        if self._closed:
+        if self.closed:
             raise RuntimeError(
                 "this training has ended; set up the module again to continue training"
             )
@@ -245,7 +246,7 @@ class Job:
             # Not `gradients`: a module in DDP may be evaluated after its training.
             groups = self.groups
             retire(*groups.counterparts, groups.shards, groups.tensor_parallel)
-        self._closed = True
+        self.closed = True
         self.coordinator.stop()
 
     def _end_at_exit(self) -> None:
@@ -390,10 +391,12 @@ class Job:
         Raises:
             ValueError: The module has other weights, or the same in another order.
         """
-        # Up to version 0.2 a checkpoint kept no layout.
-        _check_layout(learner.get("layout"), self.flat.layout())
-        for vector, weights in zip(self.flat.vectors, learner["weights"], strict=True):
-            vector.copy_(weights)
+        # A learner that had no others to gossip with has kept none.
+        if saved := learner.get("weights"):
+            # Up to version 0.2 a checkpoint kept no layout.
+            _check_layout(learner.get("layout"), self.flat.layout())
+            for vector, weights in zip(self.flat.vectors, saved, strict=True):
+                vector.copy_(weights)
         buffers = self.flat.own_buffers()
         # Up to version 0.2 those of learner 0 were restored in all.
         for name, values in learner.get("own", {}).get(BUFFERS, {}).items():

@@ -210,6 +210,14 @@ def test_weights_go_back_to_the_module_that_they_are_of(
         assert torch.equal(one.to(dtype), other)
 
 
+def test_a_learner_that_had_no_others_goes_on_as_an_island() -> None:
+    """What `add_learners` keeps without a job; the checkpoint has the weights."""
+    here = Layers("a")
+    before = here.get_submodule("a").weight.clone()  # pyright: ignore
+    Job.restore_learner(job_of(here), {"states": [], "own": {}})
+    assert torch.equal(here.get_submodule("a").weight, before)  # pyright: ignore
+
+
 @pytest.mark.parametrize(
     ("names", "difference"),
     [
