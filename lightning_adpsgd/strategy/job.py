@@ -397,7 +397,7 @@ class Job:
             _check_layout(learner.get("layout"), self.flat.layout())
             for vector, weights in zip(self.flat.vectors, saved, strict=True):
                 vector.copy_(weights)
-        buffers = self.flat.own_buffers()
+        buffers = self.flat.own_tensors()
         # Up to version 0.2 those of learner 0 were restored in all.
         for name, values in learner.get("own", {}).get(BUFFERS, {}).items():
             if name in buffers and buffers[name].shape == values.shape:
