@@ -15,7 +15,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_adpsgd.mixing.averages import all_finite
-from lightning_adpsgd.mixing.communication import Communication, Exchanges
+from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import Weights
@@ -61,7 +61,6 @@ class ConsensusModel:
     Args:
         communication: averaging, which settles before the mean is taken.
         meet: function of the occasion that waits until all learners have paused.
-        exchanges: exchanges that pause while the mean is in place; None in rounds.
         average: function that replaces vectors by their mean and returns the distance
             of the trained weights from it; None: a collective over all learners.
         needs_trained: whether `average` reads the trained weights.
@@ -75,13 +74,12 @@ class ConsensusModel:
         flat: Weights,
         communication: Communication,
         meet: Callable[[str], object],
-        exchanges: Exchanges | None = None,
         average: Average | None = None,
         needs_trained: bool = True,
     ) -> None:
         self._flat, self._communication = flat, communication
-        self._exchanges, self._needs_trained = exchanges, needs_trained
         self._meet, self._average = meet, average or average_whole
+        self._needs_trained = needs_trained
         self._local: list[Tensor] | None = None
         self._mean_buffers: list[Tensor] = []
         self.adopts = False
@@ -113,10 +111,9 @@ class ConsensusModel:
                 of the weights loses nothing.
         """
         self.adopts = adopts
-        if self._exchanges is not None:
-            self._exchanges.pause()
+        self._communication.pause()
         self._meet(occasion)
-        unmerged = unmerged and self._exchanges is not None
+        unmerged = unmerged and self._communication.has_exchanges
         # The distance is that of the weights in training. Settling would make two
         # super-learners equal if their last exchange was the last event.
         keeps = self._needs_trained or unmerged
@@ -125,8 +122,8 @@ class ConsensusModel:
         self._flat.check_views()
         vectors = self._flat.vectors
         self._local = trained if unmerged else [vector.clone() for vector in vectors]
-        if self._exchanges is not None:
-            self._exchanges.set_aside(vectors if adopts else self._local, unmerged)
+        shown = vectors if adopts else self._local
+        self._communication.set_aside(shown, unmerged)
         consensus = self._average(vectors, trained)
         self._mean_buffers = [b.clone() for b in self._flat.buffers_in(vectors)]
         return consensus
@@ -142,8 +139,7 @@ class ConsensusModel:
             for vector, local in pairs:
                 vector.copy_(local)
         self._local, self._mean_buffers = None, []
-        if self._exchanges is not None:
-            self._exchanges.resume()
+        self._communication.resume()
 
     @torch.no_grad()
     def _take_changed_buffers(self, local_weights: list[Tensor]) -> None:

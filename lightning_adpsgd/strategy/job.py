@@ -189,7 +189,7 @@ class Job:
         engine = make_engine(
             self._dials, self.flat, self.groups, self.store, self.failures.lost_peer
         )
-        communication, exchanges, island = engine
+        communication, island = engine
         if self._restored_position is not None:
             communication.go_on_from(*self._restored_position)
             self._restored_position = None
@@ -198,7 +198,6 @@ class Job:
             self.flat,
             communication,
             self._meet,
-            exchanges,
             average_of(self.flat, self.groups, island, self._dials.timeout),
             needs_trained=island is None,
         )
@@ -263,8 +262,8 @@ class Job:
         self._forget_communication()
 
     def _let_go_of_peers(self) -> None:
-        if (engine := self._engine) is not None and engine.exchanges is not None:
-            engine.exchanges.release()
+        if (engine := self._engine) is not None:
+            engine.communication.release()
 
     def _forget_communication(self) -> None:
         self.statistics()
@@ -313,10 +312,9 @@ class Job:
 
     def _begin_anew_if_reloaded(self) -> None:
         assert self._engine is not None
-        exchanges = self._engine.exchanges
-        if exchanges is None or exchanges.num_reloads == self._num_reloads:
+        if (num := self._engine.communication.num_reloads) == self._num_reloads:
             return
-        self._num_reloads = exchanges.num_reloads
+        self._num_reloads = num
         # A gradient that is ready belongs to the weights that were replaced.
         for weight in self.flat.parameters():
             if weight.grad is not None:
@@ -374,8 +372,9 @@ class Job:
             return {}
         engine, consensus = self._engine, self._consensus
         self.flat.rebind()  # as `leave_consensus` does, and the run goes on from it
-        restores = consensus is not None and not consensus.adopts
-        kept = consensus.local_weights() if restores else None
+        kept = None
+        if consensus is not None and not consensus.adopts:
+            kept = consensus.local_weights()
         return {
             "weights": kept or self.flat.vectors,
             "layout": self.flat.layout(),
