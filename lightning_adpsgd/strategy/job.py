@@ -245,6 +245,8 @@ class Job:
             # Not `gradients`: a module in DDP may be evaluated after its training.
             groups = self.groups
             retire(*groups.counterparts, groups.shards, groups.tensor_parallel)
+            none = {"counterparts": (), "shards": None, "tensor_parallel": None}
+            self.groups = groups._replace(**none)
         self.closed = True
         self.coordinator.stop()
 
