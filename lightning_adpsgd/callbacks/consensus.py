@@ -7,11 +7,6 @@ splits a step of w_a into a part along g and a noise orthogonal to it:
     w_a(t+1) = w_a(t) - alpha_e g + eta
     alpha_e  = alpha (g_a . g) / |g|^2          the effective learning rate
     eta      = alpha_e g - alpha g_a            the noise; its strength is |eta|^2
-
-Where the landscape is rough, gradients at different weights point in different
-directions and alpha_e is below alpha. It grows towards alpha as training proceeds, like
-a learning-rate warm-up. Here alpha_e is the mean over batches: with equal weights
-(allreduce) it is alpha.
 """
 
 import math
@@ -93,24 +88,12 @@ def effective_rate(
 class ConsensusMonitor(Monitor):
     """Logs the consensus distance of the super-learners, and its effect on training.
 
-    It logs `gossip/consensus_distance` and `gossip/relative_consensus_distance` at each
-    validation in `fit`, as `GossipMonitor` does. The other figures take time and need
-    batches:
-
-    `held_out` adds four figures under `consensus/`. `local_loss_min`, `local_loss_mean`
-    and `local_loss_max` are the losses of learners with their local weights, and
-    `loss_of_mean` is that of the consensus model on the same batches. Each learner has
-    its own batches.
-
-    `gradients` adds `effective_lr`, `effective_lr_share` (of the learning rate) and
-    `noise_strength` of arXiv 2112.01433. They use the first `gradients` + 1 training
-    batches, which are kept. Each validation uses a different one of them to measure the
-    noise. The rest, split in two halves, give g_a and g. (The latest batches are
-    unsuitable, because a step has just reduced their losses.) `gradient_agreement`
-    shows whether there were enough batches to measure g: 1 at best, 0 at worst.
-
-    These figures describe plain SGD. Momentum and clipping are ignored, and the rate is
-    that of the first parameter group.
+    The distance is logged at each validation in `fit`. The other figures take time and
+    need batches; docs/monitoring.md has all of them. Those of `gradients` use the first
+    `gradients` + 1 training batches. Each validation measures the noise with another
+    one of these, and the rest, split in two halves, give g_a and g. (The latest batches
+    are unsuitable, because a step has just reduced their losses.) The rate is that of
+    the first parameter group.
 
     Args:
         held_out: Number of batches of the first validation loader that each learner

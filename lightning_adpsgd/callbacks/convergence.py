@@ -31,15 +31,7 @@ _MARGIN = 0.05  # a held-out loss this far below chance level has learned someth
 class ConvergenceMonitor(Monitor):
     """Logs losses at each validation in `fit`, and the run's summary row at its end.
 
-    The losses are logged under `convergence/`: `train_loss` (mean over all learners
-    since the last validation), `held_out_loss`, `best_held_out_loss` and `diverged` (0
-    or 1). The axes logged with them are `global_samples` (of all learners), `epochs`,
-    `train_seconds` (without validation), `hours` (the same), `wall_seconds` and
-    `global_batch`. At the end, the fields of `runs.Run` are logged under `run/`:
-    settings as hyperparameters, results as metrics.
-
-    A training that gossips ends with a `FloatingPointError` when the weights of all
-    learners are non-finite, with or without `stop`. The row is still written.
+    docs/monitoring.md has the figures under `convergence/`, and those of the row.
 
     Args:
         held_out: Name under which the held-out loss is logged.

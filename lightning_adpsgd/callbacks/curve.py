@@ -14,12 +14,8 @@ from lightning_adpsgd.callbacks.reporting import log, loss_of
 class TrainingCurve(Monitor):
     """Logs the loss of learner 0 against global samples and training time.
 
-    The figures are `curve/loss`, `curve/global_samples` (its own samples times the
-    number of learners), `curve/train_seconds` (without validation), `curve/hours` (the
-    same), `curve/wall_seconds`, `curve/samples_per_second` (that of learner 0, times
-    the number of learners) and `curve/steps_per_second` (of this `fit`). There is one
-    point every `log_every_n_steps` of the Trainer, with the mean loss since the
-    previous one; at 0, there is none.
+    There is one point every `log_every_n_steps` of the Trainer, with the mean loss
+    since the previous one; at 0, there is none. docs/monitoring.md has the figures.
     """
 
     def __init__(self) -> None:

@@ -27,27 +27,7 @@ _MAX_LISTED_LEARNERS = 64
 class GossipMonitor(Monitor):
     """Logs the communication of all learners at each validation in `fit`.
 
-    The figures under `gossip/` are `consensus_distance`, `relative_consensus_distance`,
-    `exchanges_per_second` and `exchanges_per_step` (of a learner, per step of its own),
-    `merges`, `bytes_sent`, `bytes_per_second`, `refused`, `staleness_mean`,
-    `staleness_max` and `staleness_{steps}` (the histogram, without empty bins; all that
-    are older count as 63).
-    `peer_age_{s}` is the largest number of steps that a peer has made since its last
-    exchange with super-learner s, for the first 64 of them; the mean and maximum of
-    these ages over all pairs are logged too. Islands add `members`, `joined` and
-    `lost`.
-
-    The figures under `learners/` are `global_samples`, `train_seconds`,
-    `samples_per_second`, `exposed_fraction` (share of training time spent waiting for
-    communication, mean over learners), and the steps per second of each of the first 64
-    learners, with the minimum and maximum of all. `AllreduceWait` adds
-    `allreduce_bytes` (sent by all learners).
-
-    Ages are taken from the asynchronous engine at the start of the validation.
-    Staleness covers the training so far, not only the time since the last validation.
-    After a resume `global_samples`, `train_seconds` and `samples_per_second` include
-    the training before it; all other figures are of this `fit`.
-    Figures that a strategy lacks are left out.
+    docs/monitoring.md has the figures under `gossip/` and `learners/`.
 
     Attributes:
         records: One record per learner, from the last validation of the last `fit`;

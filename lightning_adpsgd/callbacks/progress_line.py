@@ -22,17 +22,9 @@ _WINDOW = 8  # updates; with fewer, long steps would make the speed jump
 class ProgressLine(Monitor):
     """Shows the speed and gossip of all learners in the progress bar (tqdm or rich).
 
-    It shows these figures, over the last eight updates:
-
-    - `samples/s`: the speed of all learners together; with islands, that of this island
-      times the number of islands present.
-    - `exchanges/step`: exchanges with a peer per optimizer step of learner 0.
-    - `distance`: the relative consensus distance when the mean was last taken, for a
-      validation or a checkpoint.
-    - `members`: the number of islands present.
-
-    Figures that a strategy lacks are left out. An update costs each learner one
-    addition in the job's store, and waits for no other learner.
+    docs/monitoring.md has the figures, which are those of the last eight updates. An
+    update costs each learner one addition in the job's store, and waits for no other
+    learner.
 
     Args:
         every_s: seconds between two updates; 0: update after every batch.

@@ -1,7 +1,7 @@
 """The process groups of a job: across super-learners and inside each of them."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ from lightning_adpsgd.transport import background
 from lightning_adpsgd.weights.sections import Section
 from lightning_adpsgd.weights.shards import DATA_PARALLEL, TENSOR_PARALLEL
 from lightning_adpsgd.weights.streams import side_stream, wait_for_stream
+
+_RETIRED: list[dist.ProcessGroup] = []
 
 
 class Groups(NamedTuple):
@@ -91,9 +93,27 @@ def make_groups(
         gradients = shards = None
     for group in (*counterparts, shards) if on_device else ():
         _connect(group, device)
+    _end_retired()
     return Groups(
         counterparts, gradients, shards, on_device, partition, sections, sharing
     )
+
+
+def retire(*groups: dist.ProcessGroup | None) -> None:
+    """Gives groups that this learner uses no more to the next `make_groups` to end.
+
+    All learners come to it, and so are past their last use of these.
+    """
+    _RETIRED.extend(group for group in groups if group is not None)
+
+
+def _end_retired() -> None:
+    while _RETIRED:
+        group = _RETIRED.pop()
+        with suppress(TypeError, ValueError):  # of one that has ended already
+            # In some versions of NCCL the end of a group waits for all of its learners.
+            if dist.get_backend(group) == "gloo":
+                dist.destroy_process_group(group)
 
 
 def make_mesh(device_type: str, partition: Partition, timeout: timedelta) -> DeviceMesh:

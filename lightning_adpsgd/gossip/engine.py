@@ -55,7 +55,7 @@ from lightning_adpsgd.gossip.peers import Peers, Threads
 from lightning_adpsgd.gossip.protocol import Patience, Pulled, due_round
 from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.gossip.wire import Buffers
-from lightning_adpsgd.mixing.communication import Communication, Exchanges
+from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.mixing.super_learner import (
     SuperLearnerGroup,
@@ -103,7 +103,7 @@ class GossipOptions:
     max_wait: float | None = None
 
 
-class Gossip(Communication, Exchanges):
+class Gossip(Communication):
     """The asynchronous engine of one learner, for "async" and "ready_pairs".
 
     `_state`, a condition, guards everything that threads share here and in the parts
@@ -121,6 +121,8 @@ class Gossip(Communication, Exchanges):
         threads: all that communicate for this learner.
         replica: what exchanges read and change of the weights.
     """
+
+    has_exchanges = True
 
     def __init__(
         self,

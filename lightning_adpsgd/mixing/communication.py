@@ -14,7 +14,15 @@ from lightning_adpsgd.mixing.statistics import Statistics
 
 
 class Communication(ABC):
-    """Averaging with the other super-learners; only the training thread calls it."""
+    """Averaging with the other super-learners; only the training thread calls it.
+
+    Attributes:
+        has_exchanges: whether they go on in the background, and `settle` can be undone.
+        num_reloads: number of times that a peer's weights have replaced this learner's.
+    """
+
+    has_exchanges = False
+    num_reloads = 0
 
     @abstractmethod
     def start(self) -> None:
@@ -53,34 +61,27 @@ class Communication(ABC):
     def statistics(self) -> Statistics:
         """The counters so far."""
 
+    # --- exchanges in the background, while the module holds the mean; rounds have none
 
-class Exchanges(ABC):
-    """Exchanges in the background, which pause while the module holds the mean."""
-
-    @property
-    @abstractmethod
-    def num_reloads(self) -> int:
-        """The number of times that a peer's weights have replaced this learner's."""
-
-    @abstractmethod
     def pause(self) -> None:
         """Begins no more exchanges; returns when those begun here have ended."""
+        return
 
-    @abstractmethod
     def set_aside(self, vectors: Sequence[Tensor], unmerged: bool = False) -> None:
         """Shows peers these vectors after `settle`, while the module holds the mean.
 
         Args:
             unmerged: whether these are the weights before `settle`, which is undone.
         """
+        return
 
-    @abstractmethod
     def resume(self) -> None:
         """Resumes exchanges after `settle`, from the current weights."""
+        return
 
-    @abstractmethod
     def release(self) -> None:
         """Releases peers that wait for this end, after a failure; for any thread."""
+        return
 
 
 class AveragingClosure:

@@ -15,7 +15,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_adpsgd.mixing.averages import all_finite
-from lightning_adpsgd.mixing.communication import Communication, Exchanges
+from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import Weights
@@ -61,7 +61,6 @@ class ConsensusModel:
     Args:
         communication: averaging, which settles before the mean is taken.
         meet: function of the occasion that waits until all learners have paused.
-        exchanges: exchanges that pause while the mean is in place; None in rounds.
         average: function that replaces vectors by their mean and returns the distance
             of the trained weights from it; None: a collective over all learners.
         needs_trained: whether `average` reads the trained weights.
@@ -75,13 +74,12 @@ class ConsensusModel:
         flat: Weights,
         communication: Communication,
         meet: Callable[[str], object],
-        exchanges: Exchanges | None = None,
         average: Average | None = None,
         needs_trained: bool = True,
     ) -> None:
         self._flat, self._communication = flat, communication
-        self._exchanges, self._needs_trained = exchanges, needs_trained
         self._meet, self._average = meet, average or average_whole
+        self._needs_trained = needs_trained
         self._local: list[Tensor] | None = None
         self._mean_buffers: list[Tensor] = []
         self.adopts = False
@@ -91,14 +89,13 @@ class ConsensusModel:
         """Whether the module holds the mean."""
         return self._local is not None
 
-    def take_local(self) -> list[Tensor] | None:
-        """The weights to restore, with the buffers that a program has changed since.
-
-        None outside of `enter` and `leave`.
-        """
-        if self._local is not None:
-            self._take_changed_buffers(self._local)
-        return self._local
+    def local_weights(self) -> list[Tensor] | None:
+        """A copy of what `leave` would restore now; None outside of `enter` and it."""
+        if self._local is None:
+            return None
+        copies = [vector.clone() for vector in self._local]
+        self._take_changed_buffers(copies)
+        return copies
 
     def enter(
         self, occasion: str, adopts: bool = False, unmerged: bool = False
@@ -114,10 +111,9 @@ class ConsensusModel:
                 of the weights loses nothing.
         """
         self.adopts = adopts
-        if self._exchanges is not None:
-            self._exchanges.pause()
+        self._communication.pause()
         self._meet(occasion)
-        unmerged = unmerged and self._exchanges is not None
+        unmerged = unmerged and self._communication.has_exchanges
         # The distance is that of the weights in training. Settling would make two
         # super-learners equal if their last exchange was the last event.
         keeps = self._needs_trained or unmerged
@@ -126,8 +122,8 @@ class ConsensusModel:
         self._flat.check_views()
         vectors = self._flat.vectors
         self._local = trained if unmerged else [vector.clone() for vector in vectors]
-        if self._exchanges is not None:
-            self._exchanges.set_aside(vectors if adopts else self._local, unmerged)
+        shown = vectors if adopts else self._local
+        self._communication.set_aside(shown, unmerged)
         consensus = self._average(vectors, trained)
         self._mean_buffers = [b.clone() for b in self._flat.buffers_in(vectors)]
         return consensus
@@ -135,15 +131,15 @@ class ConsensusModel:
     @torch.no_grad()
     def leave(self, adopt: bool) -> None:
         """Restores the local weights or adopts the mean, and resumes exchanges."""
-        if (local_weights := self.take_local()) is None:
+        if self._local is None:
             return
         if not adopt:
-            pairs = zip(self._flat.vectors, local_weights, strict=True)
+            self._take_changed_buffers(self._local)
+            pairs = zip(self._flat.vectors, self._local, strict=True)
             for vector, local in pairs:
                 vector.copy_(local)
         self._local, self._mean_buffers = None, []
-        if self._exchanges is not None:
-            self._exchanges.resume()
+        self._communication.resume()
 
     @torch.no_grad()
     def _take_changed_buffers(self, local_weights: list[Tensor]) -> None:
@@ -151,7 +147,7 @@ class ConsensusModel:
         local = self._flat.buffers_in(local_weights)
         for now, mean, kept in zip(here, self._mean_buffers, local, strict=False):
             # A NaN of a learner that has diverged is in the mean, and changes nothing.
-            if not torch.equal(now.nan_to_num(), mean.nan_to_num()):
+            if not torch.allclose(now, mean, rtol=0.0, atol=0.0, equal_nan=True):
                 kept.copy_(now)
 
 

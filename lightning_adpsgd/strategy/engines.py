@@ -25,7 +25,7 @@ from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.island import Island, Sections
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
-from lightning_adpsgd.mixing.communication import Communication, Exchanges
+from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.consensus import (
     Average,
     Consensus,
@@ -59,12 +59,10 @@ class Engine(NamedTuple):
     Attributes:
         communication: the averages, as the training thread drives them; `Gossip` or
             rounds.
-        exchanges: the same `Gossip`, as exchanges in the background; None for rounds.
         island: this learner's island; None without `islands`.
     """
 
     communication: Communication
-    exchanges: Exchanges | None = None
     island: Island | None = None
 
     def start(self, position: Position) -> Position | None:
@@ -241,7 +239,7 @@ def make_engine(
     """Makes the engine without starting it."""
     if dials.islands is not None:
         island = _make_island(dials, dials.islands, flat, groups, store)
-        return Engine(island.engine, island.engine, island)
+        return Engine(island.engine, island)
     partition = groups.partition
     schedule = Schedule(
         dials.topology, partition.num_super_learners, dials.mixing_gain, dials.seed
@@ -258,7 +256,7 @@ def make_engine(
         lost_peer,
         further,
     )
-    return Engine(gossip, gossip)
+    return Engine(gossip)
 
 
 def _make_rounds(

@@ -148,11 +148,10 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         return self._wrap(module, job, self._determine_ddp_device_ids())
 
     def _check_one_module(self) -> None:
-        if self._dials.islands is not None and len(self.jobs):
+        if self._dials.islands is not None and not all(j.closed for j in self.jobs):
             raise ValueError(
-                "`fabric.setup` takes only one trained module with `islands`, got "
-                f"{len(self.jobs) + 1}: islands average one model; make both parts of "
-                "a single module"
+                "`fabric.setup` takes only one trained module with `islands`, got 2: "
+                "islands average one model; make both parts of a single module"
             )
 
     @override

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.coordination.failures import FailureReport
-from lightning_adpsgd.coordination.groups import Groups
+from lightning_adpsgd.coordination.groups import Groups, retire
 from lightning_adpsgd.coordination.store import Coordinator, Meanwhile
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position
@@ -94,6 +94,8 @@ class Job:
         on_reload: function called after a peer's weights have replaced this learner's.
 
     Attributes:
+        closed: whether it has ended for good.
+        has_finished: whether it has ended in the consensus model, with all learners.
         has_departed: whether this island has left the others with a goodbye.
     """
 
@@ -124,7 +126,7 @@ class Job:
         self._consensus: ConsensusModel | None = None
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
-        self._closed = self.has_departed = False
+        self.closed = self.has_finished = self.has_departed = False
         # Torch aborts a process that exits while threads run torch's code.
         self._at_exit = partial(_in_process, os.getpid(), self._end_at_exit)
         atexit.register(self._at_exit)
@@ -178,7 +180,7 @@ class Job:
         Raises:
             RuntimeError: The job is closed, or an island cannot reach the others.
         """
-        if self._closed:
+        if self.closed:
             raise RuntimeError(
                 "this training has ended; set up the module again to continue training"
             )
@@ -187,7 +189,7 @@ class Job:
         engine = make_engine(
             self._dials, self.flat, self.groups, self.store, self.failures.lost_peer
         )
-        communication, exchanges, island = engine
+        communication, island = engine
         if self._restored_position is not None:
             communication.go_on_from(*self._restored_position)
             self._restored_position = None
@@ -196,11 +198,10 @@ class Job:
             self.flat,
             communication,
             self._meet,
-            exchanges,
             average_of(self.flat, self.groups, island, self._dials.timeout),
             needs_trained=island is None,
         )
-        self._engine, self._num_reloads = engine, 0
+        self._engine, self._num_reloads, self.has_finished = engine, 0, False
         return engine.start(position)
 
     def depart(self) -> str | None:
@@ -224,6 +225,7 @@ class Job:
         with self.failures.named():
             self._engine.whole.stop()
         self._forget_communication()
+        self.has_finished = True
         atexit.register(_in_process, os.getpid(), _let_go_of_groups)
         return consensus
 
@@ -239,7 +241,13 @@ class Job:
         """Releases all resources, however the training ended; waits for no learner."""
         atexit.unregister(self._at_exit)
         self._abort()
-        self._closed = True
+        if self.has_finished:
+            # Not `gradients`: a module in DDP may be evaluated after its training.
+            groups = self.groups
+            retire(*groups.counterparts, groups.shards, groups.tensor_parallel)
+            none = {"counterparts": (), "shards": None, "tensor_parallel": None}
+            self.groups = groups._replace(**none)
+        self.closed = True
         self.coordinator.stop()
 
     def _end_at_exit(self) -> None:
@@ -256,8 +264,8 @@ class Job:
         self._forget_communication()
 
     def _let_go_of_peers(self) -> None:
-        if (engine := self._engine) is not None and engine.exchanges is not None:
-            engine.exchanges.release()
+        if (engine := self._engine) is not None:
+            engine.communication.release()
 
     def _forget_communication(self) -> None:
         self.statistics()
@@ -306,10 +314,9 @@ class Job:
 
     def _begin_anew_if_reloaded(self) -> None:
         assert self._engine is not None
-        exchanges = self._engine.exchanges
-        if exchanges is None or exchanges.num_reloads == self._num_reloads:
+        if (num := self._engine.communication.num_reloads) == self._num_reloads:
             return
-        self._num_reloads = exchanges.num_reloads
+        self._num_reloads = num
         # A gradient that is ready belongs to the weights that were replaced.
         for weight in self.flat.parameters():
             if weight.grad is not None:
@@ -366,10 +373,10 @@ class Job:
         if self.partition.place(self._rank):
             return {}
         engine, consensus = self._engine, self._consensus
-        kept = None if consensus is None else consensus.take_local()
-        if consensus is not None and consensus.adopts:
-            self.flat.rebind()  # as `leave_consensus` does, and the run goes on from it
-            kept = None
+        self.flat.rebind()  # as `leave_consensus` does, and the run goes on from it
+        kept = None
+        if consensus is not None and not consensus.adopts:
+            kept = consensus.local_weights()
         return {
             "weights": kept or self.flat.vectors,
             "layout": self.flat.layout(),
@@ -385,11 +392,13 @@ class Job:
         Raises:
             ValueError: The module has other weights, or the same in another order.
         """
-        # Up to version 0.2 a checkpoint kept no layout.
-        _check_layout(learner.get("layout"), self.flat.layout())
-        for vector, weights in zip(self.flat.vectors, learner["weights"], strict=True):
-            vector.copy_(weights)
-        buffers = self.flat.own_buffers()
+        # A learner that had no others to gossip with has kept none.
+        if saved := learner.get("weights"):
+            # Up to version 0.2 a checkpoint kept no layout.
+            _check_layout(learner.get("layout"), self.flat.layout())
+            for vector, weights in zip(self.flat.vectors, saved, strict=True):
+                vector.copy_(weights)
+        buffers = self.flat.own_tensors()
         # Up to version 0.2 those of learner 0 were restored in all.
         for name, values in learner.get("own", {}).get(BUFFERS, {}).items():
             if name in buffers and buffers[name].shape == values.shape:

@@ -38,9 +38,6 @@ class ModuleJobs:
         self._jobs: dict[nn.Module, Job] = {}
         self._initial_states: dict[Optimizer, InitialState] = {}
 
-    def __len__(self) -> int:
-        return len(self._jobs)
-
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs.values())
 

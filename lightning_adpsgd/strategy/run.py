@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_adpsgd.coordination.groups import retire
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.epochs.claims import LearnerIndex
 from lightning_adpsgd.gossip.protocol import Position
@@ -178,6 +179,8 @@ class TrainingRun:
         """Releases all resources; waits for no learner."""
         self._frozen_objects.unfreeze()
         self.job.close()
+        if self.job.has_finished:
+            retire(self.job.groups.gradients)
         if self.work_sharing is not None:
             self.work_sharing.leave()
         for folder in self._folders:

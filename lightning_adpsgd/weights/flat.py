@@ -9,6 +9,7 @@ Nothing here communicates.
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -51,8 +52,11 @@ class Weights(ABC):
     def layout(self) -> str:
         """Names, shapes, orders and dtypes; equal in all learners of one job."""
 
-    def own_buffers(self) -> dict[str, Tensor]:
-        """The buffers that a checkpoint holds and no vector; none of shards."""
+    def own_tensors(self) -> dict[str, Tensor]:
+        """Buffers that a checkpoint holds and no vector, and ignored weights, by name.
+
+        Shards have none.
+        """
         return {}
 
     @abstractmethod
@@ -182,11 +186,15 @@ class FlatParameters(Weights):
         return layout_of((slot.name, slot.view) for slot in self._slots)
 
     @override
-    def own_buffers(self) -> dict[str, Tensor]:
+    def own_tensors(self) -> dict[str, Tensor]:
         others = {slot.name for slot in self._slots}
         others.update(_transient_buffers(self._module))
-        buffers = self._module.named_buffers()
-        return {name: tensor for name, tensor in buffers if name not in others}
+        own = dict(self._module.named_buffers())
+        # Frozen weights that are left out are equal in all learners.
+        for name in ignored_by_ddp(self._module):
+            with suppress(AttributeError):  # a buffer, or the name of nothing
+                own[name] = self._module.get_parameter(name).detach()
+        return {name: tensor for name, tensor in own.items() if name not in others}
 
     @override
     def owned(self, size: int) -> list[list[Range]]:

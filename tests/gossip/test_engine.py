@@ -389,7 +389,7 @@ def test_peers_see_the_mean_where_it_is_adopted() -> None:
     def model_of(vector: Tensor, gossip: Gossip) -> ConsensusModel:
         flat: Any = WeightsOnly(vector)
         meet = lambda _: all_here.wait(PATIENCE_S)  # noqa: E731
-        return ConsensusModel(flat, gossip, meet, gossip, average)
+        return ConsensusModel(flat, gossip, meet, average)
 
     with running(gossips):
         models = list(map(model_of, vectors, gossips))
@@ -412,7 +412,7 @@ def test_a_save_keeps_exchanges_from_who_puts_weights_back(dtype: torch.dtype) -
     def save(vector: Tensor, gossip: Gossip) -> None:
         flat: Any = WeightsOnly(vector)
         average = lambda vectors, _: Consensus(2.0, 1.0)  # noqa: E731
-        model = ConsensusModel(flat, gossip, lambda _: None, gossip, average)
+        model = ConsensusModel(flat, gossip, lambda _: None, average)
         kept = vector.clone()
         vector.fill_(1000.0)
         model.enter("checkpoint", unmerged=True)

@@ -80,11 +80,14 @@ def test_an_island_of_fabric_joins_another_and_goes_on_from_there(
     assert max(first[3], second[3]) == 2
 
 
-def test_islands_of_fabric_meet_over_one_module() -> None:
+def test_islands_of_fabric_meet_over_one_module_at_a_time() -> None:
     def program(rank: int) -> None:
-        fabric = launched(HADPSGDFabricStrategy(islands="tcp://127.0.0.1:1"), 1)
+        strategy = HADPSGDFabricStrategy(islands="tcp://127.0.0.1:1")
+        fabric = launched(strategy, 1)
         fabric.setup_module(Slope())
         with pytest.raises(ValueError, match=r"one trained module .* got 2:"):
             fabric.setup_module(Slope())
+        strategy.finish()
+        fabric.setup_module(Slope())
 
     assert forked(1, program) == [Outcome(None, "", 0)]

@@ -1,10 +1,13 @@
 """Complex weights, in super-learners that gather what they share."""
 
+import math
 import threading
+from unittest.mock import Mock
 
 import torch
 from torch import Tensor, nn
 
+from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import ShardGather
 from lightning_adpsgd.topology.named import find_topology
@@ -83,3 +86,22 @@ def test_a_change_is_merged_alike_by_both_learners() -> None:
     together([lambda m=m, n=n: learner(m, n) for m, n in pairs])
     for module in modules:
         torch.testing.assert_close(module.values(), expected)
+
+
+def test_a_buffer_that_is_set_to_zero_in_place_of_nan_stays() -> None:
+    module = Spectral(0)
+    for name in ("kept", "placed"):
+        module.register_buffer(name, torch.ones(2, dtype=torch.complex64))
+
+    def mean_of_nan(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
+        for vector in vectors:
+            vector.fill_(math.nan)
+        return Consensus(0.0, 0.0)
+
+    flat = FlatParameters(module)
+    model = ConsensusModel(flat, Mock(), lambda _: None, average=mean_of_nan)
+    model.enter("validation")
+    module.get_buffer("placed").zero_()
+    model.leave(adopt=False)
+    assert module.get_buffer("kept").tolist() == [1, 1]
+    assert module.get_buffer("placed").tolist() == [0, 0]

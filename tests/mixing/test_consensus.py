@@ -111,13 +111,27 @@ def test_buffers_that_are_changed_beside_the_mean_stay_and_all_else_is_restored(
     module.placed.mul_(2.0)
     module.given = module.given + 2
     flat.rebind()
-    local_weights = model.take_local()
+    local_weights = model.local_weights()
     assert local_weights is not None
     assert sorted(local_weights[0].tolist()) == [1, 1, 1, 7, 10]
     model.leave(adopt=False)
-    assert model.take_local() is None
+    assert model.local_weights() is None
     assert (module.weight.tolist(), module.kept.item()) == ([1, 1], 1)
     assert (module.placed.item(), module.given.item()) == (10, 7)
+
+
+def test_a_buffer_that_is_held_only_beside_the_mean_is_the_learners_own_again() -> None:
+    module = Thresholds()
+    flat = FlatParameters(module)
+    model = ConsensusModel(flat, Mock(), lambda _: None, average=mean_of_fives)
+    model.enter("validation")
+    module.placed.fill_(7.0)
+    saved = model.local_weights()
+    assert saved is not None
+    assert sorted(saved[0].tolist()) == [1, 1, 1, 1, 7]
+    module.placed.fill_(5.0)  # as a callback that gives it back
+    model.leave(adopt=False)
+    assert module.placed.item() == 1
 
 
 def test_a_mean_that_fails_leaves_the_local_weights() -> None:

@@ -55,6 +55,7 @@ from tests.strategy.fabric_learners import (
 ALONE = Topology("alone", lambda index, *_: {index: 1.0}, lambda size: 1)
 """Nobody meets anybody: the local weights are those of plain SGD."""
 BOTH = ("sync", "async")
+FILES = Path("/proc/self/fd")
 
 
 def fit(
@@ -631,3 +632,18 @@ def test_two_trainings_in_one_process_and_no_thread_is_left() -> None:
     for final, threads in values(learners(2, program)):
         torch.testing.assert_close(final, 2 * consensus_after(8, 2))
         assert threads == ["MainThread"]
+
+
+@pytest.mark.skipif(not FILES.exists(), reason="the system does not list open files")
+def test_the_training_of_one_module_after_another_opens_no_more_connections() -> None:
+    def program(rank: int) -> list[int]:
+        fabric, num_open = launched(gossip(), 2), list[int]()
+        for module in (Slope(), Slope(), Slope()):
+            model, optimizer = fabric.setup(module, sgd(module))
+            train(fabric, model, optimizer, loader(4, rank, 2))
+            strategy_of(fabric).finish()
+            num_open.append(len(os.listdir(FILES)))
+        return num_open
+
+    for _, second, third in values(learners(2, program)):
+        assert third == second

@@ -39,7 +39,7 @@ def reload_during(call: str) -> dict[str, Any]:
         module, Dials(find_topology("complete"), "async", 1), ALONE, on_reload
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_module, "make_engine", lambda *_: Engine(gossip, gossip))
+        patch.setattr(job_module, "make_engine", lambda *_: Engine(gossip))
         job.start()
 
     def closure() -> None:

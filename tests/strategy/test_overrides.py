@@ -119,11 +119,6 @@ def test_a_second_owner_is_refused() -> None:
     assert loop.on_run_end is print
 
 
-def test_what_the_table_does_not_have_is_refused() -> None:
-    with pytest.raises(LookupError, match=r"_FitLoop\.advance.*overrides\.py"):
-        Overrides().replace(trainer_of("ddp", 1).fit_loop, "advance", print)
-
-
 def objects_of(trainer: pl.Trainer) -> list[Any]:
     connectors = (
         trainer._data_connector,

@@ -79,6 +79,7 @@ from tests.learners import (
 )
 
 ALONE = Topology("alone", lambda index, *_: {index: 1.0}, lambda size: 1)
+FILES = Path("/proc/self/fd")
 """Nobody meets anybody: the local weights are those of plain SGD."""
 
 
@@ -277,6 +278,22 @@ def test_buffers_that_a_validation_sets_keep_their_values() -> None:
 
     for results in in_every_mode(2, program).values():
         assert results == [(3.0, 3.0)] * 2
+
+
+@pytest.mark.skipif(not FILES.exists(), reason="the system does not list open files")
+def test_one_fit_after_another_opens_no_more_connections() -> None:
+    def program(rank: int, size: int) -> list[int]:
+        num_open: list[int] = []
+        for _ in range(3):
+            trainer = trainer_of(gossip("ring", super_learner_size=size), 2)
+            trainer.fit(Linear(), loader(4, rank, 2))
+            gc.collect()  # a strategy is among its Trainer's cycles
+            num_open.append(len(os.listdir(FILES)))
+        return num_open
+
+    for size, told in in_every_mode(2, program, (1, 2)).items():
+        for _, second, third in told:
+            assert third == second, size
 
 
 class Swap(pl.Callback):

@@ -1,5 +1,6 @@
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -479,7 +480,16 @@ def test_what_had_no_mean_when_the_training_began_stays_outside() -> None:
     flat = FlatParameters(Masked(1.0), kept_out=["mask", "gone", "net.weight"])
     assert flat.without_mean == ["mask"]
     assert "mask" not in flat.layout()
-    assert [*flat.own_buffers()] == ["mask"]
+    assert [*flat.own_tensors()] == ["mask"]
+
+
+def test_what_ddp_is_to_ignore_is_a_learners_own() -> None:
+    masked: Any = Masked(1.0)
+    masked._ddp_params_and_buffers_to_ignore = ["net.bias", "mask"]
+    own = FlatParameters(masked).own_tensors()
+    assert set(own) == {"net.bias", "mask"}
+    own["net.bias"].fill_(7.0)
+    assert masked.net.bias.tolist() == [7.0, 7.0]
 
 
 def test_large_values_that_have_a_mean_are_averaged() -> None:

@@ -127,7 +127,7 @@ def gather_learners(
     The optimizer states are equal within a super-learner; `own` is this learner's.
     """
     # Without the rest of a storage that a buffer may be a part of.
-    own = {**own, BUFFERS: cloned(job.flat.own_buffers())}
+    own = {**own, BUFFERS: cloned(job.flat.own_tensors())}
     mine = {"own": own, **job.learner_state(optimizer_states)}
     all_learners = gather_weights_only(mine, job.flat.device) or []
     return _by_super_learner(all_learners, job.partition)

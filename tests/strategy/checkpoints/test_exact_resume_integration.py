@@ -272,6 +272,39 @@ def test_a_buffer_that_had_no_mean_is_not_averaged_after_a_resume(
         assert told == [[0.0, 0.0], [-1.0, -1.0]], name
 
 
+class Scaled(Quadratic):
+    """Has a scale that DDP is to ignore, which each learner trains alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self._ddp_params_and_buffers_to_ignore = ["scale"]
+
+    @override
+    def loss(self, batch: Tensor) -> Tensor:
+        return super().loss(batch) * self.scale.sum()
+
+
+def test_a_weight_that_ddp_is_to_ignore_goes_on_as_each_learners_own(
+    tmp_path: Path,
+) -> None:
+    def scale(rank: int, resumed: bool) -> float:
+        module, path = Scaled(), tmp_path / "a.ckpt"
+        callbacks = [] if resumed else [SaveInValidation(path)]
+        strategy = gossip(communication="sync", save_learners=True)
+        trainer = trainer_of(strategy, 2, max_epochs=2, callbacks=callbacks)
+        data = loader(8, rank, 2), loader(2)
+        trainer.fit(module, *data, ckpt_path=str(path) if resumed else None)
+        return module.scale.item()
+
+    def program(rank: int) -> list[float]:
+        return [scale(rank, resumed) for resumed in (False, True)]
+
+    told = values(learners(2, program))
+    assert told[0] != told[1]
+    assert all(whole == resumed for whole, resumed in told)
+
+
 def test_a_save_at_the_end_of_training_keeps_all_learners(tmp_path: Path) -> None:
     """As of `ModelCheckpoint(save_last=True)` after an epoch that it did not save."""
     path = tmp_path / "a.ckpt"

@@ -3,11 +3,13 @@
 import re
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.strategy.checkpoints.contents import (
     Resumed,
     learner_of,
@@ -171,6 +173,29 @@ def saved_of(module: nn.Module) -> dict[str, Any]:
     return {**Job.learner_state(job_of(module), [])}
 
 
+def mean_of_fives(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
+    for vector in vectors:
+        vector.fill_(5.0)
+    return Consensus(0.0, 0.0)
+
+
+@pytest.mark.parametrize(("adopts", "weight"), [(False, 1.0), (True, 5.0)])
+def test_a_buffer_that_a_validation_assigns_is_saved_as_it_is(
+    adopts: bool, weight: float
+) -> None:
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(module.weight)
+    module.register_buffer("best", torch.tensor(1.0))
+    job = job_of(module)
+    job._consensus = ConsensusModel(
+        job.flat, Mock(), lambda _: None, average=mean_of_fives
+    )
+    job._consensus.enter("validation", adopts)
+    module.best = torch.tensor(7.0)
+    (saved,) = Job.learner_state(job, [])["weights"]
+    assert sorted(saved.tolist()) == [weight, 7.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("of_before", [False, True])
 def test_weights_go_back_to_the_module_that_they_are_of(
@@ -183,6 +208,14 @@ def test_weights_go_back_to_the_module_that_they_are_of(
     Job.restore_learner(job_of(here), learner)
     for one, other in zip(saved.parameters(), here.parameters(), strict=True):
         assert torch.equal(one.to(dtype), other)
+
+
+def test_a_learner_that_had_no_others_goes_on_as_an_island() -> None:
+    """What `add_learners` keeps without a job; the checkpoint has the weights."""
+    here = Layers("a")
+    before = here.get_submodule("a").weight.clone()  # pyright: ignore
+    Job.restore_learner(job_of(here), {"states": [], "own": {}})
+    assert torch.equal(here.get_submodule("a").weight, before)  # pyright: ignore
 
 
 @pytest.mark.parametrize(
