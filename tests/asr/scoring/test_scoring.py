@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_adpsgd.asr.corpora.acronyms import letters_of
 from lightning_adpsgd.asr.scoring import (
     NO_RULES,
     Errors,
@@ -18,7 +19,7 @@ from lightning_adpsgd.asr.scoring import (
 from lightning_adpsgd.asr.scoring.glm import Rule
 from lightning_adpsgd.asr.scoring.nist import NistError, find_hubscr, run_hubscr
 from lightning_adpsgd.asr.scoring.reports import confusions, table
-from lightning_adpsgd.asr.scoring.utterances import written_words
+from lightning_adpsgd.asr.scoring.utterances import reference_text, written_words
 
 RULES = """;; a comment [a] => [b]
 * name "test"
@@ -202,6 +203,15 @@ def test_noises_and_hesitations_count_on_neither_side_in_hub5():
 def test_an_acronym_of_the_lexicon_is_written_as_its_letters():
     assert written_words("u._s.") == ["u", "s"]
     assert written_words("uh", NO_RULES) == written_words("[noise]", NO_RULES) == []
+
+
+def test_letters_are_told_apart_alike_in_references_and_hypotheses():
+    """Decoding leaves the letters of what was recognised: `u`, `s`, `c`, `d's`."""
+    said = ("the", "u.", "S.", "won", "c._d.s", "i._b._m.'s", "mr.", "uh-huh")
+    heard = [letter for word in said for letter in letters_of(word.lower())]
+    assert reference_text(said) == [*"the u s won c d's i b m's mr. uh-huh".split()]
+    assert score({"u": said}, {"u": heard}) == Errors(11, 0, 0, 0, 1, 0)
+    assert score({"u": said}, {"u": heard}, glm=NO_RULES).num_errors == 0
 
 
 def test_outside_of_hub5_only_noises_count_on_neither_side():
