@@ -209,7 +209,8 @@ def test_letters_are_told_apart_alike_in_references_and_hypotheses():
     """Decoding leaves the letters of what was recognised: `u`, `s`, `c`, `d's`."""
     said = ("the", "u.", "S.", "won", "c._d.s", "i._b._m.'s", "mr.", "uh-huh")
     heard = [letter for word in said for letter in letters_of(word.lower())]
-    assert reference_text(said) == [*"the u s won c d's i b m's mr. uh-huh".split()]
+    apart = "the u s won c d's i b m's mr. uh-huh"
+    assert " ".join(reference_text(said)) == apart
     assert score({"u": said}, {"u": heard}) == Errors(11, 0, 0, 0, 1, 0)
     assert score({"u": said}, {"u": heard}, glm=NO_RULES).num_errors == 0
 
