@@ -143,8 +143,10 @@ def _reference(settings: Settings, spoken: Spoken, rules: Glm | None) -> Iterato
     if with_stm:
         sides = {_side(one) for split in with_stm for one in spoken[split]}
         yield from _official(path.read_text("utf-8", "replace"), sides)
-    for split in spoken.keys() - with_stm:
-        yield from (_as_reference(one, rules) for one in spoken[split])
+    # In one order, because what segments are called has the lines of the reference.
+    for split in spoken:
+        if split not in with_stm:
+            yield from (_as_reference(one, rules) for one in spoken[split])
 
 
 def _as_reference(utterance: Utterance, rules: Glm | None) -> str:
