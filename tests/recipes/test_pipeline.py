@@ -107,7 +107,9 @@ def test_a_failed_stage_leaves_no_output_and_can_go_on(settings: Settings):
     assert (settings.directory("lm") / "text").read_text().endswith("lm1")
 
 
-def test_pieces_left_under_other_settings_are_thrown_away(settings: Settings):
+def test_pieces_that_are_soon_made_again_are_thrown_away_under_other_settings(
+    settings: Settings,
+):
     recorder = Recorder()
     recorder.failing = {"lm"}
     with pytest.raises(OSError, match="disk full"):
@@ -116,6 +118,42 @@ def test_pieces_left_under_other_settings_are_thrown_away(settings: Settings):
     changed = dataclasses.replace(settings, lm=LmSettings(order=2))
     run_stages(changed, recorder.stages())
     assert (settings.directory("lm") / "text").read_text().endswith("lm0")
+
+
+def test_work_left_under_other_settings_is_kept_until_it_is_given_up(
+    settings: Settings,
+):
+    recorder = Recorder()
+
+    def train(settings: Settings, output: Path) -> None:
+        recorder.calls.append("train")
+        left = sorted(output.glob("checkpoints/*"))
+        (output / "checkpoints").mkdir(exist_ok=True)
+        (output / f"checkpoints/{len(left)}.ckpt").write_text("of eight hours")
+        if "train" in recorder.failing:
+            raise OSError("interrupted")
+
+    [table] = [stage for stage in STAGES if stage.name == "train"]
+    stages = [
+        Stage("train", "t", train, depends=("train",), work=table.work),
+    ]
+    recorder.failing = {"train"}
+    with pytest.raises(OSError, match="interrupted"):
+        run_stages(settings, stages)
+    recorder.failing = set()
+    changed = override(settings, "train.num_workers=2")
+    problem = r"num_workers was 0, is 2\. Set that back.*--from train --redo"
+    with pytest.raises(StageError, match=problem):
+        run_stages(changed, stages)
+    run_stages(settings, stages)
+    trained = settings.directory("train") / "checkpoints"
+    assert len([*trained.iterdir()]) == 2  # it has continued
+    recorder.failing = {"train"}
+    with pytest.raises(OSError, match="interrupted"):
+        run_stages(settings, stages, redo=True)
+    recorder.failing = set()
+    run_stages(changed, stages, redo=True)
+    assert len([*trained.iterdir()]) == 1
 
 
 def test_a_changed_setting_is_refused_with_both_values(settings: Settings):

@@ -5,7 +5,8 @@ temporary folder, and reads those of other stages from `settings.directory(name)
 the function returns, the folder gets a `.done` stamp and its final name, so a finished
 stage exists whole or not at all. An interrupted stage finds its files in `output` at
 its next attempt, if its dependencies have not changed. It may continue from them, or
-write everything again.
+write everything again. If they have changed, files that it would have continued from
+are not thrown away: the run stops and says so.
 
 The stamp holds a fingerprint: the settings that the stage depends on, the stamps of the
 stages that it reads, and digests of the files that settings name (`contents.py`). If
@@ -56,6 +57,8 @@ class Stage(NamedTuple):
         edition: what it makes otherwise than before of the same settings and inputs;
             finished stages of another edition count as changed.
         is_last: whether no other stage reads it, so that it can be run again alone.
+        work: glob pattern of the files from which an interrupted one continues, where
+            they are hours of work; empty: it is soon begun anew.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Stage(NamedTuple):
     together: Together = "leader"
     edition: str = ""
     is_last: bool = False
+    work: str = ""
 
 
 def run_stages(
@@ -106,8 +110,10 @@ def run_stages(
             _say(settings, f"{label}: finished, skipped")
             continue
         _say(settings, f"{label}: {stage.purpose}")
-        run = _run if settings.crew.leads else _follow
-        seconds = run(stage, settings, fingerprint)
+        if settings.crew.leads:
+            seconds = _run(stage, settings, fingerprint, redo)
+        else:
+            seconds = _follow(stage, settings, fingerprint)
         _say(settings, f"{label}: done in {seconds:.1f} s")
 
 
@@ -293,12 +299,16 @@ def _differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
         )
 
 
-def _run(stage: Stage, settings: Settings, fingerprint: dict[str, Any]) -> float:
+def _run(
+    stage: Stage, settings: Settings, fingerprint: dict[str, Any], redo: bool
+) -> float:
     start = time.monotonic()
     target = settings.directory(stage.name)
     partial = target.parent / f".{target.name}.partial"
     target.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(target.parent / f".{target.name}.lock"):
+        if not redo:
+            _refuse_to_lose(stage, partial, fingerprint)
         _claim(partial, fingerprint)
         try:
             stage.run(settings, partial)
@@ -349,6 +359,28 @@ def _is_claimed(partial: Path, fingerprint: dict[str, Any]) -> bool:
         return claim.read_text() == json.dumps(fingerprint, sort_keys=True)
     except OSError:  # not there, or being replaced
         return False
+
+
+def _refuse_to_lose(stage: Stage, partial: Path, fingerprint: dict[str, Any]) -> None:
+    """Refuses to begin anew where an attempt with something else has left its work.
+
+    Raises:
+        StageError: It has; names what is different.
+    """
+    claim = partial / _CLAIM
+    if not claim.exists() or not _has_work(stage, partial):
+        return
+    if changes := "; ".join(_differences(json.loads(claim.read_text()), fingerprint)):
+        raise StageError(
+            f"stage `{stage.name}` was interrupted with something else, and has left "
+            f"its work in {partial}: {changes}. Set that back to continue it; begin "
+            f"anew with --from {stage.name} --redo, or take the folder away"
+        )
+
+
+def _has_work(stage: Stage, partial: Path) -> bool:
+    found = partial.glob(stage.work) if stage.work else ()
+    return any(path.stat().st_size for path in found)
 
 
 def _claim(partial: Path, fingerprint: dict[str, Any]) -> None:

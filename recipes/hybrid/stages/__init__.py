@@ -36,9 +36,12 @@ def _stage(
     wanted: Callable[[Settings], bool] = lambda _: True,
     together: Together = "leader",
     is_last: bool = False,
+    work: str = "",
 ) -> Stage:
     run = _function(name, name)
-    return Stage(name, purpose, run, inputs, depends, wanted, together, "", is_last)
+    return Stage(
+        name, purpose, run, inputs, depends, wanted, together, "", is_last, work
+    )
 
 
 STAGES = (
@@ -71,6 +74,7 @@ STAGES = (
         inputs=("prepare",),
         depends=("features",),
         together="machines",
+        work="*/.sides.done*",
     ),
     _stage(
         "align",
@@ -78,6 +82,7 @@ STAGES = (
         inputs=(*SPOKEN, "features"),
         depends=("seed", "align"),
         together="machines",
+        work="gmm.npz",
         wanted=lambda settings: not settings.uses_kaldi,
     ),
     _stage(
@@ -93,6 +98,7 @@ STAGES = (
         inputs=(*SPOKEN, "features", "align"),
         depends=("seed", "align", "triphone"),
         together="machines",
+        work="**/gmm.npz",
         wanted=lambda settings: (
             settings.states == "triphone" and not settings.uses_kaldi
         ),
@@ -109,6 +115,7 @@ STAGES = (
         inputs=(*SPOKEN, "features", "mixtures", "graph"),
         depends=("seed", "adapt", "kaldi"),
         together="machines",
+        work="*.npz",
         wanted=lambda settings: settings.adapt.streams != "none",
     ),
     _stage(
@@ -151,6 +158,7 @@ STAGES = (
         inputs=("prepare", "features", "states", "streams", "search"),
         depends=("seed", "train", "timed"),
         together="all",
+        work="checkpoints/*.ckpt",
     ),
     _stage(
         "decode",
