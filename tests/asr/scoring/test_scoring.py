@@ -227,6 +227,27 @@ def test_outside_of_hub5_only_noises_count_on_neither_side():
     assert written_words("[noise]") == []
 
 
+@pytest.mark.parametrize(
+    ("said", "heard", "wrong"),
+    [
+        ("{laugh} yes", "{laugh} yes", 0),
+        ("{left-brace yes", "{left-brace yes", 0),
+        ("a{b (uh)", "a{b (uh)", 0),
+        ("c* yes", "c yes", 1),
+        ("a;b yes", "a;c yes", 1),
+        ("a\\b", "ab", 1),
+        ("mail @ home", "mail @ home", 0),
+        ("mail @ home", "mail home", 1),
+        ("<alt_begin> yes", "<alt_begin> yes", 0),
+    ],
+)
+def test_outside_of_hub5_no_mark_has_a_meaning(said: str, heard: str, wrong: int):
+    reference, hypothesis = said.split(), heard.split()
+    errors = score({"u": reference}, {"u": hypothesis})
+    assert errors.num_words == len(reference)
+    assert errors.num_errors == wrong
+
+
 def test_errors_of_utterances_add_up():
     references = {"u1": ["a", "b"], "u2": ["c"]}
     hypotheses = {"u1": ["a"], "u2": ["d"]}
