@@ -245,10 +245,8 @@ def _test(
         return {}
     stm = _segments(read_stm, discs.stm, skipped)
     pem = (_segments(read_pem, discs.pem, skipped) if discs.pem else []) or stm
-    named = [utterance_id(*segment[1:5]) for segment in pem]
-    pem = extended(pem, settings.extend_s)
-    names = dict(zip(pem, named, strict=True))
-    for segment, references in assign(pem, stm, skipped, discs.stm):
+    written = dict(zip(extended(pem, settings.extend_s), pem, strict=True))
+    for segment, references in assign(written, stm, skipped, discs.stm):
         part = part_of(segment.recording)
         if part is None or any(reference.is_ignored for reference in references):
             continue
@@ -257,11 +255,25 @@ def _test(
             seconds = segment.end_s - segment.start_s
             skipped.add("test segment without a reference", source, seconds)
             continue
-        utterance = _test_utterance(names[segment], segment, references, source)
+        name = utterance_id(*written[segment][1:5])
         recording = recordings.get(segment.recording)
+        within = _clipped(segment, written[segment], recording, settings.clip_s)
+        utterance = _test_utterance(name, within, references, source)
         parts[part] += _fitted(utterance, recording, settings, skipped)
     unique = {part: list(distinct(parts[part], skipped)) for part in parts}
     return {part: utterances for part, utterances in unique.items() if utterances}
+
+
+def _clipped(
+    extended: EvalSegment,
+    written: EvalSegment,
+    recording: Recording | None,
+    clip_s: float,
+) -> EvalSegment:
+    """An extended segment within its audio, if it fits as it is written."""
+    if recording is None or written.end_s > recording.seconds + clip_s:
+        return extended
+    return extended._replace(end_s=min(extended.end_s, recording.seconds))
 
 
 def _segments(
