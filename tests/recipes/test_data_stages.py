@@ -137,6 +137,15 @@ def test_an_interrupted_feature_stage_goes_on_where_it_was(
     assert len(read) == len(set(read)) == 8
 
 
+def test_a_folder_whose_name_is_no_text_is_read_and_goes_on_where_it_was(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    folder = next(settings.corpus.rglob("sw02001.sph")).parent
+    folder.rename(folder.with_name(b"disc\xff".decode(errors="surrogateescape")))
+    read = _sides_read_with_a_break(settings, monkeypatch, 3)
+    assert len(read) == len(set(read)) == 8
+
+
 def test_training_speech_is_there_at_other_speeds_too(
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ):

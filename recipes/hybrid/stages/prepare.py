@@ -7,6 +7,7 @@ report at the end shows the counts.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def prepare(settings: Settings, output: Path) -> None:
     recordings = read_recordings(settings)
     callers = _callers(settings, discs, skipped)
     spoken = _training(settings, discs, recordings, callers, skipped)
-    train, dev = _divide(spoken, settings, skipped)
+    train, dev = _divide(spoken, settings)
     splits = {
         "train": list(limit_repeats(train, settings.prepare.max_repeats, skipped)),
         "dev": dev,
@@ -213,25 +214,18 @@ def _fitted(
 
 
 def _divide(
-    spoken: dict[str, list[Utterance]], settings: Settings, skipped: Skipped
+    spoken: dict[str, list[Utterance]], settings: Settings
 ) -> tuple[list[Utterance], list[Utterance]]:
-    """Training and held-out utterances; the latter come from the first source."""
+    """Training and held-out utterances; the latter come from the first source.
+
+    No speaker of another source is among them: each has names of its own.
+    """
     first, *others = (spoken[name] for name in settings.sources)
     if settings.prepare.dev_utterances:
         train, dev = first_utterances(first, settings.prepare.dev_utterances)
     else:
         train, dev = hold_out(first, settings.prepare)
-    held_out = {utterance.speaker for utterance in dev}
-    for utterances in others:
-        for utterance in utterances:
-            if utterance.speaker in held_out and not settings.prepare.dev_utterances:
-                seconds = utterance.duration_s
-                skipped.add(
-                    "speaker of dev in another source", utterance.source, seconds
-                )
-            else:
-                train.append(utterance)
-    return train, dev
+    return [*itertools.chain(train, *others)], dev
 
 
 def _test(
