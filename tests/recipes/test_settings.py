@@ -7,10 +7,21 @@ import pytest
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError
 from lightning_adpsgd.asr.frames.front_end import FrontEnd
-from recipes.hybrid.pipeline.command import parser, settings_from, status_of
+from recipes.hybrid.pipeline.command import Recipe, parser, settings_from, status_of
 from recipes.hybrid.pipeline.overrides import override
 from recipes.hybrid.pipeline.settings import NUM_CEPSTRA, Settings
+from recipes.kaldi.__main__ import RECIPE as KALDI
+from recipes.librispeech.__main__ import RECIPE as LIBRISPEECH
 from recipes.switchboard.__main__ import RECIPE, main
+
+
+@pytest.mark.parametrize("recipe", [KALDI, LIBRISPEECH], ids=lambda one: one.name)
+@pytest.mark.parametrize("name", ["dev_utterances", "max_repeats", "extend_s"])
+def test_what_a_recipe_does_not_read_is_refused(recipe: Recipe, name: str):
+    arguments = ["--corpus", "data", "--out", "run", "--set", f"prepare.{name}=1"]
+    problem = f"recipes.{recipe.name} does not read `prepare.{name}`"
+    with pytest.raises(ValueError, match=problem):
+        settings_from(recipe, parser(recipe).parse_args(arguments))
 
 
 @dataclass(frozen=True, kw_only=True)
