@@ -101,6 +101,7 @@ def test_the_last_of_several_values_holds(settings: _Extended):
             "decode.nbest=20 lm.large_order=4 decode.lattice_beam=15",
             "`lattice_beam` must be at most `beam` 13 with `nbest=20`, got 15",
         ),
+        ("prepare.min_utterance_s=0.02", "must be at least 0.06, got 0.02"),
         ("decode.nbest=20", "`decode.nbest=20` needs a larger model"),
         ("decode.max_active=1", "`max_active` must be at least 2, got 1"),
         ("align.beam=50", "`beam` must be at most `retry_beam` 40, got 50"),

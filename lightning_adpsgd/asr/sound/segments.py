@@ -36,15 +36,21 @@ def find_segments(
         loud = np.percentile(audible, _LOUD)
     if loud - quiet < _LEAST_RANGE:  # all speech or none, which the search decides
         return list(_cut(level, 0, len(level), longest))
-    smooth = np.convolve(level, np.ones(_SMOOTH) / _SMOOTH, "same")
+    smooth = _summed(level, _SMOOTH) / _SMOOTH
     is_speech = smooth > quiet + _SPEECH * (loud - quiet)
-    wide = np.convolve(is_speech, np.ones(2 * margin + 1), "same") > 0
+    wide = _summed(is_speech, 2 * margin + 1) > 0
     edges = np.flatnonzero(np.diff(np.concatenate([[False], wide, [False]])))
     return [
         piece
         for first, last in edges.reshape(-1, 2).tolist()
         for piece in _cut(level, first, last, longest)
     ]
+
+
+def _summed(frames: np.ndarray, width: int) -> np.ndarray:
+    """The sum of the frames around each; `same` would be as long as a wide window."""
+    sums = np.convolve(frames, np.ones(width))
+    return sums[width // 2 :][: len(frames)]
 
 
 def _cut(
