@@ -291,6 +291,25 @@ def test_what_decoding_alone_reads_leaves_a_finished_training_valid(
     assert {*calls} <= again | after
 
 
+def test_an_attempt_of_version_0_2_0_goes_on(settings: Settings, tmp_path: Path):
+    (tmp_path / "lm").write_text("a model")
+    chosen = override(settings, "kaldi.experiment=/tri4", f"kaldi.arpa={tmp_path}/lm")
+    found: list[list[str]] = []
+
+    def adapt(settings: Settings, output: Path) -> None:
+        found.append(sorted(path.name for path in output.glob("*.npz")))
+        (output / "ubm.npz").write_text("of an hour")
+        if len(found) == 1:
+            raise OSError("interrupted")
+
+    [stage] = [stage for stage in STAGES if stage.name == "adapt"]
+    stage = stage._replace(run=adapt, inputs=(), wanted=lambda _: True)
+    with pytest.raises(OSError, match="interrupted"):
+        run_stages(chosen, [stage._replace(apart=())])
+    run_stages(chosen, [stage])
+    assert found == [[], ["ubm.npz"]]
+
+
 def test_folders_of_version_0_2_0_are_taken_as_they_are(settings: Settings):
     chosen = override(
         settings, "kaldi.experiment=/tri4", "kaldi.arpa=/lm", "kaldi.graph=/graph"

@@ -283,7 +283,8 @@ def _is_finished(stage: Stage, settings: Settings, wanted: dict[str, Any]) -> bo
         return False
     content = json.loads(stamp.read_text())
     if _OUTPUTS not in content:
-        wanted = fingerprint_of(_as_before(stage), settings)
+        stage = _as_before(stage)
+        wanted = fingerprint_of(stage, settings)
     _refuse_changes(stage, stamp, content["fingerprint"], wanted)
     return True
 
@@ -329,7 +330,7 @@ def _refuse_changes(
     both = found.get("contents", {}).keys() & wanted.get("contents", {}).keys()
     found, wanted = (
         {**one, "contents": {name: one["contents"][name] for name in both}}
-        for one in (_read_alone(found, wanted), wanted)
+        for one in (_read_alone(stage, found, wanted), wanted)
     )
     if found == wanted:
         return
@@ -350,10 +351,26 @@ def _again(stage: Stage) -> str:
     )
 
 
-def _read_alone(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """Without inputs that the stage read in an earlier version, and reads no more."""
+def _read_alone(
+    stage: Stage, found: dict[str, Any], wanted: dict[str, Any]
+) -> dict[str, Any]:
+    """Without what the stage depended on in an earlier version, and does no more."""
     inputs = {k: v for k, v in found["inputs"].items() if k in wanted["inputs"]}
-    return {**found, "inputs": inputs}
+    of_settings = {
+        group: _besides(f"{group}.", values, stage)
+        for group, values in found["settings"].items()
+    }
+    found = {**found, "inputs": inputs, "settings": of_settings}
+    if contents := _besides("", found.pop("contents", {}), stage):
+        found["contents"] = contents
+    return found
+
+
+def _besides(prefix: str, values: Any, stage: Stage) -> Any:
+    """The values of a group without those that the stage does not read."""
+    if not isinstance(values, dict):
+        return values
+    return {k: v for k, v in values.items() if prefix + k not in stage.apart}
 
 
 def _differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
@@ -378,7 +395,7 @@ def _run(
     with _exclusive(target.parent / f".{target.name}.lock"):
         if not redo:
             _refuse_to_lose(stage, partial, fingerprint)
-        _claim(partial, fingerprint)
+        _claim(stage, partial, fingerprint)
         try:
             stage.run(settings, partial)
         except CrewError as error:
@@ -436,7 +453,7 @@ def _refuse_to_lose(stage: Stage, partial: Path, fingerprint: dict[str, Any]) ->
     Raises:
         StageError: It has; names what is different.
     """
-    found = _claimed(partial, fingerprint)
+    found = _claimed(stage, partial, fingerprint)
     if found is None or not _has_work(stage, partial):
         return
     if changes := "; ".join(_differences(found, fingerprint)):
@@ -452,17 +469,20 @@ def _has_work(stage: Stage, partial: Path) -> bool:
     return any(path.stat().st_size for path in found)
 
 
-def _claim(partial: Path, fingerprint: dict[str, Any]) -> None:
-    if partial.exists() and _claimed(partial, fingerprint) != fingerprint:
+def _claim(stage: Stage, partial: Path, fingerprint: dict[str, Any]) -> None:
+    if partial.exists() and _claimed(stage, partial, fingerprint) != fingerprint:
         shutil.rmtree(partial)  # left by an attempt with other settings or inputs
     partial.mkdir(exist_ok=True)
     (partial / _CLAIM).write_text(json.dumps(fingerprint, sort_keys=True))
 
 
-def _claimed(partial: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
-    """The fingerprint of an interrupted attempt, without inputs that are not wanted."""
+def _claimed(
+    stage: Stage, partial: Path, wanted: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The fingerprint of an interrupted attempt, of what the stage depends on now."""
     try:
-        return _read_alone(json.loads((partial / _CLAIM).read_text()), wanted)
+        found = json.loads((partial / _CLAIM).read_text())
+        return _read_alone(stage, found, wanted)
     except (OSError, ValueError):  # none, or cut short
         return None
 
