@@ -36,9 +36,9 @@ def find_segments(
         loud = np.percentile(audible, _LOUD)
     if loud - quiet < _LEAST_RANGE:  # all speech or none, which the search decides
         return list(_cut(level, 0, len(level), longest))
-    smooth = _summed(level, _SMOOTH) / _SMOOTH
+    smooth = _summed(level, np.ones(_SMOOTH) / _SMOOTH)
     is_speech = smooth > quiet + _SPEECH * (loud - quiet)
-    wide = _summed(is_speech, 2 * margin + 1) > 0
+    wide = _summed(is_speech, np.ones(2 * margin + 1)) > 0
     edges = np.flatnonzero(np.diff(np.concatenate([[False], wide, [False]])))
     return [
         piece
@@ -47,10 +47,10 @@ def find_segments(
     ]
 
 
-def _summed(frames: np.ndarray, width: int) -> np.ndarray:
-    """The sum of the frames around each; `same` would be as long as a wide window."""
-    sums = np.convolve(frames, np.ones(width))
-    return sums[width // 2 :][: len(frames)]
+def _summed(frames: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The weighed sum around each frame; `same` may be as long as the weights."""
+    sums = np.convolve(frames, weights)
+    return sums[len(weights) // 2 :][: len(frames)]
 
 
 def _cut(
