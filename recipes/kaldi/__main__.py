@@ -12,7 +12,9 @@ RECIPE = command.Recipe(
     corpus="folder with the data directories `train`, `test` and perhaps `dev`",
     stages=KALDI_DATA,
     # Kaldi's `extract-segments` clips an end that is up to half a second late.
+    # `max_repeats` has no effect, but stands in the stamps of finished folders.
     settings=("scoring=plain", "prepare.max_repeats=0", "prepare.clip_s=0.5"),
+    unread=("prepare.dev_utterances", "prepare.max_repeats", "prepare.extend_s"),
 )
 
 

@@ -12,11 +12,19 @@ RECIPE = command.Recipe(
     "splits.",
     corpus="folder of LibriSpeech",
     stages=LIBRISPEECH,
+    # `max_repeats` has no effect, but stands in the stamps of finished folders.
     settings=(
         "scoring=plain",
         "prepare.max_repeats=0",
         "lexicon.synthesise=true",
         "lexicon.min_count=1",
+    ),
+    unread=(
+        "prepare.dev_utterances",
+        "prepare.max_repeats",
+        "prepare.extend_s",
+        "prepare.clip_s",
+        "prepare.min_utterance_s",
     ),
 )
 

@@ -14,6 +14,7 @@ from torchaudio.functional import resample
 from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance, read_utterances
 from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.language.lexicon import read_lexicon
+from lightning_adpsgd.asr.sound.channels import read_facts
 from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
 from lightning_adpsgd.asr.sound.sphere import read_channel
 from recipes.hybrid.data.selection import (
@@ -133,6 +134,15 @@ def test_an_interrupted_feature_stage_goes_on_where_it_was(
 ):
     read = _sides_read_with_a_break(settings, monkeypatch, 3)
     # no side twice: four of train, two of dev, one of each test part
+    assert len(read) == len(set(read)) == 8
+
+
+def test_a_folder_whose_name_is_no_text_is_read_and_goes_on_where_it_was(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    folder = next(settings.corpus.rglob("sw02001.sph")).parent
+    folder.rename(folder.with_name(b"disc\xff".decode(errors="surrogateescape")))
+    read = _sides_read_with_a_break(settings, monkeypatch, 3)
     assert len(read) == len(set(read)) == 8
 
 
@@ -407,6 +417,26 @@ def test_test_segments_are_extended_and_keep_their_names(settings: Settings):
     assert utterance.id == "sw_4390-A_000050-000250"
     assert utterance.start_s == pytest.approx(0.4)
     assert utterance.end_s == pytest.approx(2.6)
+
+
+@pytest.mark.parametrize(("late_s", "is_used"), [(0.02, True), (0.2, False)])
+@pytest.mark.parametrize("extend_s", [0, 0.1, 0.3])
+def test_a_test_segment_that_ends_just_after_its_audio_is_clipped(
+    settings: Settings, late_s: float, is_used: bool, extend_s: float
+):
+    settings = override(settings, f"prepare.extend_s={extend_s}")
+    sound = next(settings.corpus.rglob("sw_4390.sph"))
+    seconds = read_facts(sound).seconds
+    for name in ("*.pem", "*.stm"):
+        path = next(settings.corpus.rglob(name))
+        path.write_text(path.read_text().replace(" 2.50", f" {seconds + late_s:.2f}"))
+    _run(settings, "prepare")
+    if not is_used:
+        assert "swb" not in settings.splits()
+        return
+    (utterance,) = _split(settings, "swb")
+    assert utterance.end_s == seconds
+    assert utterance.start_s == pytest.approx(0.5 - extend_s)
 
 
 def test_the_reference_is_repaired(settings: Settings):

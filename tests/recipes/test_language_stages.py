@@ -1,5 +1,6 @@
 """Stages `lm` and `graph`: further texts and models, and graphs that do not fit."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +55,33 @@ def probability_of_six(settings: Settings, *changes: str) -> float:
     output = run_stage(lm, override(settings, *changes), "lm")
     model = read_arpa(output / "lm.arpa")
     return 10 ** model.log10_probability("six", ("six",))
+
+
+def test_a_model_in_capitals_is_that_of_the_same_words(settings, tmp_path, capsys):
+    said = ["six six seven", "one six"]
+    for name, texts in (("lower", said), ("upper", [text.upper() for text in said])):
+        model = estimate([text.split() for text in texts], 2)
+        write_arpa(tmp_path / f"{name}.arpa", model)
+    lower = probability_of_six(settings, f"lm.arpa={tmp_path / 'lower.arpa'}")
+    shutil.rmtree(settings.directory("lm"))
+    upper = probability_of_six(settings, f"lm.arpa={tmp_path / 'upper.arpa'}")
+    assert upper == pytest.approx(lower)
+    assert "upper.arpa: its words are taken in lower case" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("neuf dix", r"x\.arpa has none of the lexicon's \d+ words, such as \w+; it"),
+        ("SIX Six", r"x\.arpa: its words S\w+ and S\w+ differ in case alone"),
+    ],
+)
+def test_a_model_without_a_word_of_the_lexicon_is_named(
+    settings, tmp_path, words: str, problem: str
+):
+    write_arpa(tmp_path / "x.arpa", estimate([words.split()], 2))
+    with pytest.raises(StageError, match=problem):
+        probability_of_six(settings, f"lm.arpa={tmp_path / 'x.arpa'}")
 
 
 def test_a_text_without_audio_is_mixed_in(settings, text, capsys):

@@ -78,6 +78,46 @@ def test_readers_of_dev_are_not_trained_on(tree: Path):
     assert not train & dev
 
 
+def test_an_utterance_of_overlapping_splits_is_used_once(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+):
+    splits = tree / "LibriSpeech"
+    shutil.copytree(splits / "dev-clean-2", splits / "dev-clean")
+    chapter = min((splits / "dev-clean-2").rglob("*.trans.txt"))
+    number = len(chapter.read_text().splitlines())
+    chapter = splits / "dev-clean" / chapter.relative_to(splits / "dev-clean-2")
+    shutil.rmtree(chapter.parent)  # which `dev-clean-2` alone has
+    shutil.copytree(splits / "train-clean-5", splits / "train-clean-100")
+    assert main(_arguments(tree, "prepare")) == 0
+    settings = _settings(tree)
+    prepared = settings.directory("prepare")
+    ids = {
+        split: [u.id for u in read_utterances(prepared / f"{split}.jsonl")]
+        for split in settings.splits()
+    }
+    every = [name for names in ids.values() for name in names]
+    assert len({*every}) == len(every)
+    assert len(ids["dev-clean-2"]) == number
+    said = capsys.readouterr().out
+    repeated = len(ids["dev-clean"])
+    assert f"in dev-clean-2 and in a test set before it: {repeated}" in said
+    trained = len(ids["train"]) + len(ids["dev"])
+    assert f"transcribed a second time: {trained}" in said
+
+
+def test_a_second_copy_of_a_test_set_is_left_out(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copytree(
+        tree / "LibriSpeech/test-clean", tree / "copy/LibriSpeech/test-clean"
+    )
+    assert main(_arguments(tree, "prepare")) == 0
+    path = _settings(tree).directory("prepare") / "test-clean.jsonl"
+    ids = [u.id for u in read_utterances(path)]
+    assert len({*ids}) == len(ids)
+    assert f"transcribed a second time: {len(ids)}" in capsys.readouterr().out
+
+
 def test_without_a_lexicon_espeak_pronounces(tree: Path):
     (tree / "librispeech-lexicon.txt").unlink()
     assert main(_arguments(tree, "lexicon")) == 0

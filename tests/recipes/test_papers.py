@@ -32,6 +32,17 @@ def test_runs_differ_in_the_strategy_alone(recipe: Recipe):
         assert dataclasses.replace(settings, run="ddp", train=train) == plain
 
 
+def test_the_command_of_the_page_for_users_of_kaldi_is_accepted():
+    page = (Path(__file__).parents[2] / "docs/from-kaldi.md").read_text("utf-8")
+    block = page.partition("    python -m recipes.swb300 --corpus TREE --out DIR \\\n")[
+        2
+    ]
+    options = block.partition("\n\n")[0].replace("\\\n", " ").split()
+    settings = _settings(SWB300, *options)
+    assert settings.uses_kaldi
+    _settings(SWB300, *options, "--set", "decode.nbest=100", "--set", "kaldi.arpa=lm")
+
+
 @pytest.mark.parametrize("learners", [1, 8, 64])
 def test_the_batch_and_its_rate_are_the_papers(learners: int):
     options = ("--learners", str(learners), "--super-learners", "1")

@@ -5,6 +5,8 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,13 @@ from recipes.hybrid.pipeline import contents
 from recipes.hybrid.pipeline.contents import Contents
 from recipes.hybrid.pipeline.groups import LmSettings
 from recipes.hybrid.pipeline.overrides import override
-from recipes.hybrid.pipeline.runner import STAMP, Stage, StageError, run_stages
+from recipes.hybrid.pipeline.runner import (
+    STAMP,
+    Stage,
+    StageError,
+    run_stages,
+    stage_in,
+)
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.stages import STAGES
 
@@ -30,6 +38,7 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.failing: set[str] = set()
+        self.said = ""
 
     def stages(self) -> tuple[Stage, ...]:
         return (
@@ -48,7 +57,7 @@ class Recorder:
             (output / f"piece{len(left)}").touch()
             if name in self.failing:
                 raise OSError("disk full")
-            (output / "text").write_text(f"{found} {name}{len(left)}")
+            (output / "text").write_text(f"{found} {name}{len(left)}{self.said}")
 
         return run
 
@@ -107,7 +116,9 @@ def test_a_failed_stage_leaves_no_output_and_can_go_on(settings: Settings):
     assert (settings.directory("lm") / "text").read_text().endswith("lm1")
 
 
-def test_pieces_left_under_other_settings_are_thrown_away(settings: Settings):
+def test_pieces_that_are_soon_made_again_are_thrown_away_under_other_settings(
+    settings: Settings,
+):
     recorder = Recorder()
     recorder.failing = {"lm"}
     with pytest.raises(OSError, match="disk full"):
@@ -116,6 +127,42 @@ def test_pieces_left_under_other_settings_are_thrown_away(settings: Settings):
     changed = dataclasses.replace(settings, lm=LmSettings(order=2))
     run_stages(changed, recorder.stages())
     assert (settings.directory("lm") / "text").read_text().endswith("lm0")
+
+
+def test_work_left_under_other_settings_is_kept_until_it_is_given_up(
+    settings: Settings,
+):
+    recorder = Recorder()
+
+    def train(settings: Settings, output: Path) -> None:
+        recorder.calls.append("train")
+        left = sorted(output.glob("checkpoints/*"))
+        (output / "checkpoints").mkdir(exist_ok=True)
+        (output / f"checkpoints/{len(left)}.ckpt").write_text("of eight hours")
+        if "train" in recorder.failing:
+            raise OSError("interrupted")
+
+    [table] = [stage for stage in STAGES if stage.name == "train"]
+    stages = [
+        Stage("train", "t", train, depends=("train",), work=table.work),
+    ]
+    recorder.failing = {"train"}
+    with pytest.raises(OSError, match="interrupted"):
+        run_stages(settings, stages)
+    recorder.failing = set()
+    changed = override(settings, "train.num_workers=2")
+    problem = r"num_workers was 0, is 2\. Set that back.*--from train --redo"
+    with pytest.raises(StageError, match=problem):
+        run_stages(changed, stages)
+    run_stages(settings, stages)
+    trained = settings.directory("train") / "checkpoints"
+    assert len([*trained.iterdir()]) == 2  # it has continued
+    recorder.failing = {"train"}
+    with pytest.raises(OSError, match="interrupted"):
+        run_stages(settings, stages, redo=True)
+    recorder.failing = set()
+    run_stages(changed, stages, redo=True)
+    assert len([*trained.iterdir()]) == 1
 
 
 def test_a_changed_setting_is_refused_with_both_values(settings: Settings):
@@ -159,9 +206,124 @@ def test_redo_runs_finished_stages_again(settings: Settings):
 def test_what_was_made_from_an_older_output_is_refused(settings: Settings):
     recorder = Recorder()
     run_stages(settings, recorder.stages())
+    recorder.said = "anew"
     run_stages(settings, recorder.stages(), first="lm", last="lm", redo=True)
     with pytest.raises(StageError, match=r"`train`.*inputs\.lm was \w+, is \w+"):
         run_stages(settings, recorder.stages())
+
+
+def test_what_was_made_from_the_same_output_stays_whenever_it_was_made(
+    settings: Settings,
+):
+    recorder = Recorder()
+    run_stages(settings, recorder.stages())
+    run_stages(settings, recorder.stages(), first="lm", last="lm", redo=True)
+    run_stages(settings, recorder.stages())
+    assert recorder.calls == ["check", "lm", "train", "lm"]
+
+
+def _stand_ins(calls: list[str]) -> list[Stage]:
+    """The stages of the recipe; each leaves a file, and `lm` one for each model."""
+
+    def stand_in(name: str) -> Callable[[Settings, Path], None]:
+        def run(settings: Settings, output: Path) -> None:
+            calls.append(name)
+            (output / f"{name}.arpa").write_text(name)
+            if name == "lm":
+                (output / "large.arpa").write_text(f"{settings.lm.large_order}")
+
+        return run
+
+    return [stage._replace(run=stand_in(stage.name)) for stage in STAGES]
+
+
+def _of_version_0_2_0(settings: Settings, stages: Sequence[Stage]) -> None:
+    """Writes stamps as that version did: groups as a whole, and inputs by stamps."""
+    for stage in stages:
+        stamp = settings.directory(stage.name) / STAMP
+        if not stamp.exists():
+            continue
+        content = json.loads(stamp.read_text())
+        del content["outputs"]
+        of_settings = content["fingerprint"]["settings"]
+        for name in [name for name in of_settings if "." in name]:
+            del of_settings[name]
+        for name in stage.apart:
+            group, value = name.split(".")
+            found = getattr(getattr(settings, group), value)
+            of_settings[group][value] = None if found is None else str(found)
+        content["fingerprint"]["inputs"] = {
+            stage_in(name): contents.digest_of(
+                (settings.directory(stage_in(name)) / STAMP).read_bytes()
+            )
+            for name in (*stage.inputs, *stage.needs)
+        }
+        stamp.write_text(json.dumps(content, indent=1))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "changed", "again"),
+    [
+        ((), ("lm.large_order=4", "decode.nbest=10"), {"lm", "baseline"}),
+        ((), ("graph.silence_probability=0.4",), {"graph", "baseline"}),
+        (("kaldi.experiment=/tri4",), ("kaldi.arpa=/lm",), set()),
+        (("kaldi.experiment=/tri4",), ("kaldi.graph=/graph",), {"graph"}),
+    ],
+)
+def test_what_decoding_alone_reads_leaves_a_finished_training_valid(
+    settings: Settings,
+    chosen: tuple[str, ...],
+    changed: tuple[str, ...],
+    again: set[str],
+):
+    settings, calls = override(settings, *chosen), []
+    stages = _stand_ins(calls)
+    run_stages(settings, stages)
+    assert "train" in calls
+    calls.clear()
+    other, after = override(settings, *changed), {"decode", "score", "export"}
+    for stage in stages:
+        if stage.name in again | after and stage.wanted(other):
+            with pytest.raises(StageError, match=f"stage `{stage.name}`.*something"):
+                run_stages(other, stages, last=stage.name)
+            run_stages(other, stages, stage.name, stage.name, redo=True)
+    run_stages(other, stages)
+    assert {*calls} <= again | after
+
+
+def test_an_attempt_of_version_0_2_0_goes_on(settings: Settings, tmp_path: Path):
+    (tmp_path / "lm").write_text("a model")
+    chosen = override(settings, "kaldi.experiment=/tri4", f"kaldi.arpa={tmp_path}/lm")
+    found: list[list[str]] = []
+
+    def adapt(settings: Settings, output: Path) -> None:
+        found.append(sorted(path.name for path in output.glob("*.npz")))
+        (output / "ubm.npz").write_text("of an hour")
+        if len(found) == 1:
+            raise OSError("interrupted")
+
+    [stage] = [stage for stage in STAGES if stage.name == "adapt"]
+    stage = stage._replace(run=adapt, inputs=(), wanted=lambda _: True)
+    with pytest.raises(OSError, match="interrupted"):
+        run_stages(chosen, [stage._replace(apart=())])
+    run_stages(chosen, [stage])
+    assert found == [[], ["ubm.npz"]]
+
+
+def test_folders_of_version_0_2_0_are_taken_as_they_are(settings: Settings):
+    chosen = override(
+        settings, "kaldi.experiment=/tri4", "kaldi.arpa=/lm", "kaldi.graph=/graph"
+    )
+    calls: list[str] = []
+    stages = _stand_ins(calls)
+    run_stages(chosen, stages)
+    _of_version_0_2_0(chosen, stages)
+    calls.clear()
+    run_stages(chosen, stages)
+    run_stages(chosen, stages, first="score")
+    assert not calls
+    with pytest.raises(StageError, match=r"`kaldi`.*kaldi\.arpa was /lm, is /other"):
+        run_stages(override(chosen, "kaldi.arpa=/other"), stages)
 
 
 def test_changed_settings_of_stages_before_the_first_are_refused(settings: Settings):
@@ -346,8 +508,9 @@ def test_every_stage_of_the_recipe_reads_only_earlier_ones():
             "streams",
             "search",
         }
+        read = {stage_in(name) for name in (*stage.inputs, *stage.needs)}
         # the run that realigns is another one, which was finished before
-        assert set(stage.inputs) <= earlier | {"aligner"}
+        assert read <= earlier | {"aligner"}
 
 
 @pytest.mark.parametrize("again", ["realign.run=hadpsgd", "realign.adapted=true"])
@@ -363,4 +526,4 @@ def test_other_labels_leave_what_the_first_run_has_finished(
 
 def test_every_setting_that_a_stage_depends_on_exists(settings: Settings):
     for stage in STAGES:
-        assert all(hasattr(settings, name) for name in stage.depends), stage.name
+        attrgetter(*stage.depends, *stage.apart, "seed")(settings)

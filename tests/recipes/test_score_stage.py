@@ -247,6 +247,33 @@ def test_a_run_is_compared_with_those_scored_before(settings, monkeypatch, capsy
     assert f"against {settings.run}: +25.0% WER" in said
 
 
+def test_a_run_that_was_scored_on_another_reference_is_said_not_to_be_compared(
+    settings, monkeypatch, capsys
+):
+    monkeypatch.setattr(scoring, "find_hubscr", lambda: None)
+    write_heard(settings, "test", {"anna": ["yes"] * 2, "bert": ["no"] * 2})
+    run(settings)
+    write_heard(settings, "test", {"anna": ["yes"] * 2})
+    decoded = dataclasses.replace(settings, run="other").directory("decode")
+    shutil.copytree(settings.directory("decode"), decoded)
+    second = dataclasses.replace(settings, run="other")
+    second.directory("score").mkdir(parents=True)
+    assert run(second)["compared"] == {}
+    said = capsys.readouterr().out
+    assert f"against {settings.run}: not compared: both systems must have" in said
+
+
+def test_the_lines_of_a_reference_are_in_the_order_of_the_test_sets(settings):
+    splits = ("dev-clean", "test-clean", "dev-other", "test-other", "test")
+    spoken = {split: [] for split in splits}
+    for split in splits:
+        name = f"{split}-A_000000-000200"
+        one = Utterance(name, Path(f"{split}.wav"), 0, 0.0, 2.0, ("yes",), split)
+        spoken[split].append(one)
+    written = [*scoring._reference(settings, spoken, None)]
+    assert [line.split()[0] for line in written] == [*splits]
+
+
 def test_the_best_epoch_is_compared_with_the_last_and_with_nothing_unfinished(
     settings, monkeypatch
 ):

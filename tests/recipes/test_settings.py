@@ -7,10 +7,21 @@ import pytest
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError
 from lightning_adpsgd.asr.frames.front_end import FrontEnd
-from recipes.hybrid.pipeline.command import parser, settings_from, status_of
+from recipes.hybrid.pipeline.command import Recipe, parser, settings_from, status_of
 from recipes.hybrid.pipeline.overrides import override
 from recipes.hybrid.pipeline.settings import NUM_CEPSTRA, Settings
+from recipes.kaldi.__main__ import RECIPE as KALDI
+from recipes.librispeech.__main__ import RECIPE as LIBRISPEECH
 from recipes.switchboard.__main__ import RECIPE, main
+
+
+@pytest.mark.parametrize("recipe", [KALDI, LIBRISPEECH], ids=lambda one: one.name)
+@pytest.mark.parametrize("name", ["dev_utterances", "max_repeats", "extend_s"])
+def test_what_a_recipe_does_not_read_is_refused(recipe: Recipe, name: str):
+    arguments = ["--corpus", "data", "--out", "run", "--set", f"prepare.{name}=1"]
+    problem = f"recipes.{recipe.name} does not read `prepare.{name}`"
+    with pytest.raises(ValueError, match=problem):
+        settings_from(recipe, parser(recipe).parse_args(arguments))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +101,7 @@ def test_the_last_of_several_values_holds(settings: _Extended):
             "decode.nbest=20 lm.large_order=4 decode.lattice_beam=15",
             "`lattice_beam` must be at most `beam` 13 with `nbest=20`, got 15",
         ),
+        ("prepare.min_utterance_s=0.02", "must be at least 0.06, got 0.02"),
         ("decode.nbest=20", "`decode.nbest=20` needs a larger model"),
         ("decode.max_active=1", "`max_active` must be at least 2, got 1"),
         ("align.beam=50", "`beam` must be at most `retry_beam` 40, got 50"),

@@ -20,7 +20,8 @@ LETTERS = {
     "x": "eh k s", "y": "w ay", "z": "z iy",
 }  # fmt: skip
 _CAPITALS = re.compile(r"([A-Z]+)('s|s|'S)?")
-_WRITTEN = re.compile(r"((?:[a-z]\._)*[a-z]\.)('s|s)?")
+#: The written form of a word that is spelled out: letters, and an ending.
+WRITTEN = re.compile(r"((?:[a-z]\._)*[a-z]\.)('s|s)?")
 _PLURAL = {"f": ("s",), "s": ("ih", "z"), "ch": ("ih", "z")}
 #: Letters that are words of their own, unless they stand beside another letter.
 LETTERS_AND_WORDS = frozenset({"A", "I"})
@@ -69,7 +70,7 @@ def _is_spelled(tokens: Sequence[str], place: int) -> bool:
 
 def letters_of(word: str) -> tuple[str, ...]:
     """The words of a reference for a written form: `i._b._m.'s` is `i`, `b`, `m's`."""
-    match = _WRITTEN.fullmatch(word)
+    match = WRITTEN.fullmatch(word)
     if match is None:
         return (word,)
     letters = match[1].replace(".", "").split("_")
@@ -78,7 +79,7 @@ def letters_of(word: str) -> tuple[str, ...]:
 
 def pronounce_letters(word: str) -> tuple[str, ...] | None:
     """The phones of a word in written form; None for any other word."""
-    match = _WRITTEN.fullmatch(word)
+    match = WRITTEN.fullmatch(word)
     if match is None:
         return None
     letters = match[1].replace(".", "").split("_")

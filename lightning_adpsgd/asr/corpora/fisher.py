@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from lightning_adpsgd.asr.corpora.acronyms import WRITTEN
 from lightning_adpsgd.asr.corpora.corpus import Caller, CorpusError, Skipped
 from lightning_adpsgd.asr.corpora.turns import (
     COPY_AGAIN,
@@ -24,7 +25,6 @@ NOT_UNDERSTOOD = "not understood by the transcriber, marked (( ))"
 _NOISES = {"[laugh]": "[laughter]", "[laughter]": "[laughter]"}
 _LEFT_OUT = re.compile(r"<[^>]*>|\[\[[^\]]*\]\]|\[pause\]")
 _PUNCTUATION = re.compile(r"[*?,;!\"]")
-_ACRONYM = re.compile(r"(?:[a-z]\._)*[a-z]\.(?:'?s)?")
 _LINE = re.compile(r"\s*(\S+)\s+(\S+)\s+(\S+:)\s*(.*)")
 # One begin lacks a digit; keyed by call, begin and end as they are written.
 _REPAIRS = {("fe_03_11487", "31.09", "234.06"): "231.09"}
@@ -45,7 +45,7 @@ def normalise_fisher(text: str) -> tuple[str, ...] | None:
 def _normalise(token: str) -> str:
     if token.startswith("["):
         return _NOISES.get(token, "[noise]")
-    if _ACRONYM.fullmatch(token):
+    if WRITTEN.fullmatch(token):
         return token
     word = token.replace(".", "").strip("()")
     return "" if not word.strip("-'") else word

@@ -79,7 +79,7 @@ def _supervision(utterance: Utterance) -> dict[str, Any]:
 def _write(path: Path, objects: Iterable[dict[str, Any]]) -> None:
     with (
         bytes_written_whole(path) as file,
-        gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed,
+        gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
     ):
         for one in objects:
             packed.write(json.dumps(one).encode() + b"\n")

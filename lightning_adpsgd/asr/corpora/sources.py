@@ -227,7 +227,7 @@ def _holding(
     skipped: Skipped,
 ) -> Holding:
     recordings: dict[str, list[Path]] = {}
-    transcripts: dict[str, dict[str, DiscFile]] = {}
+    transcripts: dict[str, dict[str, list[DiscFile]]] = {}
     callers = []
     for file in files:
         conversation = source.conversation_of(file.name)
@@ -238,19 +238,37 @@ def _holding(
             recordings.setdefault(stem, []).append(file.path)
         elif conversation is not None:
             known = transcripts.setdefault(conversation, {})
-            if known.setdefault(file.name, file) is not file:
-                remedy = f"{known[file.name].path} and such are used; remove the others"
-                skipped.add(
-                    "second transcript of the same name", str(file.path), remedy=remedy
-                )
+            known.setdefault(file.name, []).append(file)
         elif source.callers and source.callers.fullmatch(file.name):
             callers.append(file.path)
     return Holding(
         source,
         {stem: tuple(copies) for stem, copies in recordings.items()},
-        {stem: tuple(named.values()) for stem, named in transcripts.items()},
+        {
+            stem: tuple(_chosen(copies, skipped) for copies in named.values())
+            for stem, named in transcripts.items()
+        },
         tuple(callers),
     )
+
+
+def _chosen(copies: list[DiscFile], skipped: Skipped) -> DiscFile:
+    """The first copy of a transcript that has lines; counts the others."""
+    if len(copies) == 1:
+        return copies[0]
+    chosen = next((file for file in copies if _has_lines(file.path)), copies[0])
+    remedy = f"{chosen.path} and such are used; remove the others"
+    for file in copies:
+        if file is not chosen:
+            reason = "second transcript of the same name"
+            skipped.add(reason, str(file.path), remedy=remedy)
+    return chosen
+
+
+def _has_lines(path: Path) -> bool:
+    with contextlib.suppress(OSError):  # `check` tells of it
+        return bool(path.read_bytes().strip())
+    return False
 
 
 def _test_holding(

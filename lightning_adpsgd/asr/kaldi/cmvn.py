@@ -75,13 +75,22 @@ def cmvn_beside(source: str | Path, options: Path | None = None) -> Cmvn | None:
     Args:
         source: Table or archive, as for `archives.read_matrices`.
         options: `cmvn_opts` of an experiment; without it variances stay as they are.
+            With `--norm-means=false` so does all else, as in `apply-cmvn`.
 
     Raises:
-        KaldiError: A file is damaged.
+        KaldiError: A file is damaged, or variances are to be normalised without means.
     """
     table = Path(str(source).removeprefix("scp:"))
     if table.name != "feats.scp" or not (table.parent / "cmvn.scp").exists():
         return None
     has_options = options is not None and options.exists()
-    chosen = options.read_text(encoding="utf-8") if options and has_options else ""
-    return Cmvn(table.parent, with_variance="--norm-vars=true" in chosen.split())
+    text = options.read_text(encoding="utf-8") if options and has_options else ""
+    with_variance = "--norm-vars=true" in text.split()
+    if "--norm-means=false" not in text.split():
+        return Cmvn(table.parent, with_variance=with_variance)
+    if with_variance:
+        raise KaldiError(
+            f"{options}: `--norm-vars` must be false with `--norm-means=false`, got "
+            "true"
+        )
+    return None

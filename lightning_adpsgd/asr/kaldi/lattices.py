@@ -78,7 +78,7 @@ def write_lattices(path: Path, texts: Iterable[str]) -> None:
     """Writes texts of `lattice_text` as a gzipped archive, whole or not at all."""
     with (
         bytes_written_whole(path) as file,
-        gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed,
+        gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
     ):
         for text in texts:
             packed.write(text.encode())

@@ -9,7 +9,7 @@ those with which held-out sentences are likeliest, by expectation maximisation.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lightning_adpsgd.asr.language.ngram import BEGIN, END, Ngram, NgramModel
 from lightning_adpsgd.asr.language.pruning import normalised
@@ -34,6 +34,24 @@ def restricted(model: NgramModel, vocabulary: Iterable[str]) -> NgramModel:
         raise ValueError("the model has no word of the vocabulary")
     weights = {h: v for h, v in model.log10_backoffs.items() if known.issuperset(h)}
     return NgramModel(model.order, kept, weights)
+
+
+def in_lower_case(model: NgramModel) -> NgramModel:
+    """The model with its words in lower case.
+
+    Raises:
+        ValueError: Words differ in their case alone.
+    """
+    lower: dict[str, str] = {}
+    for (word,) in filter(lambda ngram: len(ngram) == 1, model.log10_probabilities):
+        if (other := lower.setdefault(word.lower(), word)) != word:
+            raise ValueError(f"its words {other} and {word} differ in case alone")
+
+    def folded(values: Mapping[Ngram, float]) -> dict[Ngram, float]:
+        return {tuple(map(str.lower, ngram)): v for ngram, v in values.items()}
+
+    probabilities = folded(model.log10_probabilities)
+    return NgramModel(model.order, probabilities, folded(model.log10_backoffs))
 
 
 def interpolate(models: Sequence[NgramModel], weights: Sequence[float]) -> NgramModel:

@@ -113,7 +113,7 @@ def parse_ctm(
     """
     words = (_parse_ctm_line(line, options, name) for line in lines if _counts(line))
     for side, number, word in words:
-        if to_lower(word.text) == _BEGIN:
+        if options.alternatives and to_lower(word.text) == _BEGIN:
             yield _choice(side, words, f"{name}:{number}")
         else:
             yield Spoken(side, word, _middle(word))
@@ -150,7 +150,9 @@ def _choice(side: Side, words: Iterator[tuple[Side, int, Word]], where: str) -> 
         raise ScoringError(f"{where}: <ALT_BEGIN> without <ALT_END>")
     # a choice has the place of its last word
     middles = (_middle(word) for several in alternatives for word in several)
-    filled = tuple(several or [Word(NOTHING)] for several in alternatives)
+    filled = tuple(
+        several or [Word(NOTHING, is_nothing=True)] for several in alternatives
+    )
     return Spoken(side, Choice(filled), max(middles, default=0.0))
 
 

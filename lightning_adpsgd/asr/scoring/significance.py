@@ -73,12 +73,14 @@ def interval(
 def compare(first: Mapping[str, Errors], second: Mapping[str, Errors]) -> Comparison:
     """The matched-pairs test.
 
+    A segment's number of words may differ: alternatives of a reference have their own.
+
     Args:
         first: Errors of each segment, by a name that both share.
         second: Errors of the other system, in the same form.
 
     Raises:
-        ScoringError: The systems differ in their segments or numbers of words.
+        ScoringError: There are no segments, or the systems differ in them.
     """
     _check_same(first, second)
     differences = np.array(

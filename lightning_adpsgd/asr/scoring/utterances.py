@@ -6,9 +6,9 @@ count as errors, as in Kaldi's recipes. Without rules all other words are compar
 they are: in other languages `er` and `um` are words.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from lightning_adpsgd.asr.corpora.acronyms import letters_of
 from lightning_adpsgd.asr.scoring.errors import Errors, ScoringError
 from lightning_adpsgd.asr.scoring.glm import Glm
 from lightning_adpsgd.asr.scoring.scorer import score_lines
@@ -17,7 +17,6 @@ from lightning_adpsgd.asr.scoring.words import ALL_MARKS, NO_MARKS, WordOptions
 _HESITATIONS = "uh um eh mm hm ah huh ha er oof hee ach eee ew %hesitation"
 HESITATIONS = frozenset(_HESITATIONS.split(" "))
 NOISES = frozenset(("[noise]", "[laughter]", "[vocalized-noise]", "<unk>"))
-_ACRONYM = re.compile(r"[a-z]\.(_[a-z]\.)+")
 
 
 def is_optional(word: str) -> bool:
@@ -52,9 +51,10 @@ def _as_compared(words: list[str], glm: Glm | None) -> list[str]:
 
 
 def _letters(word: str) -> list[str]:
-    """The letters of an acronym as the lexicon writes it, or the word."""
-    is_acronym = _ACRONYM.fullmatch(word.lower())
-    return word.replace(".", "").split("_") if is_acronym else [word]
+    """The letters of an acronym as the lexicon writes it, or the word as it is."""
+    lower = word.lower()
+    letters = letters_of(lower)
+    return [word] if letters == (lower,) else [*letters]
 
 
 def score(

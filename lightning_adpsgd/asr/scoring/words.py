@@ -24,6 +24,7 @@ class Word(NamedTuple):
         duration_s: Its length.
         is_optional: Whether its absence is no error.
         is_fragment: Whether it is broken off and matches any word that it begins.
+        is_nothing: Whether it stands for no word.
     """
 
     text: str
@@ -31,11 +32,7 @@ class Word(NamedTuple):
     duration_s: float = 0.0
     is_optional: bool = False
     is_fragment: bool = False
-
-    @property
-    def is_nothing(self) -> bool:
-        """Whether it stands for no word."""
-        return self.text == NOTHING
+    is_nothing: bool = False
 
     @property
     def compared(self) -> str:
@@ -44,33 +41,41 @@ class Word(NamedTuple):
 
 
 class WordOptions(NamedTuple):
-    """The meaning of a word's marks: `-F` and `-D` of sclite.
+    """The meaning of marks: `-F` and `-D` of sclite, and what it always takes for one.
 
     Attributes:
         fragments: `dog-` matches words that begin with it.
         optional: `(uh)` may be missing.
+        tags: `word;tag` and `word*` are `word`.
+        alternatives: `{ a / b }` offers a choice, and `@` is no word.
     """
 
     fragments: bool = True
     optional: bool = True
+    tags: bool = True
+    alternatives: bool = True
 
 
 ALL_MARKS = WordOptions()
-NO_MARKS = WordOptions(fragments=False, optional=False)
+NO_MARKS = WordOptions(*(False for _ in WordOptions._fields))
 
 
 def make_word(
     text: str, options: WordOptions, start_s: float = 0.0, duration_s: float = 0.0
 ) -> Word:
     """The word of a token, without its tags (`word;tag;tag`) and a star at its end."""
-    text = _TAGS.split(text, maxsplit=1)[0].replace("\\", "")
-    if len(text) > 1 and text.endswith("*"):
-        text = text[:-1]
+    text = _untagged(text) if options.tags else text
     is_optional = options.optional and text[:1] == "(" and text[-1:] == ")"
     is_fragment = options.fragments and (
         text[:1] == "-" or text[-1:] == "-" or (is_optional and text[-2:-1] == "-")
     )
-    return Word(text, start_s, duration_s, is_optional, is_fragment)
+    is_nothing = options.alternatives and text == NOTHING
+    return Word(text, start_s, duration_s, is_optional, is_fragment, is_nothing)
+
+
+def _untagged(text: str) -> str:
+    text = _TAGS.split(text, maxsplit=1)[0].replace("\\", "")
+    return text[:-1] if len(text) > 1 and text.endswith("*") else text
 
 
 def is_same(one: Word, other: Word) -> bool:
@@ -100,6 +105,8 @@ def parse_text(text: str, options: WordOptions, where: str) -> list[Word | Choic
     Raises:
         ScoringError: An alternation is not closed or is empty.
     """
+    if not options.alternatives:
+        return [make_word(token, options) for token in text.split()]
     return [
         _parse_choice(token[1:-1], options, where)
         if token.startswith("{")

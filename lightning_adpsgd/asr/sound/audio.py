@@ -15,11 +15,12 @@ import torch
 from torchaudio.functional import resample
 
 from lightning_adpsgd.asr.sound.byte_order import is_swapped
-from lightning_adpsgd.asr.sound.features import log_mel, num_frames
+from lightning_adpsgd.asr.sound.features import log_mel
 from lightning_adpsgd.asr.sound.sphere import (
     MAGIC,
     SAMPLE_RATE,
     SphereError,
+    name_of,
     read_header,
 )
 from lightning_adpsgd.asr.sound.truncation import cut_short
@@ -48,7 +49,7 @@ class SoundFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            info = soundfile.info(str(path))
+            info = soundfile.info(name_of(path))
         except (OSError, soundfile.LibsndfileError) as error:
             raise AudioError(self._unreadable(error)) from error
         self.sample_rate: int = info.samplerate
@@ -97,11 +98,6 @@ class SoundFile:
         """Length in seconds."""
         return self.num_samples / self.sample_rate
 
-    @property
-    def num_frames(self) -> int:
-        """The number of frames of a channel."""
-        return num_frames(round(self.duration_s * SAMPLE_RATE))
-
     def log_mel(
         self, channel: int, num_mels: int, block_s: int = BLOCK_S
     ) -> Iterator[np.ndarray]:
@@ -129,7 +125,7 @@ class SoundFile:
         wanted = min(last_s * self.sample_rate, self.num_samples) - begin
         try:
             found, _ = soundfile.read(
-                str(self.path), wanted, begin, dtype="float32", always_2d=True
+                name_of(self.path), wanted, begin, dtype="float32", always_2d=True
             )
         except soundfile.LibsndfileError as error:
             raise AudioError(f"{self.path}: broken at {first_s} s: {error}") from error

@@ -36,15 +36,21 @@ def find_segments(
         loud = np.percentile(audible, _LOUD)
     if loud - quiet < _LEAST_RANGE:  # all speech or none, which the search decides
         return list(_cut(level, 0, len(level), longest))
-    smooth = np.convolve(level, np.ones(_SMOOTH) / _SMOOTH, "same")
+    smooth = _summed(level, np.ones(_SMOOTH) / _SMOOTH)
     is_speech = smooth > quiet + _SPEECH * (loud - quiet)
-    wide = np.convolve(is_speech, np.ones(2 * margin + 1), "same") > 0
+    wide = _summed(is_speech, np.ones(2 * margin + 1)) > 0
     edges = np.flatnonzero(np.diff(np.concatenate([[False], wide, [False]])))
     return [
         piece
         for first, last in edges.reshape(-1, 2).tolist()
         for piece in _cut(level, first, last, longest)
     ]
+
+
+def _summed(frames: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The weighed sum around each frame; `same` may be as long as the weights."""
+    sums = np.convolve(frames, weights)
+    return sums[len(weights) // 2 :][: len(frames)]
 
 
 def _cut(

@@ -24,6 +24,7 @@ class Recipe(NamedTuple):
         stages: stages in the order in which they run.
         settings: assignments `group.name=value` beside the defaults.
         cores: default of `--cores`.
+        unread: settings that no stage of it reads, which `--set` may not name.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Recipe(NamedTuple):
     stages: Sequence[Stage]
     settings: tuple[str, ...] = ()
     cores: int = 2
+    unread: tuple[str, ...] = ()
 
 
 def parser(recipe: Recipe) -> argparse.ArgumentParser:
@@ -99,8 +101,11 @@ def settings_from(recipe: Recipe, options: argparse.Namespace) -> Settings:
     """The settings that the recipe and its command line ask for.
 
     Raises:
-        ValueError: A setting does not exist, or a value does not fit.
+        ValueError: A setting does not exist or is not read, or a value does not fit.
     """
+    for name in (assignment.partition("=")[0] for assignment in options.set):
+        if name in recipe.unread:
+            raise ValueError(f"recipes.{recipe.name} does not read `{name}`: leave it")
     nodes = f"train.num_nodes={options.nodes}"
     return override(experiment(options), nodes, *recipe.settings, *options.set)
 

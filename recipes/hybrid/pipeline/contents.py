@@ -91,6 +91,21 @@ class Contents:
         return digest
 
 
+def digests_in(folder: Path) -> dict[str, str]:
+    """Digests of all files in a folder, by their names there.
+
+    Of archives of frames a few blocks count; all others count whole.
+    """
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        with suppress(OSError):  # what others write, and take away
+            if path.is_file():
+                whole, size = path.suffix not in _SOUND, path.stat().st_size
+                name = path.relative_to(folder).as_posix()
+                found[name] = _digest(path, size, whole)
+    return found
+
+
 def _read(memory: Path) -> dict[str, Any]:
     return json.loads(memory.read_text())
 
@@ -112,6 +127,8 @@ def paths_of(group: Any, name: str) -> Iterator[tuple[str, Path]]:
     Of several in one setting, each has its number. Names that need not be of a file
     (`kaldi.fmllr`) count where they are.
     """
+    if isinstance(group, Path) and "." in name:  # one value of a group
+        yield name, group
     if not dataclasses.is_dataclass(group):
         return
     for field in dataclasses.fields(group):

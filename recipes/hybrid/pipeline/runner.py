@@ -5,12 +5,17 @@ temporary folder, and reads those of other stages from `settings.directory(name)
 the function returns, the folder gets a `.done` stamp and its final name, so a finished
 stage exists whole or not at all. An interrupted stage finds its files in `output` at
 its next attempt, if its dependencies have not changed. It may continue from them, or
-write everything again.
+write everything again. If they have changed, files that it would have continued from
+are not thrown away: the run stops and says so.
 
-The stamp holds a fingerprint: the settings that the stage depends on, the stamps of the
+The stamp holds a fingerprint: the settings that the stage depends on, digests of the
 stages that it reads, and digests of the files that settings name (`contents.py`). If
 they differ at a later call, the run stops and says which. A file that is gone by then,
 or of which an older stamp has no digest, is not compared.
+
+The digest of a stage is that of its fingerprint and its files, so that what is made
+again, and is the same, leaves later stages valid. Stamps of version 0.2.0 have no
+digests of files: a stage that reads one depends on all of it, with its times.
 """
 
 import contextlib
@@ -21,12 +26,18 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.corpora.discs import find_files
-from recipes.hybrid.pipeline.contents import Contents, digest_of, paths_of
+from recipes.hybrid.pipeline.contents import (
+    Contents,
+    digest_of,
+    digests_in,
+    paths_of,
+)
 from recipes.hybrid.pipeline.crew import PARTS, CrewError, FinishedError
 from recipes.hybrid.pipeline.preflight import problems
 from recipes.hybrid.pipeline.settings import Settings
@@ -34,6 +45,7 @@ from recipes.hybrid.pipeline.settings import Settings
 STAMP = ".done"
 _CLAIM = ".fingerprint"
 _CONTENTS = ".contents.json"
+_OUTPUTS = "outputs"
 Together = Literal["leader", "machines", "all"]
 
 
@@ -48,14 +60,21 @@ class Stage(NamedTuple):
         name: name of the stage and of its folder below `exp`.
         purpose: one line for the screen.
         run: function that writes the stage's files into the given folder.
-        inputs: names of the stages whose output it reads.
-        depends: names of the settings that it depends on, besides its inputs.
+        inputs: names of the stages whose output it reads; `lm/lm.arpa` is of one that
+            leaves several files the only one that is read.
+        depends: names of the settings that it depends on, besides its inputs:
+            `kaldi`, a group, or `kaldi.graph`, one value.
         wanted: whether the settings ask for the stage; it is skipped otherwise.
         together: who of a crew runs it: "leader", "machines" (the first process of
             each, which does a share) or "all".
         edition: what it makes otherwise than before of the same settings and inputs;
             finished stages of another edition count as changed.
         is_last: whether no other stage reads it, so that it can be run again alone.
+        apart: names of values of its groups, `kaldi.graph`, that it does not read.
+        needs: names of stages that must be finished, and that may be made again
+            without making this one out of date.
+        work: glob pattern of the files from which an interrupted one continues, where
+            they are hours of work; empty: it is soon begun anew.
     """
 
     name: str
@@ -67,6 +86,9 @@ class Stage(NamedTuple):
     together: Together = "leader"
     edition: str = ""
     is_last: bool = False
+    apart: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    work: str = ""
 
 
 def run_stages(
@@ -105,9 +127,13 @@ def run_stages(
         if not redo and _is_finished(stage, settings, fingerprint):
             _say(settings, f"{label}: finished, skipped")
             continue
+        for name in stage.needs:
+            _stamp_of(name, stage, settings)
         _say(settings, f"{label}: {stage.purpose}")
-        run = _run if settings.crew.leads else _follow
-        seconds = run(stage, settings, fingerprint)
+        if settings.crew.leads:
+            seconds = _run(stage, settings, fingerprint, redo)
+        else:
+            seconds = _follow(stage, settings, fingerprint)
         _say(settings, f"{label}: done in {seconds:.1f} s")
 
 
@@ -163,7 +189,9 @@ def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
     if "corpus" in values:
         digest = _names_and_sizes(files)
         values["corpus"] = {"path": str(settings.corpus), "files": digest}
-    inputs = {name: _input_digest(name, stage, settings) for name in stage.inputs}
+    inputs = {
+        stage_in(name): _input_digest(name, stage, settings) for name in stage.inputs
+    }
     # What names no files has the fingerprint of before: an interrupted one goes on.
     contents = _contents_of(stage, settings, files)
     known = {"contents": contents} if contents else {}
@@ -179,7 +207,8 @@ def _contents_of(
     digests = {
         label: found.of(path)
         for name in stage.depends
-        for label, path in paths_of(getattr(settings, name), name)
+        for label, path in paths_of(attrgetter(name)(settings), name)
+        if label.partition("[")[0] not in stage.apart
     }
     if corpus:
         digests["corpus"] = found.of_files(corpus)
@@ -188,7 +217,10 @@ def _contents_of(
 
 
 def _settings_of(stage: Stage, settings: Settings) -> dict[str, Any]:
-    values = {name: _plain(getattr(settings, name)) for name in stage.depends}
+    values = {name: _plain(attrgetter(name)(settings)) for name in stage.depends}
+    for name in stage.apart:
+        group, _, value = name.partition(".")
+        del values[group][value]
     values["edition"] = stage.edition or None
     # What is not asked for is left out: stamps stay valid when there is more to ask.
     return {name: value for name, value in values.items() if value is not None}
@@ -213,7 +245,28 @@ def _names_and_sizes(files: Iterable[Path]) -> str:
     return digest_of(content)
 
 
+def stage_in(name: str) -> str:
+    """The stage of an element of `Stage.inputs`, which may name one of its files."""
+    return name.partition("/")[0]
+
+
 def _input_digest(name: str, stage: Stage, settings: Settings) -> str:
+    content = _stamp_of(stage_in(name), stage, settings).read_bytes()
+    stamp, (_, _, file) = json.loads(content), name.partition("/")
+    if _OUTPUTS not in stamp:  # of an earlier version
+        return digest_of(content)
+    if file:
+        return stamp[_OUTPUTS].get(file, "absent")
+    read = json.dumps([stamp["fingerprint"], stamp[_OUTPUTS]], sort_keys=True)
+    return digest_of(read.encode())
+
+
+def _stamp_of(name: str, stage: Stage, settings: Settings) -> Path:
+    """The stamp of a stage that another one reads.
+
+    Raises:
+        StageError: It is not finished.
+    """
     stamp = settings.directory(name) / STAMP
     made_by = settings.stage_of(name)
     if not stamp.exists():
@@ -221,15 +274,25 @@ def _input_digest(name: str, stage: Stage, settings: Settings) -> str:
             f"stage `{stage.name}` reads `{made_by}`, which is not finished in "
             f"{settings.directory(name)}; start with --from {made_by}"
         )
-    return digest_of(stamp.read_bytes())
+    return stamp
 
 
 def _is_finished(stage: Stage, settings: Settings, wanted: dict[str, Any]) -> bool:
     stamp = settings.directory(stage.name) / STAMP
     if not stamp.exists():
         return False
-    _refuse_changes(stage, stamp, json.loads(stamp.read_text())["fingerprint"], wanted)
+    content = json.loads(stamp.read_text())
+    if _OUTPUTS not in content:
+        stage = _as_before(stage)
+        wanted = fingerprint_of(stage, settings)
+    _refuse_changes(stage, stamp, content["fingerprint"], wanted)
     return True
+
+
+def _as_before(stage: Stage) -> Stage:
+    """The stage as stamps of earlier versions know it: it reads groups as a whole."""
+    groups = tuple(name for name in stage.depends if "." not in name)
+    return stage._replace(depends=groups, apart=())
 
 
 def _check_earlier(stage: Stage, settings: Settings) -> None:
@@ -240,13 +303,16 @@ def _check_earlier(stage: Stage, settings: Settings) -> None:
     stamp = settings.directory(stage.name) / STAMP
     if not stamp.exists():
         return
-    found = json.loads(stamp.read_text())["fingerprint"]
+    content = json.loads(stamp.read_text())
+    found = content["fingerprint"]
+    if _OUTPUTS not in content:
+        stage = _as_before(stage)
     wanted = {
         "settings": {**_settings_of(stage, settings), "corpus": None},
         "inputs": {
-            name: _input_digest(name, stage, settings)
+            stage_in(name): _input_digest(name, stage, settings)
             for name in stage.inputs
-            if (settings.directory(name) / STAMP).exists()
+            if (settings.directory(stage_in(name)) / STAMP).exists()
         },
         "contents": _contents_of(stage, settings, []),
     }
@@ -264,21 +330,47 @@ def _refuse_changes(
     both = found.get("contents", {}).keys() & wanted.get("contents", {}).keys()
     found, wanted = (
         {**one, "contents": {name: one["contents"][name] for name in both}}
-        for one in (found, wanted)
+        for one in (_read_alone(stage, found, wanted), wanted)
     )
     if found == wanted:
         return
     changes = "; ".join(_differences(found, wanted))
     raise StageError(
         f"stage `{stage.name}` in {stamp.parent} was finished with something else: "
-        f"{changes}. Run it again with --from {stage.name}{_alone(stage)} --redo, "
-        "or choose another --out"
+        f"{changes}. Run it again with {_again(stage)}, or choose another --out"
     )
 
 
-def _alone(stage: Stage) -> str:
-    """The end of the stages to be run again, where no later one reads this one."""
-    return f" --to {stage.name}" if stage.is_last else ""
+def _again(stage: Stage) -> str:
+    """How to run it again: alone where no later one reads it, or if that is wanted."""
+    if stage.is_last:
+        return f"--from {stage.name} --to {stage.name} --redo"
+    return (
+        f"--from {stage.name} --redo (add --to {stage.name} to keep later stages that "
+        "do not read it)"
+    )
+
+
+def _read_alone(
+    stage: Stage, found: dict[str, Any], wanted: dict[str, Any]
+) -> dict[str, Any]:
+    """Without what the stage depended on in an earlier version, and does no more."""
+    inputs = {k: v for k, v in found["inputs"].items() if k in wanted["inputs"]}
+    of_settings = {
+        group: _besides(f"{group}.", values, stage)
+        for group, values in found["settings"].items()
+    }
+    found = {**found, "inputs": inputs, "settings": of_settings}
+    if contents := _besides("", found.pop("contents", {}), stage):
+        found["contents"] = contents
+    return found
+
+
+def _besides(prefix: str, values: Any, stage: Stage) -> Any:
+    """The values of a group without those that the stage does not read."""
+    if not isinstance(values, dict):
+        return values
+    return {k: v for k, v in values.items() if prefix + k not in stage.apart}
 
 
 def _differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
@@ -293,13 +385,17 @@ def _differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
         )
 
 
-def _run(stage: Stage, settings: Settings, fingerprint: dict[str, Any]) -> float:
+def _run(
+    stage: Stage, settings: Settings, fingerprint: dict[str, Any], redo: bool
+) -> float:
     start = time.monotonic()
     target = settings.directory(stage.name)
     partial = target.parent / f".{target.name}.partial"
     target.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(target.parent / f".{target.name}.lock"):
-        _claim(partial, fingerprint)
+        if not redo:
+            _refuse_to_lose(stage, partial, fingerprint)
+        _claim(stage, partial, fingerprint)
         try:
             stage.run(settings, partial)
         except CrewError as error:
@@ -351,21 +447,57 @@ def _is_claimed(partial: Path, fingerprint: dict[str, Any]) -> bool:
         return False
 
 
-def _claim(partial: Path, fingerprint: dict[str, Any]) -> None:
-    claim = partial / _CLAIM
-    text = json.dumps(fingerprint, sort_keys=True)
-    if partial.exists() and not (claim.exists() and claim.read_text() == text):
+def _refuse_to_lose(stage: Stage, partial: Path, fingerprint: dict[str, Any]) -> None:
+    """Refuses to begin anew where an attempt with something else has left its work.
+
+    Raises:
+        StageError: It has; names what is different.
+    """
+    found = _claimed(stage, partial, fingerprint)
+    if found is None or not _has_work(stage, partial):
+        return
+    if changes := "; ".join(_differences(found, fingerprint)):
+        raise StageError(
+            f"stage `{stage.name}` was interrupted with something else, and has left "
+            f"its work in {partial}: {changes}. Set that back to continue it; begin "
+            f"anew with --from {stage.name} --redo, or take the folder away"
+        )
+
+
+def _has_work(stage: Stage, partial: Path) -> bool:
+    found = partial.glob(stage.work) if stage.work else ()
+    return any(path.stat().st_size for path in found)
+
+
+def _claim(stage: Stage, partial: Path, fingerprint: dict[str, Any]) -> None:
+    if partial.exists() and _claimed(stage, partial, fingerprint) != fingerprint:
         shutil.rmtree(partial)  # left by an attempt with other settings or inputs
     partial.mkdir(exist_ok=True)
-    claim.write_text(text)
+    (partial / _CLAIM).write_text(json.dumps(fingerprint, sort_keys=True))
+
+
+def _claimed(
+    stage: Stage, partial: Path, wanted: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The fingerprint of an interrupted attempt, of what the stage depends on now."""
+    try:
+        found = json.loads((partial / _CLAIM).read_text())
+        return _read_alone(stage, found, wanted)
+    except (OSError, ValueError):  # none, or cut short
+        return None
 
 
 def _publish(
     partial: Path, target: Path, fingerprint: dict[str, Any], seconds: float
 ) -> None:
-    stamp = {"fingerprint": fingerprint, "seconds": seconds, "finished": time.time()}
     (partial / _CLAIM).unlink()
     shutil.rmtree(partial / PARTS, ignore_errors=True)
+    stamp = {
+        "fingerprint": fingerprint,
+        _OUTPUTS: digests_in(partial),
+        "seconds": seconds,
+        "finished": time.time(),
+    }
     (partial / STAMP).write_text(json.dumps(stamp, indent=1))
     old = target.parent / f".{target.name}.old"
     shutil.rmtree(old, ignore_errors=True)

@@ -74,6 +74,8 @@ def compared_with(
 ) -> dict[str, dict[str, float | None]]:
     """The matched-pairs tests against runs that were scored before.
 
+    Prints which runs cannot be compared, and why.
+
     Args:
         others: Folder of the scored runs.
         output: Folder of this one, which gets `segments.json`.
@@ -90,7 +92,8 @@ def compared_with(
         theirs = json.loads(path.read_text())
         try:
             found = compare({k: Errors(*v) for k, v in theirs.items()}, mine)
-        except ScoringError:  # another reference
+        except ScoringError as error:  # another reference
+            print(f"  against {other}: not compared: {error}", flush=True)
             continue
         told = {key: _json_number(value) for key, value in found._asdict().items()}
         compared[other] = told

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_adpsgd.asr.corpora.corpus import Utterance, read_utterances
+from lightning_adpsgd.asr.corpora.hub5 import repaired
 from lightning_adpsgd.asr.scoring import (
     Errors,
     Glm,
@@ -47,7 +48,6 @@ from recipes.hybrid.recognition.figures import compared_with, figures_of, say
 from recipes.hybrid.recognition.worst import Sides, Sound, write_worst
 
 PART_NAMES = {"swb": "SWB", "ch": "CH"}
-_ASIDE = re.compile(r"<[be]_aside>", re.IGNORECASE)
 _LABEL = re.compile(r';;\s*LABEL\s+"([^"]*)"', re.IGNORECASE)
 _LABELS = re.compile(r"\s*\S+\s+\S+\s+\S+\s+\S+\s+\S+\s+<([^>]*)>")
 
@@ -143,8 +143,10 @@ def _reference(settings: Settings, spoken: Spoken, rules: Glm | None) -> Iterato
     if with_stm:
         sides = {_side(one) for split in with_stm for one in spoken[split]}
         yield from _official(path.read_text("utf-8", "replace"), sides)
-    for split in spoken.keys() - with_stm:
-        yield from (_as_reference(one, rules) for one in spoken[split])
+    # In one order, because what segments are called has the lines of the reference.
+    for split in spoken:
+        if split not in with_stm:
+            yield from (_as_reference(one, rules) for one in spoken[split])
 
 
 def _as_reference(utterance: Utterance, rules: Glm | None) -> str:
@@ -189,8 +191,7 @@ def _repaired(line: str) -> str:
     """Without asides and doubled parentheses, as in Kaldi; channels A and B."""
     if not _is_data(line):
         return line
-    line = _ASIDE.sub(" ", line.replace("((", "(").replace("))", ")"))
-    fields = line.split(maxsplit=2)
+    fields = repaired(line).split(maxsplit=2)
     channel = {"1": "A", "2": "B"}.get(fields[1]) if len(fields) == 3 else None
     file = fields[0].lower()
     return " ".join([file, channel or "".join(fields[1:2]), *fields[2:]])

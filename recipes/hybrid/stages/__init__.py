@@ -17,6 +17,8 @@ from recipes.hybrid.pipeline.runner import Stage, Together
 from recipes.hybrid.pipeline.settings import Settings
 
 SPOKEN = ("prepare", "lexicon")
+_OF_KALDIS_SEARCH = ("kaldi.arpa", "kaldi.graph")
+"""What labels and streams are not made from."""
 
 
 def _function(module: str, name: str) -> Callable[[Settings, Path], None]:
@@ -36,9 +38,23 @@ def _stage(
     wanted: Callable[[Settings], bool] = lambda _: True,
     together: Together = "leader",
     is_last: bool = False,
+    apart: tuple[str, ...] = (),
+    needs: tuple[str, ...] = (),
+    work: str = "",
 ) -> Stage:
-    run = _function(name, name)
-    return Stage(name, purpose, run, inputs, depends, wanted, together, "", is_last)
+    return Stage(
+        name,
+        purpose,
+        _function(name, name),
+        inputs,
+        depends,
+        wanted,
+        together,
+        is_last=is_last,
+        apart=apart,
+        needs=needs,
+        work=work,
+    )
 
 
 STAGES = (
@@ -71,6 +87,7 @@ STAGES = (
         inputs=("prepare",),
         depends=("features",),
         together="machines",
+        work="*/.sides.done*",
     ),
     _stage(
         "align",
@@ -78,6 +95,7 @@ STAGES = (
         inputs=(*SPOKEN, "features"),
         depends=("seed", "align"),
         together="machines",
+        work="gmm.npz",
         wanted=lambda settings: not settings.uses_kaldi,
     ),
     _stage(
@@ -85,6 +103,7 @@ STAGES = (
         "take the state of each frame from Kaldi's alignments",
         inputs=("prepare", "features"),
         depends=("kaldi",),
+        apart=_OF_KALDIS_SEARCH,
         wanted=lambda settings: settings.uses_kaldi,
     ),
     _stage(
@@ -93,6 +112,7 @@ STAGES = (
         inputs=(*SPOKEN, "features", "align"),
         depends=("seed", "align", "triphone"),
         together="machines",
+        work="**/gmm.npz",
         wanted=lambda settings: (
             settings.states == "triphone" and not settings.uses_kaldi
         ),
@@ -100,15 +120,17 @@ STAGES = (
     _stage(
         "graph",
         "compose states, phones, words and sentences into one search graph",
-        inputs=("lexicon", "lm", "mixtures"),
-        depends=("graph",),
+        inputs=("lexicon", "lm/lm.arpa", "mixtures"),
+        depends=("graph", "kaldi.graph"),
     ),
     _stage(
         "adapt",
         "find what tells each speaker from the others: fMLLR and i-vectors",
         inputs=(*SPOKEN, "features", "mixtures", "graph"),
         depends=("seed", "adapt", "kaldi"),
+        apart=_OF_KALDIS_SEARCH,
         together="machines",
+        work="*.npz",
         wanted=lambda settings: settings.adapt.streams != "none",
     ),
     _stage(
@@ -148,9 +170,11 @@ STAGES = (
     _stage(
         "train",
         "train the acoustic model to name the state of each frame",
-        inputs=("prepare", "features", "states", "streams", "search"),
+        inputs=("prepare", "features", "states", "streams"),
+        needs=("search",),
         depends=("seed", "train", "timed"),
         together="all",
+        work="checkpoints/*.ckpt",
     ),
     _stage(
         "decode",
@@ -165,7 +189,7 @@ STAGES = (
             "streams",
             "train",
         ),
-        depends=("decode", "compared"),
+        depends=("decode", "compared", "kaldi.arpa"),
         together="machines",
     ),
     _stage(

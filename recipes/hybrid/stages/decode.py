@@ -22,8 +22,6 @@ def decode(settings: Settings, output: Path) -> None:
     trained = settings.directory("train")
     scorer = network(trained / "model.ckpt")
     _check_outputs(settings)
-    if settings.decode.nbest and not settings.lm.large_order:
-        raise StageError("`decode.nbest` needs a larger model: set `lm.large_order`")
     _recognise(settings, output, scorer)
     if settings.decode.best_epoch and best_is_another(trained):
         if settings.crew.leads:

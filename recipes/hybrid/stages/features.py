@@ -27,7 +27,7 @@ from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
 from recipes.hybrid.data.splits import speeds_of, with_copies
 from recipes.hybrid.pipeline.crew import finished, shared
 from recipes.hybrid.pipeline.groups import FeatureSettings
-from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.runner import StageError, say
 from recipes.hybrid.pipeline.settings import Settings
 
 _JOURNAL = ".sides.done"
@@ -132,8 +132,7 @@ def _split(settings: Settings, split: str, folder: Path) -> None:
         raise StageError(f"{split}: nothing could be read: {lost.report()[0]}")
     writer.finish(present)
     _forget_journals(folder)
-    for line in lost.report():
-        print(f"  WARNING: {split}: left out: {line}", flush=True)
+    say(f"WARNING: {split}: left out: {line}" for line in lost.report())
 
 
 def _forget_journals(folder: Path) -> None:
@@ -189,7 +188,7 @@ def _work(
     sides, crew = list(share), settings.crew
     of_share = f"-{crew.node}-of-{crew.num_nodes}" if crew.num_nodes > 1 else ""
     journal = writer.folder / f"{_JOURNAL}{of_share}"
-    done = set(journal.read_text().splitlines()) if journal.exists() else set()
+    done = set(_lines(journal))
     todo = [side for side in sides if side.name not in done]
     num_mels = settings.features.num_mels
     noise = _noise(settings) if split == "train" else None
@@ -199,13 +198,20 @@ def _work(
     ]
     work = write_side if settings.cores == 1 else _write_side_alone
     bar = tqdm(total=len(sides), initial=len(done), desc=f"{split} sound", unit="side")
-    with bar, journal.open("a") as file:
+    # A path may hold bytes that are not valid text.
+    with bar, journal.open("a", encoding="utf-8", errors="surrogateescape") as file:
         for index, problem in fork_map(work, tasks, settings.cores):
             if problem is None:
                 file.write(f"{todo[index].name}\n")
                 file.flush()
             bar.update()
             yield todo[index], problem
+
+
+def _lines(journal: Path) -> list[str]:
+    if not journal.exists():
+        return []
+    return journal.read_text("utf-8", "surrogateescape").split("\n")
 
 
 def _noise(settings: Settings) -> Noise | None:

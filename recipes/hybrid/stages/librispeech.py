@@ -1,10 +1,13 @@
 """Stages `check`, `prepare`, `lexicon` for LibriSpeech; the others are Switchboard's.
 
 All splits whose names begin with `train` are trained on, the others are tested. The
-acoustic scale is chosen on `dev`: the last readers of the training, as always.
+acoustic scale is chosen on `dev`: the last readers of the training, as always. Splits
+overlap (`dev-clean` holds all of `dev-clean-2`), and an utterance is used once: in the
+first test set that has it.
 """
 
 import json
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 from tqdm import tqdm
@@ -25,11 +28,13 @@ from lightning_adpsgd.asr.sound.channels import ChannelError, SoundFacts, read_f
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.hybrid.data.directories import write_directories
 from recipes.hybrid.data.discs import REPORT
-from recipes.hybrid.data.selection import hold_out
+from recipes.hybrid.data.selection import distinct, hold_out
 from recipes.hybrid.data.splits import say_splits, write_splits
 from recipes.hybrid.pipeline.runner import StageError, say
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
 from recipes.hybrid.stages.lexicon import complete_lexicon, sources_of
+
+Splits = dict[str, list[Utterance]]
 
 #: Hours of each split, for comparison; of the corpus's own description.
 HOURS = {
@@ -82,12 +87,11 @@ def prepare(settings: Settings, output: Path) -> None:
         ]
         for split, spoken in library.splits.items()
     }
-    training = [
+    training = (
         u for split in splits if split.startswith("train") for u in splits[split]
-    ]
-    train, dev = hold_out(training, settings.prepare)
-    tests = {split: splits[split] for split in TEST_SPLITS if splits.get(split)}
-    every = {"train": train, "dev": dev, **tests}
+    )
+    train, dev = hold_out([*distinct(training, skipped)], settings.prepare)
+    every = {"train": train, "dev": dev, **_tests(splits, skipped)}
     write_splits(output, every)
     write_directories(output, every)
     with written_whole(output / "sexes.txt") as file:
@@ -95,6 +99,28 @@ def prepare(settings: Settings, output: Path) -> None:
             f"{name} {sex}\n" for name, sex in sorted(library.sexes.items())
         )
     say_splits(output, every, skipped)
+
+
+def _tests(splits: Splits, skipped: Skipped) -> Splits:
+    """The test sets that have an utterance of their own: scores tell files by name."""
+    seen: set[str] = set()
+    found: Splits = {}
+    for split in TEST_SPLITS:
+        spoken = distinct(splits.get(split, ()), skipped)
+        found[split] = [*_unseen(split, spoken, seen, skipped)]
+        seen |= {one.id for one in found[split]}
+    return {split: spoken for split, spoken in found.items() if spoken}
+
+
+def _unseen(
+    split: str, spoken: Iterable[Utterance], seen: Set[str], skipped: Skipped
+) -> Iterator[Utterance]:
+    for one in spoken:
+        if one.id in seen:
+            reason = f"in {split} and in a test set before it"
+            skipped.add(reason, one.source, one.duration_s)
+        else:
+            yield one
 
 
 def lexicon(settings: Settings, output: Path) -> None:

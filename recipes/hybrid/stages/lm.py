@@ -12,6 +12,7 @@ from pathlib import Path
 from lightning_adpsgd.asr.corpora.corpus import Utterance
 from lightning_adpsgd.asr.corpora.utf8 import utf8_lines
 from lightning_adpsgd.asr.language.interpolation import (
+    in_lower_case,
     interpolate,
     likeliest_weights,
     restricted,
@@ -81,13 +82,34 @@ class _Sources:
         """The model of all sources."""
         models = [estimate(text, order, self._vocabulary) for text in self.texts]
         if self._chosen.arpa is not None:
-            models.append(restricted(read_arpa(self._chosen.arpa), self._words))
+            models.append(self._from_elsewhere(self._chosen.arpa))
         if len(models) == 1:
             return models[0]
         weights = self._chosen.weights or likeliest_weights(models, self.held_out)
         for name, one, weight in zip(self._names(), models, weights, strict=True):
             _say_model(one, self.held_out, f", {name}, weight {weight:.3f}")
         return interpolate(models, weights)
+
+    def _from_elsewhere(self, path: Path) -> NgramModel:
+        """A model of the words of the lexicon; one in capitals is read in lower case.
+
+        Raises:
+            ValueError: It has none of them; names the file.
+        """
+        model, wanted = read_arpa(path), set(self._vocabulary)
+        found = {ngram[0] for ngram in model.log10_probabilities if len(ngram) == 1}
+        if found & wanted:
+            return restricted(model, self._words)
+        if not {word.lower() for word in found} & wanted:
+            raise ValueError(
+                f"{path} has none of the lexicon's {len(wanted)} words, such as "
+                f"{min(wanted)}; it has words such as {min(found)}"
+            )
+        print(f"  {path}: its words are taken in lower case, as the lexicon's are")
+        try:
+            return restricted(in_lower_case(model), self._words)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     def _names(self) -> Iterator[str]:
         yield "transcripts"

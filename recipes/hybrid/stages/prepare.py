@@ -7,6 +7,7 @@ report at the end shows the counts.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def prepare(settings: Settings, output: Path) -> None:
     recordings = read_recordings(settings)
     callers = _callers(settings, discs, skipped)
     spoken = _training(settings, discs, recordings, callers, skipped)
-    train, dev = _divide(spoken, settings, skipped)
+    train, dev = _divide(spoken, settings)
     splits = {
         "train": list(limit_repeats(train, settings.prepare.max_repeats, skipped)),
         "dev": dev,
@@ -213,25 +214,18 @@ def _fitted(
 
 
 def _divide(
-    spoken: dict[str, list[Utterance]], settings: Settings, skipped: Skipped
+    spoken: dict[str, list[Utterance]], settings: Settings
 ) -> tuple[list[Utterance], list[Utterance]]:
-    """Training and held-out utterances; the latter come from the first source."""
+    """Training and held-out utterances; the latter come from the first source.
+
+    No speaker of another source is among them: each has names of its own.
+    """
     first, *others = (spoken[name] for name in settings.sources)
     if settings.prepare.dev_utterances:
         train, dev = first_utterances(first, settings.prepare.dev_utterances)
     else:
         train, dev = hold_out(first, settings.prepare)
-    held_out = {utterance.speaker for utterance in dev}
-    for utterances in others:
-        for utterance in utterances:
-            if utterance.speaker in held_out and not settings.prepare.dev_utterances:
-                seconds = utterance.duration_s
-                skipped.add(
-                    "speaker of dev in another source", utterance.source, seconds
-                )
-            else:
-                train.append(utterance)
-    return train, dev
+    return [*itertools.chain(train, *others)], dev
 
 
 def _test(
@@ -245,10 +239,8 @@ def _test(
         return {}
     stm = _segments(read_stm, discs.stm, skipped)
     pem = (_segments(read_pem, discs.pem, skipped) if discs.pem else []) or stm
-    named = [utterance_id(*segment[1:5]) for segment in pem]
-    pem = extended(pem, settings.extend_s)
-    names = dict(zip(pem, named, strict=True))
-    for segment, references in assign(pem, stm, skipped, discs.stm):
+    written = dict(zip(extended(pem, settings.extend_s), pem, strict=True))
+    for segment, references in assign(written, stm, skipped, discs.stm):
         part = part_of(segment.recording)
         if part is None or any(reference.is_ignored for reference in references):
             continue
@@ -257,11 +249,25 @@ def _test(
             seconds = segment.end_s - segment.start_s
             skipped.add("test segment without a reference", source, seconds)
             continue
-        utterance = _test_utterance(names[segment], segment, references, source)
+        name = utterance_id(*written[segment][1:5])
         recording = recordings.get(segment.recording)
+        within = _clipped(segment, written[segment], recording, settings.clip_s)
+        utterance = _test_utterance(name, within, references, source)
         parts[part] += _fitted(utterance, recording, settings, skipped)
     unique = {part: list(distinct(parts[part], skipped)) for part in parts}
     return {part: utterances for part, utterances in unique.items() if utterances}
+
+
+def _clipped(
+    extended: EvalSegment,
+    written: EvalSegment,
+    recording: Recording | None,
+    clip_s: float,
+) -> EvalSegment:
+    """An extended segment within its audio, if it fits as it is written."""
+    if recording is None or written.end_s > recording.seconds + clip_s:
+        return extended
+    return extended._replace(end_s=min(extended.end_s, recording.seconds))
 
 
 def _segments(

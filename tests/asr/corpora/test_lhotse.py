@@ -49,3 +49,15 @@ def test_recordings_and_supervisions_are_written(tmp_path: Path):
         "speaker": "1005",
     }
     assert skipped.counts == {"recording without a manifest": 1}
+
+
+def test_the_same_manifest_is_the_same_file(tmp_path: Path):
+    call = write_sphere(tmp_path / "sw02001.sph", noise(2.0))
+    name = "sw02001-B_000050-000150"
+    spoken = [Utterance(name, call, 1, 0.5, 1.5, ("yes",), "1005")]
+    written = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        write_manifests(folder, spoken, Skipped())
+        written.append((folder / "supervisions.jsonl.gz").read_bytes())
+    assert written[0] == written[1]
+    assert b"supervisions" not in written[0]  # nor the name of a hidden file

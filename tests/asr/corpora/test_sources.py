@@ -62,6 +62,21 @@ def test_a_transcript_that_is_there_twice_is_used_once(tmp_path: Path):
     assert skipped.examples == {"second transcript of the same name": [str(second)]}
 
 
+def test_of_two_copies_of_a_transcript_the_one_with_lines_is_used(tmp_path: Path):
+    write_corpus(tmp_path)
+    good = next(tmp_path.rglob("sw2001A-ms98-a-trans.text"))
+    empty = tmp_path / "AA" / good.name
+    empty.parent.mkdir()
+    empty.write_text("\n")
+    skipped = Skipped()
+    files = find_discs([tmp_path], skipped).holding("switchboard").transcripts
+    used = [file.path for file in files["sw02001"]]
+    assert good in used
+    assert empty not in used
+    assert skipped.examples == {"second transcript of the same name": [str(empty)]}
+    assert str(good) in skipped.report()[0]
+
+
 @pytest.mark.parametrize(
     "name", ["sw02001.sph", "SW02001.SPH;1", "Sw2001.sph.", "SW02001.SPH.;12"]
 )

@@ -74,6 +74,16 @@ def test_they_are_found_beside_a_table_with_the_options_of_the_experiment(tmp_pa
     assert cmvn_beside(source, options) is None
 
 
+def test_without_means_nothing_is_normalised(tmp_path):
+    write(tmp_path, {"s1": statistics(FEATURES)})
+    options = tmp_path / "cmvn_opts"
+    options.write_text("--norm-means=false --norm-vars=false\n")
+    assert cmvn_beside(tmp_path / "feats.scp", options) is None
+    options.write_text("--norm-means=false --norm-vars=true\n")
+    with pytest.raises(KaldiError, match=r"cmvn_opts: `--norm-vars` must be false"):
+        cmvn_beside(tmp_path / "feats.scp", options)
+
+
 def test_a_broken_line_is_named(tmp_path):
     folder = write(tmp_path, {"s1": statistics(FEATURES)})
     (folder / "utt2spk").write_text("u1 s1\nu2\n")

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_adpsgd.asr.corpora.acronyms import letters_of
 from lightning_adpsgd.asr.scoring import (
     NO_RULES,
     Errors,
@@ -18,7 +19,7 @@ from lightning_adpsgd.asr.scoring import (
 from lightning_adpsgd.asr.scoring.glm import Rule
 from lightning_adpsgd.asr.scoring.nist import NistError, find_hubscr, run_hubscr
 from lightning_adpsgd.asr.scoring.reports import confusions, table
-from lightning_adpsgd.asr.scoring.utterances import written_words
+from lightning_adpsgd.asr.scoring.utterances import reference_text, written_words
 
 RULES = """;; a comment [a] => [b]
 * name "test"
@@ -204,6 +205,16 @@ def test_an_acronym_of_the_lexicon_is_written_as_its_letters():
     assert written_words("uh", NO_RULES) == written_words("[noise]", NO_RULES) == []
 
 
+def test_letters_are_told_apart_alike_in_references_and_hypotheses():
+    """Decoding leaves the letters of what was recognised: `u`, `s`, `c`, `d's`."""
+    said = ("the", "u.", "S.", "won", "c._d.s", "i._b._m.'s", "mr.", "uh-huh")
+    heard = [letter for word in said for letter in letters_of(word.lower())]
+    apart = "the u s won c d's i b m's mr. uh-huh"
+    assert " ".join(reference_text(said)) == apart
+    assert score({"u": said}, {"u": heard}) == Errors(11, 0, 0, 0, 1, 0)
+    assert score({"u": said}, {"u": heard}, glm=NO_RULES).num_errors == 0
+
+
 def test_outside_of_hub5_only_noises_count_on_neither_side():
     """In German `er`, `um` and `ach` are words, and `Vor-` is one of its spellings."""
     reference = ["er", "geht", "um", "acht", "[noise]", "Vor-", "und", "(ach)", "nach"]
@@ -214,6 +225,27 @@ def test_outside_of_hub5_only_noises_count_on_neither_side():
     assert score({"u": ["über"]}, {"u": ["ÜBER"]}).num_errors == 0
     assert written_words("uh") == ["uh"]
     assert written_words("[noise]") == []
+
+
+@pytest.mark.parametrize(
+    ("said", "heard", "wrong"),
+    [
+        ("{laugh} yes", "{laugh} yes", 0),
+        ("{left-brace yes", "{left-brace yes", 0),
+        ("a{b (uh)", "a{b (uh)", 0),
+        ("c* yes", "c yes", 1),
+        ("a;b yes", "a;c yes", 1),
+        ("a\\b", "ab", 1),
+        ("mail @ home", "mail @ home", 0),
+        ("mail @ home", "mail home", 1),
+        ("<alt_begin> yes", "<alt_begin> yes", 0),
+    ],
+)
+def test_outside_of_hub5_no_mark_has_a_meaning(said: str, heard: str, wrong: int):
+    reference, hypothesis = said.split(), heard.split()
+    errors = score({"u": reference}, {"u": hypothesis})
+    assert errors.num_words == len(reference)
+    assert errors.num_errors == wrong
 
 
 def test_errors_of_utterances_add_up():

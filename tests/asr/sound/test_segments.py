@@ -30,6 +30,12 @@ def test_a_level_without_contrast_is_all_kept():
     assert find_segments(np.full(500, 7.0)) == [(0, 500)]
 
 
+@pytest.mark.parametrize("frames", [1, 5, 10, 11, 30, 50, 51])
+def test_segments_of_a_short_channel_end_with_it(frames: int):
+    found = find_segments(np.linspace(2.0, 12.0, frames))
+    assert all(0 <= first < last <= frames for first, last in found)
+
+
 def test_no_frames_have_no_segments():
     assert find_segments(np.zeros(0)) == []
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from recipes.hybrid.pipeline.bounds import above_zero, at_least, one_of, within
 
 SPEEDS = (0.5, 2.0)
+_LEAST_S = 0.06
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,8 @@ class PrepareSettings:
             they would reach into another segment; 0.1 in Kaldi's recipe.
         clip_s: seconds by which a transcript may end after its audio. It is clipped;
             beyond that the utterance is skipped and counted.
-        min_utterance_s: seconds below which an utterance is skipped and counted.
+        min_utterance_s: seconds below which an utterance is skipped and counted, at
+            least 0.06: at twice the speed a frame of 25 ms must fit.
     """
 
     dev_utterances: int = 0
@@ -39,7 +41,8 @@ class PrepareSettings:
 
     def __post_init__(self) -> None:
         at_least(self, 0, "dev_utterances", "min_dev_sides", "max_repeats")
-        at_least(self, 0, "extend_s", "clip_s", "min_utterance_s")
+        at_least(self, 0, "extend_s", "clip_s")
+        at_least(self, _LEAST_S, "min_utterance_s")
         within(self, 0, 1, "dev_fraction")
 
 
