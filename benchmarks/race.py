@@ -23,6 +23,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -96,8 +97,17 @@ def found(race: Race, folder: Path) -> list[Standing]:
 def run(race: Race, folder: Path) -> list[Standing]:
     """The results of earlier calls and, for the rest, of new runs."""
     print(f"at most about {race.estimated_s() / 60:.0f} minutes", flush=True)
-    with hosts.emulated(NUM_HOSTS) as emulated:
-        return list(run_all(race, Track(emulated, folder)))
+    delays = defaultdict[float, list[str]](list)
+    for name in race.columns:
+        delays[COLUMNS[name].delay_s].append(name)
+    return [s for d, names in delays.items() for s in _run_on(d, names, race, folder)]
+
+
+def _run_on(
+    delay_s: float, columns: Sequence[str], race: Race, folder: Path
+) -> list[Standing]:
+    with hosts.emulated(NUM_HOSTS, delay_s=delay_s) as emulated:
+        return list(run_all(replace(race, columns=columns), Track(emulated, folder)))
 
 
 _NOTES = [

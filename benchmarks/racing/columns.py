@@ -26,6 +26,7 @@ class Column:
         kills: Whether one host is killed half-way.
         per_host: Learners of a host; two of them hold a model in shards, and their
             steps are longer.
+        delay_s: Seconds from one host to another.
     """
 
     title: str
@@ -33,6 +34,7 @@ class Column:
     has_slow_host: bool = False
     kills: bool = False
     per_host: int = 1
+    delay_s: float = 0.0
 
     def rate(self, problem: Problem) -> str:
         """The rate of the emulated links, as `tc` writes it."""
@@ -73,12 +75,14 @@ class Column:
 
 
 FAST, SLOW, STRAGGLER, KILL = "fast", "slow", "straggler", "kill"
+FAR = "far"
 SHARDS, SHARDS_STRAGGLER = "shards", "shards_straggler"
 COLUMNS = {
     FAST: Column("1 Gbit/s", 1e9),
     SLOW: Column("200 Mbit/s", 2e8),
     STRAGGLER: Column("1 Gbit/s and one 5 times slower", 1e9, has_slow_host=True),
     KILL: Column("1 Gbit/s and one killed", 1e9, kills=True),
+    FAR: Column("200 Mbit/s and round trips of 100 ms", 2e8, delay_s=0.05),
     # As many steps to a model's transfer as at 1 Gbit/s above, since steps are longer.
     SHARDS: Column("shards, 250 Mbit/s", 2.5e8, per_host=2),
     SHARDS_STRAGGLER: Column(

@@ -185,7 +185,7 @@ class Membership(ServiceThread):
         except RendezvousUnreachable as error:
             self._note_outage(str(error))
         else:
-            if self.outage:
+            if self.outage and self._was_in:
                 self._note_return()
             self.outage = ""
         self._note_stop_within_turn()
@@ -389,9 +389,7 @@ class Membership(ServiceThread):
         self._on_change()
 
     def _note_return(self) -> None:
-        level = logging.WARNING if self._was_in else logging.INFO
-        _log.log(
-            level,
+        _log.warning(
             "the rendezvous at %s is back after %.0f s, with %d super-learners on its "
             "member list",
             *(self._rendezvous.address, time.monotonic() - self._away_since),
