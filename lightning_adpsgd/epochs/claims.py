@@ -190,6 +190,11 @@ class DrawnNumbers:
         """Whether numbers are held, or on their way."""
         return bool(self._numbers or self._pending)
 
+    @property
+    def is_far(self) -> bool:
+        """Whether a round trip would make a step longer."""
+        return bool(self._round_trips) and self._num_ahead() > 0
+
     def next(self, most: Callable[[], int]) -> int:
         """The next number; `most` says how many may be held for the calls after it."""
         self._steps.append(max(0.0, time.monotonic() - self._returned_at))
@@ -291,7 +296,16 @@ class ClaimCounter:
 
     @property
     def num_claimed(self) -> int:
-        """The number of claimed units, including those dealt in advance."""
+        """The number of claimed units, including those dealt in advance.
+
+        Where the counter is far, it is the number at this learner's last claim.
+        """
+        if not self._drawn.is_far:
+            return self._counted()
+        dealt = self._index.num_super_learners
+        return min(max(self._rate.latest + 1, dealt), self._num_units)
+
+    def _counted(self) -> int:
         dealt = self._index.num_super_learners
         return min(dealt + self._keys.add("claimed", 0), self._num_units)
 
@@ -308,7 +322,7 @@ class ClaimCounter:
             ahead = (n for n in self._drawn.settle() if n < self._num_units)
             held = union(held, as_ranges(ahead))
             # All claims that others make before they come are in the largest count.
-            words = json.dumps([self._number, self.num_claimed, held])
+            words = json.dumps([self._number, self._counted(), held])
             news.set(str(self._index.super_learner), words)
         self._meet("what remains of the epoch")
         return self._combined(news) if self._index.rank == 0 else None

@@ -26,7 +26,9 @@ from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.coordination.store import Coordinator
 
-_SECONDS_BETWEEN_LOOKS = 0.1
+# Looks are made so often, and take no more than a small part of training, if the store
+# is far.
+_SECONDS_BETWEEN_LOOKS, _PART_OF_TRAINING = 0.1, 0.05
 
 
 class Agreement:
@@ -53,8 +55,8 @@ class Agreement:
 
     def pending(self, at_once: bool = False) -> str | None:
         """The proposal that awaits this learner's answer; polled, or read `at_once`."""
-        looks = self._proposal is None and (at_once or self._may_look())
-        if looks and self._store.check([self._key("what")]):
+        due = at_once or time.monotonic() >= self._next_look
+        if self._proposal is None and due and self._is_proposed():
             self._proposal = self._store.get(self._key("what")).decode()
         return None if self._answered else self._proposal
 
@@ -102,12 +104,13 @@ class Agreement:
             return False
         return True if answers == self._num_learners else None
 
-    def _may_look(self) -> bool:
-        now = time.monotonic()
-        if now < self._next_look:
-            return False
-        self._next_look = now + _SECONDS_BETWEEN_LOOKS
-        return True
+    def _is_proposed(self) -> bool:
+        begin = time.monotonic()
+        found = self._store.check([self._key("what")])
+        took = time.monotonic() - begin
+        pause = max(_SECONDS_BETWEEN_LOOKS, took / _PART_OF_TRAINING)
+        self._next_look = begin + took + pause
+        return found
 
     def _key(self, what: str) -> str:
         return f"agreement/{self._number}/{what}"

@@ -208,7 +208,9 @@ class WorkSharing:
         return self._near_store or self._job.store
 
     def _serve_near(self) -> str:
-        host = next(iter(gloo_addresses()), "127.0.0.1")
+        here, size = "127.0.0.1", self._index.super_learner_size
+        is_within_machine = self._trainer.num_devices % size == 0
+        host = here if is_within_machine else next(iter(gloo_addresses()), here)
         self._near_store, address = serve_near(host, _NEAR)
         return address
 

@@ -268,6 +268,7 @@ def test_where_the_counter_is_far_numbers_are_drawn_ahead_and_together() -> None
         numbers.append(drawn.next(lambda: 100))
         time.sleep(0.004)
     assert numbers == [*range(60)]
+    assert drawn.is_far
     assert len(counter.asked) < 40
     assert max(counter.asked) <= 8
     held = drawn.settle()
@@ -286,6 +287,7 @@ def test_nothing_is_held_where_the_counter_is_near_or_the_end_is(
     for number in range(30):
         assert drawn.next(lambda: most) == number
         assert not drawn.any_left
+    assert drawn.is_far == bool(seconds)
 
 
 def test_what_is_drawn_ahead_remains_of_the_epoch() -> None:

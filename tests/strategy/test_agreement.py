@@ -1,8 +1,10 @@
 """Proposals of learner 0 between threads: done by all at one position, or by nobody."""
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -122,3 +124,23 @@ def test_a_refused_proposal_waits_for_the_meeting_in_its_way() -> None:
     assert agreement.pending() == "save"
     assert agreement.agree("save")
     coordinator.stop()
+
+
+def test_looks_take_a_twentieth_of_the_time_where_the_store_is_far() -> None:
+    class Far:
+        num_looks = 0
+
+        def check(self, keys: list[str]) -> bool:
+            self.num_looks += 1
+            time.sleep(0.03)
+            return False
+
+    far: Any = Far()
+    agreement = Agreement(far, 2, Coordinator(HashStore(), 1, 2, timedelta(seconds=20)))
+    begin = time.monotonic()
+    assert agreement.pending() is None
+    while time.monotonic() - begin < 0.3:
+        assert agreement.pending() is None
+    assert far.num_looks == 1
+    assert agreement.pending(at_once=True) is None
+    assert far.num_looks == 2

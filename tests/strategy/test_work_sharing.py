@@ -251,7 +251,7 @@ def test_the_rest_of_an_epoch_needs_its_data_and_later_epochs_do_not() -> None:
 
 def near_of(num_nodes: int, index: LearnerIndex, store: HashStore) -> Any:
     """The store in which a learner hears what its leader claims."""
-    trainer: Any = SimpleNamespace(num_nodes=num_nodes)
+    trainer: Any = SimpleNamespace(num_nodes=num_nodes, num_devices=2)
     job: Any = SimpleNamespace(store=store, raise_if_failed=lambda: None)
     sharing = WorkSharing(trainer, job, index, None, None, None)
     return sharing._near()
