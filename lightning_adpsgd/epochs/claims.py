@@ -164,6 +164,12 @@ class Claim(NamedTuple):
     is_last: bool
 
 
+class _Drawn(NamedTuple):
+    first: int
+    num: int
+    seconds: float
+
+
 class DrawnNumbers:
     """Numbers of a counter, drawn ahead by a thread where its round trips are long.
 
@@ -177,7 +183,7 @@ class DrawnNumbers:
     ) -> None:
         self._draw, self._note = draw, note
         self._numbers, self._steps = deque[int](), deque[float](maxlen=5)
-        self._pending: Future[range] | None = None
+        self._pending: Future[_Drawn] | None = None
         # The least of several, because one may be late for any reason.
         self._round_trips = deque[float](maxlen=3)
         self._returned_at = math.inf
@@ -203,8 +209,9 @@ class DrawnNumbers:
         if not self._numbers:
             self._take(self._timed(1))
         number = self._numbers.popleft()
-        if not self._pending and len(self) < self._num_ahead() <= most():
-            self._draw_ahead(self._num_ahead())
+        num = 0 if self._pending else self._num_ahead()
+        if num > len(self) and (num := min(num, most())) > len(self):
+            self._draw_ahead(num)
         self._returned_at = time.monotonic()
         return number
 
@@ -227,15 +234,15 @@ class DrawnNumbers:
         self._pending = worker.submit(lambda: self._timed(num))
         worker.stop(0.0)
 
-    def _timed(self, num: int) -> range:
+    def _timed(self, num: int) -> _Drawn:
         begin = time.monotonic()
         first = self._draw(num)
-        self._round_trips.append(time.monotonic() - begin)
-        return range(first, first + num)
+        return _Drawn(first, num, time.monotonic() - begin)
 
-    def _take(self, drawn: range) -> None:
-        self._numbers.extend(drawn)
-        self._note(drawn.start, len(drawn))
+    def _take(self, drawn: _Drawn) -> None:
+        self._numbers.extend(range(drawn.first, drawn.first + drawn.num))
+        self._round_trips.append(drawn.seconds)
+        self._note(drawn.first, drawn.num)
 
 
 class ClaimCounter:
@@ -363,7 +370,7 @@ class ClaimCounter:
         count, held = self._index.num_super_learners, num_held + len(self._drawn)
         if self._rate.others_end_first(self._num_units, count, held):
             return 0
-        return (self._num_units - self._rate.latest) // (4 * count)
+        return (self._num_units - self._rate.latest) // (2 * count)
 
     def _leaves(self, num_held: int) -> bool:
         count, num = self._index.num_super_learners, self._num_units
