@@ -269,8 +269,8 @@ def test_where_the_counter_is_far_numbers_are_drawn_ahead_and_together() -> None
         time.sleep(0.004)
     assert numbers == [*range(60)]
     assert drawn.is_far
-    assert len(counter.asked) < 40
-    assert max(counter.asked) <= 8
+    assert len(counter.asked) < 60
+    assert 1 < max(counter.asked) <= 8
     held = drawn.settle()
     assert [*numbers, *held] == [*range(sum(counter.asked))]
     assert counter.noted == [
