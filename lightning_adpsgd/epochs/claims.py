@@ -33,7 +33,9 @@ _LOOK_S = 0.001
 # How long a failed leader's reason is waited for.
 _REASON_S = 3.0
 # A round trip that is shorter, or less of a step, is waited for: nothing is held ahead.
-_NEAR_S, _SHORT = 0.002, 0.05
+_NEAR_S, _SHORT = 0.004, 0.05
+# How many round trips must be known, and are remembered.
+_FEW, _MANY = 3, 10
 # What is held ahead keeps the others waiting at the end of an epoch.
 _MOST_AHEAD = 8
 
@@ -176,16 +178,18 @@ class DrawnNumbers:
     Args:
         draw: function that adds to the counter, and returns what it was.
         note: function called with each number that was drawn, and how many with it.
+        round_trips: seconds of earlier draws, which it goes on to write.
     """
 
     def __init__(
-        self, draw: Callable[[int], int], note: Callable[[int, int], None]
+        self,
+        draw: Callable[[int], int],
+        note: Callable[[int, int], None],
+        round_trips: deque[float],
     ) -> None:
-        self._draw, self._note = draw, note
+        self._draw, self._note, self._round_trips = draw, note, round_trips
         self._numbers, self._steps = deque[int](), deque[float](maxlen=5)
         self._pending: Future[_Drawn] | None = None
-        # The least of several, because one may be late for any reason.
-        self._round_trips = deque[float](maxlen=3)
         self._returned_at = math.inf
 
     def __len__(self) -> int:
@@ -199,7 +203,7 @@ class DrawnNumbers:
     @property
     def is_far(self) -> bool:
         """Whether a round trip would make a step longer."""
-        return bool(self._round_trips) and self._num_ahead() > 0
+        return self._num_ahead() > 0
 
     def next(self, most: Callable[[], int]) -> int:
         """The next number; `most` says how many may be held for the calls after it."""
@@ -224,6 +228,9 @@ class DrawnNumbers:
 
     def _num_ahead(self) -> int:
         """The numbers that are used during a round trip."""
+        if len(self._round_trips) < _FEW or not self._steps:
+            return 0
+        # The least of them, because one may be late for any reason.
         round_trip, step = min(self._round_trips), statistics.median(self._steps)
         if round_trip < max(_NEAR_S, _SHORT * step):
             return 0
@@ -258,7 +265,8 @@ class ClaimCounter:
         self._store, self._index, self._meet = store, index, meet
         self._rate, self._num_gathered = ClaimRate(), 0
         self._number, self._num_units, self._keys = -1, 0, store
-        self._drawn = DrawnNumbers(self._adder(), self._rate.note)
+        self._round_trips = deque[float](maxlen=_MANY)
+        self._drawn = self._begin_to_draw()
         self._is_dealt, self._stays = False, False
 
     def open(
@@ -284,7 +292,7 @@ class ClaimCounter:
         self._num_units = num_units(agreed)
         self._is_dealt, self._stays = False, False
         self._rate.start_epoch()
-        self._drawn = DrawnNumbers(self._adder(), self._rate.note)
+        self._drawn = self._begin_to_draw()
         return agreed
 
     def next(self, num_held: int, waits: bool) -> Claim:
@@ -359,6 +367,9 @@ class ClaimCounter:
         if not self._drawn.any_left and self._leaves(num_held):
             return self._num_units
         return self._drawn.next(lambda: self._most_ahead(num_held))
+
+    def _begin_to_draw(self) -> DrawnNumbers:
+        return DrawnNumbers(self._adder(), self._rate.note, self._round_trips)
 
     def _adder(self) -> Callable[[int], int]:
         """Adds to the counter of this epoch, also when it has ended meanwhile."""
