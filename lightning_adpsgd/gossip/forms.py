@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from lightning_adpsgd.gossip.codecs import Codec, WireChoice, wire_dtypes
-from lightning_adpsgd.gossip.wire import Parts, codecs_of
+from lightning_adpsgd.gossip.wire import IN_FLIGHT, Parts, codecs_of
 from lightning_adpsgd.weights.replica import PART_ELEMENTS, Chunk, Part, Replica
 
 # The time of fewer bytes is mostly latency, which no form reduces.
@@ -22,7 +22,6 @@ LONG, _LONGER = 0.5, 1.0
 _TRY_EVERY = 64
 # Short messages of an exchange; three are in flight or await their verdicts.
 _SHORT_MESSAGES = 8
-_IN_FLIGHT = 2
 
 
 class Form(NamedTuple):
@@ -88,9 +87,8 @@ class FormChoice:
 
     def __init__(self, sizes: Sequence[int], num_messages: Sequence[int] = ()) -> None:
         self._sizes, self._calls, self._round_trip = sizes, 0, 0.0
-        # Two messages are in flight at a time.
-        more = [max(0, num - _IN_FLIGHT) / _IN_FLIGHT for num in num_messages]
-        self._round_trips = [1 + one for one in more] or [1.0] * len(sizes)
+        waits = [max(0, num - IN_FLIGHT) / IN_FLIGHT for num in num_messages]
+        self._round_trips = [1 + one for one in waits] or [1.0] * len(sizes)
         # For each form, the known upper bound on the time of an exchange; what it took
         # last, or before that, what the link alone would take.
         self._seconds = [math.inf] * len(sizes)

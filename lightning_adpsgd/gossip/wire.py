@@ -35,8 +35,8 @@ FINE, DAMAGED, NOT_FINITE, FAR = 0, 1, 2, 3
 
 _WORD = 8  # bytes
 _WIDEST = 8  # bytes of the widest number
-# One message is read while another crosses; the changes of two await their verdicts.
-_IN_FLIGHT = 2
+IN_FLIGHT = 2
+"""One message is read while another crosses; the changes of two await verdicts."""
 
 
 class Damaged(RuntimeError):
@@ -201,7 +201,7 @@ class Buffers:
             self._free.append(loan)
 
     def _make(self) -> Loan:
-        message, number = self._message_bytes, min(_IN_FLIGHT, self._num_parts)
+        message, number = self._message_bytes, min(IN_FLIGHT, self._num_parts)
         going, coming = (
             [mirrored(self._bytes(message)) for _ in range(number)] for _ in range(2)
         )

@@ -4,7 +4,7 @@ import json
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -379,41 +379,37 @@ def test_who_was_slow_once_is_tried_again_after_an_epoch_without_a_claim() -> No
     assert not rate.others_end_first(1, 4, 0)
 
 
-def test_who_waits_for_a_leader_that_has_failed_ends_with_its_error() -> None:
+def failing_at_the_third_look() -> Callable[[], None]:
     looks = 0
 
-    def fail_at_the_third_look() -> None:
+    def look() -> None:
         nonlocal looks
         looks += 1
         if looks == 3:
             raise RuntimeError("learner 0 has failed")
 
+    return look
+
+
+def test_who_waits_for_a_leader_that_has_failed_ends_with_its_error() -> None:
     # Nothing is there yet, each of so many times that somebody looks.
     found = iter([False] * 9)
     silent: Any = SimpleNamespace(check=lambda keys: next(found))
     follower = LearnerIndex(0, 1, 1, 2)
-    broadcast = LeaderBroadcast(silent, follower, fail_at_the_third_look)
+    broadcast = LeaderBroadcast(silent, follower, failing_at_the_third_look())
     with pytest.raises(RuntimeError, match="learner 0 has failed"):
         broadcast.share(lambda: "never said here")
 
 
 def test_who_has_lost_the_store_of_its_leader_waits_for_the_reason() -> None:
     """It closes as the leader ends, before anybody has read why."""
-    looks = 0
-
-    def fail_at_the_third_look() -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 3:
-            raise RuntimeError("learner 0 has failed")
 
     def closed(keys: list[str]) -> bool:
         raise DistNetworkError("the connection was closed")
 
     broken: Any = SimpleNamespace(check=closed)
-    broadcast = LeaderBroadcast(
-        broken, LearnerIndex(0, 1, 1, 2), fail_at_the_third_look
-    )
+    follower = LearnerIndex(0, 1, 1, 2)
+    broadcast = LeaderBroadcast(broken, follower, failing_at_the_third_look())
     with pytest.raises(RuntimeError, match="learner 0 has failed"):
         broadcast.share(lambda: "never said here")
 

@@ -145,13 +145,19 @@ def test_a_wait_for_weights_says_how_many_have_come() -> None:
     assert said == ["12% of the weights of super-learner 3 came"]
 
 
-def test_weights_that_take_half_the_timeout_are_not_waited_for_by_several_learners(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The others of this island wait for them, and for no longer than the timeout."""
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time for one that joins: it stands still at 100 s."""
     clock = SimpleNamespace(now=100.0)
     clock.monotonic = lambda: clock.now
     monkeypatch.setattr(joining_module, "time", clock)
+    return clock
+
+
+def test_weights_that_take_half_the_timeout_are_not_waited_for_by_several_learners(
+    clock: SimpleNamespace,
+) -> None:
+    """The others of this island wait for them, and for no longer than the timeout."""
     joining = Learner(0, HashStore(), {}).joining
     for size, waits in ((1, True), (2, False)):
         joining._group.size = size
@@ -164,12 +170,9 @@ def test_weights_that_take_half_the_timeout_are_not_waited_for_by_several_learne
 
 
 def test_after_the_first_weights_others_are_waited_for_as_long_as_for_one_pull(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not until the wait of the start is over, which would lose those that came."""
-    clock = SimpleNamespace(now=100.0)
-    clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(joining_module, "time", clock)
     joining = Learner(0, HashStore(), {}).joining
 
     def over(what: str) -> None:
