@@ -64,6 +64,18 @@ def near_store(address: str, timeout: timedelta) -> Store:
     )
 
 
+def own_connection(store: Store) -> Store:
+    """The same store, over a connection on which no other thread waits.
+
+    Calls of one connection wait for one another, each for a round trip. Before torch
+    2.8 there is none but the store's.
+    """
+    try:
+        return store.clone()
+    except (AttributeError, RuntimeError):
+        return store
+
+
 def _in_time(call: Callable[[], T]) -> T:
     """The result of a call of the store; raises `CallTimedOut` after some seconds."""
     calls = TimedCalls("adpsgd-failure")
@@ -132,7 +144,7 @@ class Coordinator:
         self._store, self._rank, self._world_size = store, rank, world_size
         self._timeout, self._poll_s = timeout, poll.total_seconds()
         self._lock = threading.Lock()
-        self._looks = TimedCalls("adpsgd-look")
+        self._looks, self._watched = TimedCalls("adpsgd-look"), store
         self._silent_turns = 0
         self._stopped = threading.Event()
         self._meetings = 0
@@ -143,6 +155,7 @@ class Coordinator:
 
     def start(self) -> None:
         """Starts the thread that watches for failures of others."""
+        self._watched = own_connection(self._store)
         self._thread = threading.Thread(
             target=self._watch, name="adpsgd-watch", daemon=True
         )
@@ -304,8 +317,8 @@ class Coordinator:
 
     def _announced(self) -> str | None:
         try:
-            if self._store.check(["failure"]):
-                return self._store.get("failure").decode()
+            if self._watched.check(["failure"]):
+                return self._watched.get("failure").decode()
         except RuntimeError as error:
             return (
                 f"the learner that hosts the job's store is gone ({error}); see what "

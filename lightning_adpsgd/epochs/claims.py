@@ -24,6 +24,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistError
 
+from lightning_adpsgd.coordination.store import own_connection
 from lightning_adpsgd.epochs.ranges import Ranges, as_ranges, from_rows, union
 from lightning_adpsgd.epochs.work_units import Terms
 from lightning_adpsgd.weights.worker import BackgroundWorker
@@ -262,7 +263,9 @@ class ClaimCounter:
     def __init__(
         self, store: Store, index: LearnerIndex, meet: Callable[[str], None]
     ) -> None:
-        self._store, self._index, self._meet = store, index, meet
+        # A claim that is drawn ahead must not wait for the calls of other threads.
+        self._store = store = own_connection(store)
+        self._index, self._meet = index, meet
         self._rate, self._num_gathered = ClaimRate(), 0
         self._number, self._num_units, self._keys = -1, 0, store
         self._round_trips = deque[float](maxlen=_MANY)

@@ -3,23 +3,33 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from unittest.mock import create_autospec, patch
 
 import pytest
-from torch._C._distributed_c10d import HashStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from lightning_adpsgd.coordination import store as store_module
 from lightning_adpsgd.coordination.store import (
     Coordinator,
     LearnerFailed,
     near_store,
+    own_connection,
     serve_near,
     store_at,
 )
 from tests.helpers import PATIENCE, PATIENCE_S, forked, together, until
+from tests.stores import served_and_near, while_a_call_waits
 
 QUICK = timedelta(seconds=0.01)
 LONG = PATIENCE
+
+
+def mocked_store() -> Any:
+    """A store whose connections are all the same one."""
+    store = create_autospec(Store, instance=True)
+    store.clone.return_value = store
+    return store
 
 
 def coordinators(num: int) -> list[Coordinator]:
@@ -146,7 +156,7 @@ def test_the_host_of_the_store_lingers_until_all_have_seen_the_failure() -> None
 
 
 def test_a_store_that_is_gone_is_a_failure_which_says_so() -> None:
-    store = create_autospec(Store, instance=True)
+    store = mocked_store()
     store.check.side_effect = RuntimeError("Connection reset by peer")
     coordinator = Coordinator(store, 1, 2, LONG, QUICK)
     coordinator.start()
@@ -162,7 +172,7 @@ class StoppedHost:
 
     def __init__(self) -> None:
         self.over = threading.Event()
-        self.store = create_autospec(Store, instance=True)
+        self.store = mocked_store()
         for call in ("add", "check", "compare_set", "get", "set"):
             getattr(self.store, call).side_effect = self._hang
 
@@ -217,7 +227,7 @@ def test_stopping_waits_for_a_look_that_is_slow() -> None:
         time.sleep(2 * QUICK.total_seconds())
         return False
 
-    store = create_autospec(Store, instance=True)
+    store = mocked_store()
     store.check.side_effect = look
     coordinator = Coordinator(store, 1, 2, LONG, QUICK)
     coordinator.start()
@@ -277,3 +287,32 @@ def test_a_store_that_a_learner_serves_is_found_by_its_address(host: str) -> Non
     served, address = serve_near(host, PATIENCE)
     near_store(address, PATIENCE).set("unit", "7")
     assert served.get("unit") == b"7"
+
+
+def test_an_own_connection_does_not_wait_for_the_calls_of_others() -> None:
+    _served, store = served_and_near()
+    with while_a_call_waits(store) as waiting:
+        own = own_connection(PrefixStore("claims", store))
+        assert own.add("claimed", 2) == 2
+        assert waiting.is_alive()
+
+
+def test_a_failure_is_seen_while_the_training_thread_waits_for_the_store() -> None:
+    """Far from the store, each of its calls takes a round trip."""
+    served, store = served_and_near()
+    coordinator = Coordinator(store, 1, 2, LONG, QUICK)
+    with while_a_call_waits(store) as waiting:
+        coordinator.start()
+        served.set("failure", "learner 0 died")
+        until(lambda: coordinator.failure is not None, "the failure")
+        assert waiting.is_alive()
+        assert coordinator.failure == "learner 0 died"
+    coordinator.stop()
+
+
+def test_a_store_without_connections_is_its_own() -> None:
+    class Unclonable(Store):
+        pass
+
+    store = Unclonable()
+    assert own_connection(store) is store
