@@ -43,7 +43,7 @@ def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
         path: file to write; its folder is created if missing.
 
     Raises:
-        OSError: The disk is full, or the folder is not writable.
+        OSError: The disk is full, or the folder is not writable; it names a file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
@@ -57,8 +57,11 @@ def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
             # Before the new name: a name may reach the disk sooner than the bytes.
             os.fsync(file.fileno())
             os.replace(unfinished, path)
-    except BaseException:
+    except BaseException as error:
         unfinished.unlink(missing_ok=True)
+        # An error without a number would lose its message by a name.
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = str(path)
         raise
     sync_folder(path.parent)
 

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.callbacks.algorithms import algorithm_of, batches_per_step
 from lightning_adpsgd.callbacks.clock import Monitor, Outputs
+from lightning_adpsgd.callbacks.diagnostic_files import DiagnosticFiles
 from lightning_adpsgd.callbacks.gossip import exposed_seconds
 from lightning_adpsgd.callbacks.progress import NONE_YET, Losses, Progress
 from lightning_adpsgd.callbacks.reporting import epochs_so_far, gather, log, loss_of
@@ -40,8 +41,8 @@ class ConvergenceMonitor(Monitor):
         stop: Whether divergence ends the training, in all learners together.
         patience: Number of consecutive validations at chance level after which `stop`
             acts. It acts at once on a non-finite loss.
-        runs: Folder for the file with the run's row, which `runs.read_runs` reads;
-            None: no file.
+        runs: Folder for the file with the run's row, which `runs.read_runs` reads; an
+            error of the disk is a warning. None: no file.
         name: Name of the run; by default made of its settings and a random suffix.
         algorithm: Name of the algorithm; by default that of the strategy.
         seed: Random seed of the run; by default that of `seed_everything`.
@@ -79,7 +80,7 @@ class ConvergenceMonitor(Monitor):
         self._runs, self._name, self._algorithm = runs, name, algorithm
         self._seed, self._wer = seed, wer
         self._chance, self._best, self._restored = chance, NONE_YET, False
-        self._peak_lr = 0.0
+        self._peak_lr, self._files = 0.0, DiagnosticFiles()
         self._forget()
 
     def _forget(self) -> None:
@@ -203,17 +204,20 @@ class ConvergenceMonitor(Monitor):
     ) -> None:
         if isinstance(exception, FloatingPointError):
             self.diverged = True
-            self._summarize(trainer)
+            # Loggers write files, too, and their error would take this one's place.
+            with self._files.may_fail():
+                self._summarize(trainer)
 
     def _summarize(self, trainer: Trainer) -> None:
         self.run = self._row(trainer)
         if not trainer.is_global_zero:
             return
+        if self._runs is not None:
+            with self._files.may_fail():
+                write_run(self.run, self._runs)
         for logger in trainer.loggers:
             logger.log_hyperparams(settings_of(self.run))
         log(trainer, results_of(self.run))
-        if self._runs is not None:
-            write_run(self.run, self._runs)
 
     def _row(self, trainer: Trainer) -> Run:
         algorithm, batch = algorithm_of(trainer), self._global_batch(trainer)

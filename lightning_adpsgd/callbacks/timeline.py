@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
+from lightning_adpsgd.callbacks.diagnostic_files import DiagnosticFiles
 from lightning_adpsgd.callbacks.gossip import exposed_seconds, statistics_of
 from lightning_adpsgd.callbacks.reporting import within_training
 from lightning_adpsgd.files import written_whole
@@ -27,7 +28,8 @@ class Entry(NamedTuple):
     """A step, or another `event`: one line of the file.
 
     Attributes:
-        begin: Seconds since 1970, by the clock of the learner's host.
+        begin: Seconds since 1970, by the clock of the learner's host when the training
+            began.
         end: The same.
         waited: Seconds in between for which the training thread waited for others.
         exchanges: Number of exchanges with a peer that ended meanwhile.
@@ -64,8 +66,9 @@ class Timeline(Callback):
 
     Each learner rewrites `folder/<name>.timeline.csv` at each validation, at the end,
     after an error, and every `every_s` seconds in between. The file of a killed learner
-    is complete up to its last write. Nothing is communicated. With `AllreduceWait`
-    among the callbacks, waits for the gradient allreduce are included.
+    is complete up to its last write. An error of the disk is a warning. Nothing is
+    communicated. With `AllreduceWait` among the callbacks, waits for the gradient
+    allreduce are included.
 
     Args:
         folder: Folder of the files, the same for all learners of a run.
@@ -92,21 +95,24 @@ class Timeline(Callback):
         self._folder, self._name, self._every_s = Path(folder), name, every_s
         self._entries = deque[Entry](maxlen=steps)
         self._before: _Counts | None = None
-        self._begin = self._meeting = self._written = 0.0
+        self._begin = self._meeting = self._written = self._since_1970 = 0.0
+        self._files = DiagnosticFiles()
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._entries.clear()
-        self._before, self._written = _Counts.of(trainer), time.time()
+        # A host's clock may be set while the training runs.
+        self._since_1970 = time.time() - time.monotonic()
+        self._before, self._written = _Counts.of(trainer), self._now()
 
     @override
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
-        self._begin = time.time()
+        self._begin = self._now()
 
     @override
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         assert self._before is not None
-        now, after = time.time(), _Counts.of(trainer)
+        now, after = self._now(), _Counts.of(trainer)
         self._entries.append(_entry(self._begin, now, self._before, after))
         self._before = after
         if now - self._written > self._every_s:
@@ -114,11 +120,11 @@ class Timeline(Callback):
 
     def on_consensus_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins a validation's entry, which includes the meeting before it."""
-        self._meeting = time.time()
+        self._meeting = self._now()
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin, self._meeting = self._meeting or time.time(), 0.0
+        self._begin, self._meeting = self._meeting or self._now(), 0.0
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -129,7 +135,7 @@ class Timeline(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._note("end", time.time())
+        self._note("end", self._now())
         self._write(trainer)
 
     @override
@@ -138,7 +144,7 @@ class Timeline(Callback):
     ) -> None:
         if self._before is not None:
             message = " ".join(str(exception).split())
-            self._note(f"{type(exception).__name__}: {message}", time.time())
+            self._note(f"{type(exception).__name__}: {message}", self._now())
             self._write(trainer)
             self._before = None
 
@@ -149,12 +155,16 @@ class Timeline(Callback):
         self._before = None  # errors from here on are not of this training
 
     def _note(self, event: str, begin: float) -> None:
-        self._entries.append(Entry(begin, time.time(), event=event))
+        self._entries.append(Entry(begin, self._now(), event=event))
+
+    def _now(self) -> float:
+        return self._since_1970 + time.monotonic()
 
     def _write(self, trainer: Trainer) -> None:
         name = self._name or str(trainer.global_rank)
-        write_timeline(self._folder / f"{name}{SUFFIX}", self._entries)
-        self._written = time.time()
+        with self._files.may_fail():
+            write_timeline(self._folder / f"{name}{SUFFIX}", self._entries)
+        self._written = self._now()
 
 
 def write_timeline(path: Path, entries: Iterable[Entry]) -> None:

@@ -99,9 +99,9 @@ def waiting_s() -> float | None:
     """
     try:
         line, *_ = _PRESSURE.read_text(encoding="ascii").splitlines()
-    except OSError:
+        return int(line.rpartition("total=")[2]) / 1e6
+    except (OSError, ValueError):  # missing, or masked by a container
         return None
-    return int(line.rpartition("total=")[2]) / 1e6
 
 
 def crowding(before: float | None, after: float | None, seconds: float) -> float:

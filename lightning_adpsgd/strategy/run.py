@@ -89,6 +89,12 @@ class TrainingRun:
         shares = self.sharing is not None and self.sharing.shares
         return self.sharing if shares else None
 
+    @property
+    def is_told_to_leave(self) -> bool:
+        """Whether SIGTERM has come to a learner of an island of several."""
+        island = self.job.island
+        return island is not None and island.engine.members.wants_to_leave
+
     def adapt(self, overrides: Overrides) -> None:
         """Replaces the parts of Lightning that assume learners in lockstep."""
         trainer, job = self._trainer, self.job
@@ -217,8 +223,10 @@ class TrainingRun:
         if self.work_sharing is not None:
             self.work_sharing.leave()
         if (name := self.job.depart()) is not None:
-            path = _save(self._trainer, f"{PREEMPTED}{name}")
-            rank_zero_info(f"This island has left the others and saved {path}.")
+            path = _place_of(self._trainer, f"{PREEMPTED}{name}")
+            # Before the save, whose error is a warning.
+            rank_zero_info(f"This island has left the others, and saves {path}.")
+            self._trainer.save_checkpoint(path)
 
 
 def set_up_run(
@@ -271,8 +279,6 @@ def _shares_work(trainer: pl.Trainer, dials: Dials) -> bool | None:
     return None if may_share(trainer, dials) else False
 
 
-def _save(trainer: pl.Trainer, name: str) -> Path:
+def _place_of(trainer: pl.Trainer, name: str) -> Path:
     chosen = getattr(trainer.checkpoint_callback, "dirpath", None)
-    path = Path(chosen or trainer.default_root_dir) / f"{name}.ckpt"
-    trainer.save_checkpoint(path)
-    return path
+    return Path(chosen or trainer.default_root_dir) / f"{name}.ckpt"

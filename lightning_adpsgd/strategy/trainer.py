@@ -38,6 +38,7 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
     resumed_from,
 )
 from lightning_adpsgd.strategy.checkpoints.file_names import keep_files_apart
+from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.checkpoints.saving import (
     BackgroundCheckpointIO,
@@ -130,6 +131,8 @@ class HADPSGDStrategy(ModelParallelInside):
         if trainer.state.fn != TrainerFn.FITTING:
             super().setup(trainer)
             return
+        if isinstance(self.checkpoint_io, WholeCheckpointIO | BackgroundCheckpointIO):
+            self.checkpoint_io.hurry_if(self._ends_soon)
         self._overrides = Overrides()
         keep_files_apart(trainer, self._overrides)
         if self._dials.tensor_parallel_size > 1:
@@ -381,6 +384,12 @@ class HADPSGDStrategy(ModelParallelInside):
     def _interrupted(self) -> bool:
         trainer = self._trainer_or_none()
         return trainer is not None and trainer.interrupted
+
+    def _ends_soon(self) -> bool:
+        """Whether an exception or SIGTERM ends this training; for any thread."""
+        trainer, run = self._trainer_or_none(), self._run
+        told = trainer is not None and trainer.received_sigterm
+        return told or self._interrupted() or (run is not None and run.is_told_to_leave)
 
     def _trainer_or_none(self) -> pl.Trainer | None:
         return getattr(self.lightning_module, "_trainer", None)

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_adpsgd.callbacks import ConvergenceMonitor
+from lightning_adpsgd.callbacks import ConvergenceMonitor, convergence
 from lightning_adpsgd.callbacks.runs import Run, read_runs
 
 
@@ -195,6 +195,34 @@ def test_a_training_that_ends_in_numbers_that_are_none_has_its_row(tmp_path):
         fit(tmp_path, monitor, 0.5, 0.25, callbacks=(Breaks(FloatingPointError()),))
     [run] = read_runs(tmp_path)
     assert (run.diverged, run.best_loss) == (True, 0.25)
+
+
+def test_a_row_that_cannot_be_written_is_no_reason_for_an_error(tmp_path):
+    folder = tmp_path / "runs"
+    folder.touch()
+    monitor = ConvergenceMonitor(runs=folder, name="one")
+    with pytest.warns(UserWarning, match=r"could not be written.*/runs'"):
+        fit(tmp_path, monitor, 0.5)
+    assert row_of(monitor).best_loss == 0.5
+
+
+def raise_full_disk(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "place", [(convergence, "write_run"), (CSVLogger, "log_hyperparams")]
+)
+def test_results_that_cannot_be_written_take_the_place_of_no_error(
+    tmp_path, monkeypatch, place
+):
+    monkeypatch.setattr(*place, raise_full_disk)
+    monitor = ConvergenceMonitor(runs=tmp_path)
+    with (
+        pytest.warns(UserWarning, match="could not be written"),
+        pytest.raises(FloatingPointError),
+    ):
+        fit(tmp_path, monitor, 0.5, 0.25, callbacks=(Breaks(FloatingPointError()),))
 
 
 def test_a_training_that_ends_in_another_error_has_none(tmp_path):

@@ -1,17 +1,18 @@
 """What a learner writes down of its steps, against statistics that are known."""
 
 import csv
-from itertools import pairwise
+from itertools import chain, count, pairwise, repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_adpsgd.callbacks import Timeline
+from lightning_adpsgd.callbacks import Timeline, timeline
 from lightning_adpsgd.mixing.statistics import Statistics
 
 DATA = DataLoader(TensorDataset(torch.zeros(4, 1)))
@@ -63,11 +64,17 @@ def fit(
     return lines(folder)
 
 
-def trainer_of(folder: Path, steps: int = 2000, **more: Any) -> Trainer:
+def trainer_of(
+    folder: Path,
+    steps: int = 2000,
+    every_s: float = 30.0,
+    callbacks: tuple[Callback, ...] = (),
+    **more: Any,
+) -> Trainer:
     settings: dict[str, Any] = {"devices": 1, **more}
     return Trainer(
         accelerator="cpu",
-        callbacks=[Timeline(folder, steps=steps)],
+        callbacks=[Timeline(folder, steps=steps, every_s=every_s), *callbacks],
         logger=False,
         max_epochs=1,
         enable_checkpointing=False,
@@ -128,6 +135,56 @@ def test_an_error_of_a_later_evaluation_is_not_of_the_training(tmp_path):
     with pytest.raises(Exception, match=r"No `validation_step\(\)`"):
         trainer.validate(model, DATA, verbose=False)
     assert lines(tmp_path)[-1]["event"] == "end"
+
+
+def test_a_file_that_cannot_be_written_is_no_reason_for_an_error(tmp_path):
+    folder = tmp_path / "folder"
+    folder.touch()
+    with pytest.warns(UserWarning, match=r"not be written.*/folder'") as told:
+        trainer_of(folder, every_s=1e-9).fit(Slope(), DATA, DATA)
+    assert sum("could not be written" in str(one.message) for one in told) == 1
+
+
+def test_a_file_that_cannot_be_written_takes_the_place_of_no_error(tmp_path):
+    folder = tmp_path / "folder"
+    folder.touch()
+    with (
+        pytest.warns(UserWarning, match="could not be written"),
+        pytest.raises(RuntimeError, match="the disk\nis full"),
+    ):
+        trainer_of(folder).fit(Slope(fails_at=2), DATA, DATA)
+
+
+class AfterStep(Callback):
+    """Calls a function at the end of each step."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        self._function(trainer.global_step)
+
+
+def test_a_file_is_written_as_soon_as_it_can_be(tmp_path):
+    folder = tmp_path / "folder"
+    folder.touch()
+    makes_room = AfterStep(lambda step: folder.unlink() if step == 1 else None)
+    with pytest.warns(UserWarning, match="could not be written"):
+        found = fit(folder, every_s=1e-9, callbacks=(makes_room,))
+    assert [one["event"] for one in found] == [*[""] * 4, "validation", "end"]
+
+
+def test_a_clock_that_is_set_back_delays_no_write(tmp_path, monkeypatch):
+    wall, seconds = chain([1e6], repeat(1e3)), count(5.0)
+    clock = SimpleNamespace(time=lambda: next(wall), monotonic=lambda: next(seconds))
+    monkeypatch.setattr(timeline, "time", clock)
+    num_lines = AfterStep(lambda step: sizes.append(len(lines(tmp_path))))
+    sizes: list[int] = []
+    found = fit(tmp_path, every_s=0.5, callbacks=(num_lines,))
+    assert sizes == [1, 2, 3, 4]
+    times = [float(one[name]) for one in found for name in ("begin", "end")]
+    assert all(before <= after for before, after in pairwise(times))
+    assert 1e6 < times[0] < 1e6 + 10
 
 
 @pytest.mark.parametrize("argument", ["steps", "every_s"])

@@ -151,10 +151,13 @@ def test_a_whole_share_is_no_bound(clock: Clock) -> None:
     assert cores.pause_s() == 0.0
 
 
+@pytest.mark.parametrize("text", [None, "", "masked\n", "\u2205"])
 def test_a_system_that_does_not_tell_is_taken_to_be_crowded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
-    monkeypatch.setattr(pacing, "_PRESSURE", tmp_path / "none")
+    monkeypatch.setattr(pacing, "_PRESSURE", path := tmp_path / "cpu")
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
     assert pacing.waiting_s() is None
     assert crowding(None, None, 1.0) == 1.0
     assert crowding(3.0, 3.5, 2.0) == 0.25

@@ -96,6 +96,7 @@ ROOMS = {
             "strategy/checkpoints/test_saving.py",
             "strategy/checkpoints/test_sharded.py",
             "strategy/checkpoints/test_exact_resume_integration.py",
+            "test_files.py",
         ),
     ),
 }

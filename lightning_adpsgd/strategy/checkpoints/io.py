@@ -36,6 +36,13 @@ PATIENCE_S = 120.0
 
 _MAY_PASS = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT}
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_LOOK_S = 1.0
+"""The time after which a pause looks whether the training ends."""
+
+
+def never() -> bool:
+    """The answer of a `CheckpointIO` that no strategy has told when training ends."""
+    return False
 
 
 def flawed_loader(version: str = torch.__version__) -> str | None:
@@ -64,7 +71,11 @@ class WholeCheckpointIO(TorchCheckpointIO):
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
-        self._patience_s = patience_s
+        self._patience_s, self._ends_soon = patience_s, never
+
+    def hurry_if(self, ends_soon: Callable[[], bool]) -> None:
+        """Makes one attempt the last, once this function says that training ends."""
+        self._ends_soon = ends_soon
 
     @override
     def save_checkpoint(
@@ -121,12 +132,14 @@ class WholeCheckpointIO(TorchCheckpointIO):
         """Acts, again while its error may be temporary; pauses double up to a bound."""
         end, pause = time.monotonic() + self._patience_s, _FIRST_PAUSE_S
         while True:
+            # Before the attempt, so that one follows when the training ends meanwhile.
+            is_last = self._ends_soon()
             try:
                 action()
                 return
             except OSError as cause:
                 error, left = _named(cause, path, done), end - time.monotonic()
-                if error.errno not in _MAY_PASS or left <= 0:
+                if error.errno not in _MAY_PASS or left <= 0 or is_last:
                     raise error from cause
             pause = min(pause, left)
             warnings.warn(
@@ -134,8 +147,14 @@ class WholeCheckpointIO(TorchCheckpointIO):
                 "this does not end the training",
                 stacklevel=2,
             )
-            time.sleep(pause)
+            self._pause(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _pause(self, seconds: float) -> None:
+        # Not on an event, whose lock a signal handler may find held by its own thread.
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0 and not self._ends_soon():
+            time.sleep(min(left, _LOOK_S))
 
 
 def check_file(path: str) -> None:

@@ -25,6 +25,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from typing_extensions import override
 
+from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO, never
+
 _IMMUTABLE = {type(None), bool, int, float, complex, str, bytes}
 
 
@@ -39,27 +41,35 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 
     Only the training thread calls the methods. A writing thread touches nothing but its
     snapshot, and the interpreter does not exit before its work is done. If it fails,
-    the next call that waits raises the error, once.
+    the next call that waits raises the error, once. It is a warning where the training
+    is about to end, so that a learner that is told to leave does so.
     """
 
     def __init__(self, checkpoint_io: CheckpointIO) -> None:
         self._io = checkpoint_io
         self._work: _Work | None = None
         self._pending: set[str] = set()
+        self._ends_soon = never
+
+    def hurry_if(self, ends_soon: Callable[[], bool]) -> None:
+        """As of `WholeCheckpointIO`; errors of earlier saves are warnings then."""
+        self._ends_soon = ends_soon
+        if isinstance(self._io, WholeCheckpointIO):
+            self._io.hurry_if(ends_soon)
 
     @override
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
         """Writes a checkpoint, once pending writes are on the disk."""
-        self.wait()
+        self._wait_for_earlier()
         self._io.save_checkpoint(checkpoint, path, storage_options)
 
     def save_in_background(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
         """Takes a snapshot, which a thread writes; waits for the previous save."""
-        self.wait()
+        self._wait_for_earlier()
         snapshot = snapshot_of(checkpoint)
         save = partial(self._io.save_checkpoint, snapshot, path, storage_options)
         self._begin(save, path)
@@ -100,6 +110,10 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     def wait_for(self, path: Any) -> None:
         """Waits if this file is being written or removed; raises as `wait` does."""
         if str(path) in self._pending:
+            self._wait_for_earlier()
+
+    def _wait_for_earlier(self) -> None:
+        with _only_warns(self._ends_soon):
             self.wait()
 
     def _begin(self, action: Callable[[], None], path: Any) -> None:
@@ -144,24 +158,24 @@ def save_for(
         return
     interrupted = trainer is not None and trainer.interrupted
     finish_saves(checkpoint_io, interrupted)
-    with _only_warns(interrupted):
+    with _only_warns(lambda: interrupted):
         checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
 
 
 def finish_saves(checkpoint_io: CheckpointIO, interrupted: bool) -> None:
     """Waits until all files that are written in the background are on the disk."""
     if isinstance(checkpoint_io, BackgroundCheckpointIO):
-        with _only_warns(interrupted):
+        with _only_warns(lambda: interrupted):
             checkpoint_io.wait()
 
 
 @contextmanager
-def _only_warns(interrupted: bool) -> Iterator[None]:
+def _only_warns(condition: Callable[[], bool]) -> Iterator[None]:
     """Keeps the error of a save from hiding the one that interrupted the training."""
     try:
         yield
     except Exception as error:
-        if not interrupted:
+        if not condition():
             raise
         rank_zero_warn(str(error))
 

@@ -2,15 +2,29 @@
 
 import errno
 import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from typing_extensions import override
 
 from lightning_adpsgd.strategy.checkpoints import io as checkpoint_io
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
+from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
+from lightning_adpsgd.strategy.run import TrainingRun
+from tests.helpers import PATIENCE_S, forked
+from tests.learners import Linear, gossip, loader, trainer_of
 
 MAY_PASS = [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT]
 
@@ -28,13 +42,15 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, left: int) -> None:
         self.number, self.left, self.now = number, left, 0.0
-        self.pauses: list[float] = []
+        self.num_attempts = 0
         self._write = checkpoint_io.write_checkpoint
         monkeypatch.setattr(checkpoint_io, "write_checkpoint", self.write)
-        monkeypatch.setattr(checkpoint_io.time, "sleep", self.sleep)
-        monkeypatch.setattr(checkpoint_io.time, "monotonic", lambda: self.now)
+        # Not of the module `time` itself: other threads sleep, too.
+        self.time = SimpleNamespace(sleep=self.sleep, monotonic=lambda: self.now)
+        monkeypatch.setattr(checkpoint_io, "time", self.time)
 
     def write(self, value: Any, file: Any) -> None:
+        self.num_attempts += 1
         if self.left:
             file.write(b"half of it")
             self.left -= 1
@@ -42,8 +58,13 @@ class Disk:
         self._write(value, file)
 
     def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
         self.now += seconds
+
+
+def pauses_told(record: Sequence[Any]) -> list[int]:
+    """The seconds that warnings name."""
+    found = (re.search(r"attempt is in (\d+) s", str(one.message)) for one in record)
+    return [int(one[1]) for one in found if one]
 
 
 @pytest.mark.parametrize("number", MAY_PASS)
@@ -55,8 +76,8 @@ def test_a_save_whose_error_passes_is_tried_again_and_succeeds(
         WholeCheckpointIO().save_checkpoint(checkpoint(1), path)
     assert number_in(path) == 1
     assert list(tmp_path.iterdir()) == [path]
-    assert disk.pauses == [1, 2, 4, 8]
-    assert len([w for w in record if "next attempt" in str(w.message)]) == 4
+    assert pauses_told(record.list) == [1, 2, 4, 8]
+    assert disk.now == 15
 
 
 def test_a_save_whose_error_does_not_pass_ends_after_its_bound(
@@ -66,12 +87,12 @@ def test_a_save_whose_error_does_not_pass_ends_after_its_bound(
     plugin.save_checkpoint(checkpoint(1), path)
     disk = Disk(monkeypatch, errno.ENOSPC, 1000)
     with (
-        pytest.warns(UserWarning, match="next attempt"),
+        pytest.warns(UserWarning, match="next attempt") as record,
         pytest.raises(OSError, match=r"a\.ckpt could not be written \(No space left"),
     ):
         plugin.save_checkpoint(checkpoint(2), path)
-    assert sum(disk.pauses) == 100
-    assert max(disk.pauses) == 30
+    assert disk.now == 100
+    assert max(pauses_told(record.list)) == 30
     assert number_in(path) == 1
 
 
@@ -82,7 +103,7 @@ def test_an_error_that_cannot_pass_is_raised_at_once(
     disk = Disk(monkeypatch, number, 1)
     with pytest.raises(OSError, match=os.strerror(number)):
         WholeCheckpointIO().save_checkpoint(checkpoint(1), tmp_path / "a.ckpt")
-    assert disk.pauses == []
+    assert disk.now == 0
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_at_once_is_removed_later(
@@ -93,7 +114,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_at_once_is_removed_later(
     disk, remove = Disk(monkeypatch, errno.EIO, 0), TorchCheckpointIO.remove_checkpoint
 
     def fails_once(self: Any, path: Any) -> None:
-        if not disk.pauses:
+        if not disk.now:
             raise OSError(errno.EIO, "Input/output error")
         remove(self, path)
 
@@ -101,3 +122,77 @@ def test_an_old_checkpoint_that_cannot_be_removed_at_once_is_removed_later(
     with pytest.warns(UserWarning, match=r"a\.ckpt could not be removed"):
         plugin.remove_checkpoint(path)
     assert not path.exists()
+
+
+# --- while the training ends
+
+
+@pytest.mark.parametrize("wrap", [lambda io: io, BackgroundCheckpointIO])
+def test_a_pause_ends_with_the_training_and_one_attempt_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrap: Callable[[Any], Any]
+) -> None:
+    disk, plugin = Disk(monkeypatch, errno.ENOSPC, 1000), wrap(WholeCheckpointIO())
+    plugin.hurry_if(lambda: disk.now >= 3)
+    save = partial(plugin.save_checkpoint, checkpoint(1), tmp_path / "a.ckpt")
+    with (
+        pytest.warns(UserWarning, match="next attempt"),
+        pytest.raises(OSError, match="No space left"),
+    ):
+        save()
+    assert (disk.now, disk.num_attempts) == (3, 3)
+    with pytest.raises(OSError, match="No space left"):
+        save()
+    assert (disk.now, disk.num_attempts) == (3, 4)
+
+
+def test_sigterm_ends_a_training_that_waits_for_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, second_step = Disk(monkeypatch, errno.ENOSPC, 1000), threading.Event()
+    saver = ModelCheckpoint(
+        tmp_path, every_n_train_steps=1, save_last=True, save_top_k=0
+    )
+
+    class Marks(Callback):
+        """Its hook is called before the save of the second step, which waits."""
+
+        @override
+        def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+            if trainer.global_step == 2:
+                second_step.set()
+
+    def learner(rank: int) -> tuple[int, float]:
+        callbacks: list[Any] = [Marks(), saver]
+        trainer = trainer_of(
+            gossip(), 1, callbacks=callbacks, enable_checkpointing=True
+        )
+
+        def sleep(seconds: float) -> None:
+            disk.sleep(seconds)
+            assert second_step.wait(PATIENCE_S)
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not trainer.received_sigterm:
+                assert second_step.wait(PATIENCE_S)
+
+        disk.time.sleep = sleep
+        with (
+            pytest.warns(UserWarning, match=r"No space left.*intact$"),
+            pytest.raises(SIGTERMException),
+        ):
+            trainer.fit(Linear(), loader(6))
+        return trainer.global_step, disk.now
+
+    (outcome,) = forked(1, learner)
+    assert outcome.value == (2, 1), outcome.error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_learner_of_an_island_ends_soon_once_one_of_them_is_told_to_leave() -> None:
+    members = SimpleNamespace(wants_to_leave=False)
+    island = SimpleNamespace(engine=SimpleNamespace(members=members))
+    job: Any = SimpleNamespace(island=island)
+    strategy = gossip()
+    strategy._run = TrainingRun(trainer_of(strategy, 1), job, strategy.dials, None)
+    assert not strategy._ends_soon()
+    members.wants_to_leave = True
+    assert strategy._ends_soon()

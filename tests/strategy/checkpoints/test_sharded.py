@@ -185,10 +185,12 @@ def test_an_error_of_the_first_learner_ends_the_others_with_its_cause(
         return told
 
     own, others = values(learners(2, program))
-    assert own == [str(FULL)] * 2
-    for message in others:
+    assert own[0] == str(FULL)
+    file = tmp_path / ".last.ckpt.unfinished" / sharded.META
+    assert own[1] == f"{FULL}: '{file}'"
+    for message, cause in zip(others, own, strict=True):
         assert message.endswith(
-            "last.ckpt was not written: learner 0 raised OSError: " + str(FULL)
+            f"last.ckpt was not written: learner 0 raised OSError: {cause}"
         )
 
 
