@@ -407,14 +407,19 @@ class Connections(ServiceThread):
         before = self._peers[member.incarnation]
         after, news = transition(before, event, time.monotonic())
         self._peers[member.incarnation] = after
-        self._report(member, news, reason)
+        # A stopped process asks on, too, as its kernel holds its connections.
+        is_one_way = event is Event.PROBE_FAILED and (
+            member.number in self._links.callers(0)
+        )
+        self._report(member, news, reason, is_one_way)
 
-    def _report(self, member: Member, news: News, reason: str) -> None:
+    def _report(
+        self, member: Member, news: News, reason: str, is_one_way: bool
+    ) -> None:
         match news:
             case News.LOST:
                 self.lost += 1
-                calls = member.number in self._links.callers(0)
-                address = self._links.address_of(member) if calls else None
+                address = self._links.address_of(member) if is_one_way else None
                 _warn_of_loss(member, reason, address, len(self._alive()) + 1)
             case News.LEFT:
                 _log.info("%s has left", member)

@@ -159,6 +159,17 @@ def test_who_asks_and_cannot_be_dialed_is_told_from_one_that_is_lost(
     assert two.startswith(f"lost {TWO}: timed out. The others connect around it")
 
 
+def test_who_is_stopped_is_lost_although_its_connections_stand(
+    ours: Connections, played: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    played.transport.callers = lambda: [1]
+    ours._take_turn()
+    played.membership.members = MemberList(2, {0: OWN, 2: TWO})
+    ours._take_turn()
+    (message,) = caplog.messages
+    assert message.startswith(f"lost {ONE}: it has shown no sign of life")
+
+
 def test_who_reaches_others_that_do_not_call_hears_of_it(
     ours: Connections,
     played: Played,
