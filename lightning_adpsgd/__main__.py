@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias, get_args
 
@@ -38,6 +39,8 @@ from lightning_adpsgd.strategy.checkpoints.sharded import export
 from lightning_adpsgd.topology.named import TOPOLOGIES
 from lightning_adpsgd.transport.links.credentials import FOLDER
 from lightning_adpsgd.transport.links.issuing import issue
+from lightning_adpsgd.transport.links.sockets import Address
+from lightning_adpsgd.transport.network_interfaces import is_loopback
 from lightning_adpsgd.virtual.clock import Compute, Link, check_count, check_positive
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -330,7 +333,12 @@ def _add_rendezvous(commands: _Commands) -> None:
         "interrupted. It keeps nothing on disk and may be started again at any time.",
     )
     add.add_argument("--port", type=_port, required=True)
-    add.add_argument("--host", default="", help="address to listen at; by default all")
+    add.add_argument(
+        "--host",
+        default="",
+        help="address or name of the interface to listen at; by default all of this "
+        "host, IPv6 too",
+    )
     add.set_defaults(command=_rendezvous)
 
 
@@ -344,8 +352,21 @@ def _rendezvous(chosen: argparse.Namespace) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    print(f"rendezvous at {chosen.host or '*'}:{chosen.port}", flush=True)
-    rendezvous.serve(chosen.host, chosen.port, stop)
+    host, port = chosen.host, chosen.port
+    say = partial(_say_where, host, port)
+    rendezvous.serve(host, port, stop, on_ready=say)
+
+
+def _say_where(host: str, port: int, found: str) -> None:
+    print(f"rendezvous at {Address(found if host else '*', port)}", flush=True)
+    is_name = host not in ("", found) and "localhost" not in host
+    if is_name and is_loopback(found):
+        print(
+            f"! {host!r} is {found} on this host, a loopback address, which no other "
+            "host can reach. Give `--host` an address of the job's network, or leave "
+            "it out",
+            flush=True,
+        )
 
 
 # --- credentials

@@ -280,6 +280,8 @@ class Gossip(Communication):
                 peers.call(asked)
         if self._group.index == 0 and self.members.own_is_first:
             self._traffic.report_rate()
+        if self._group.index == 0 and self.members.are_fixed:
+            self.peers_by_section[0].warn_of_silence()
 
     @property
     @override

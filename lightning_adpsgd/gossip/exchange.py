@@ -78,13 +78,20 @@ _ROUND_TRIPS = 16
 _PIECE_ELEMENTS = 1 << 17
 
 
-class Channel(NamedTuple):
-    """The connection of one lane; `timeout` applies to each message."""
+@dataclass
+class Channel:
+    """The connection of one lane; `timeout` applies to each message.
+
+    Attributes:
+        waits_since: time since which it waits for a message, by `time.monotonic`;
+            infinite while it does not. The lane's thread writes it, others read it.
+    """
 
     transport: Transport
     peer: int
     lane: int
     timeout: timedelta
+    waits_since: float = math.inf
 
     def post_send(self, tensor: Tensor) -> Pending:
         """Posts a send; the tensor must not change before its wait returns."""
@@ -96,8 +103,12 @@ class Channel(NamedTuple):
 
     def wait(self, posted: Iterable[Pending]) -> None:
         """Waits until all posted operations are done."""
-        for pending in posted:
-            pending.wait(self.timeout)
+        try:
+            for pending in posted:
+                self.waits_since = time.monotonic()
+                pending.wait(self.timeout)
+        finally:
+            self.waits_since = math.inf
 
     def receive(self, into: Tensor) -> None:
         """Receives a message."""

@@ -34,7 +34,8 @@ class CoreShare:
     several waiting exchanges starts. The asked end pays afterwards. `_lock` guards all
     fields.
 
-    A `share` of 1 is no bound. `has_bound` is set once an exchange has had to wait.
+    A `share` of 1 is no bound. `bound_s` is for how many seconds the bound has made
+    exchanges wait, each second once.
 
     Args:
         share: the bound, in (0, 1].
@@ -44,10 +45,11 @@ class CoreShare:
     """
 
     def __init__(self, share: float, in_full: bool = False) -> None:
-        self._share, self._in_full, self.has_bound = share, in_full, False
+        self._share, self._in_full, self.bound_s = share, in_full, 0.0
         self._lock = threading.Lock()
         # When all is paid; the cost of an exchange; the part paid before its end.
         self._even_at, self._cost, self._ahead = 0.0, 0.0, 0.0
+        self._counted_to = 0.0  # the end of what `bound_s` has
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
@@ -78,9 +80,11 @@ class CoreShare:
         if self._share == 1:
             return 0.0
         with self._lock:
-            left = self._even_at - time.monotonic()
+            now = time.monotonic()
+            left = self._even_at - now
             if left > 0:
-                self.has_bound = True
+                self.bound_s += self._even_at - max(now, self._counted_to)
+                self._counted_to = self._even_at
                 return left
             self._charge(self._cost)
             self._ahead += self._cost
@@ -315,6 +319,9 @@ class Traffic:
     def report_rate(self) -> None:
         """Warns once, after the first minute, if `cpu_share` makes exchanges rare.
 
+        They may be rare because a cable was out: the bound is the reason only if they
+        have waited for it most of the time.
+
         Only the training thread of one learner calls it, at each step.
         """
         now = time.monotonic()
@@ -324,7 +331,7 @@ class Traffic:
             return
         self._reports_at = math.inf
         rate = self._account.exchanges_per_step
-        if self.cores.has_bound and rate < _RARE:
+        if self.cores.bound_s > _REPORT_AFTER_S / 2 and rate < _RARE:
             _log.warning(
                 "A learner exchanges weights %.2g times per step, so that exchanges "
                 "take at most `cpu_share=%g` of the training's time. Raise `cpu_share` "

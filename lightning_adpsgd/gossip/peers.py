@@ -6,6 +6,7 @@ and answers at once when it asks, whatever training is doing (`protocol.UnderWay
 """
 
 import functools
+import logging
 import threading
 import time
 from collections import deque
@@ -34,6 +35,8 @@ from lightning_adpsgd.gossip.pulls import Pull, Pulls
 from lightning_adpsgd.transport.background import in_background
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.weights.streams import side_stream
+
+_log = logging.getLogger(__name__)
 
 _LONGEST_SILENCE_S = 10.0
 
@@ -280,7 +283,8 @@ class Peers:
     `_state` guards `pairing`, the agreement on pairs that meet at a step boundary
     (None: exchanges begin at any time). It also guards, by peer, `_askers`, which
     control the asking threads, and `_forgotten`, events that are set once a peer's loss
-    is known.
+    is known. `_answering`, the lanes of peers that are answered, changes in single
+    operations. The training thread has `_silent`, the peers of whose silence it warned.
     """
 
     def __init__(
@@ -298,6 +302,7 @@ class Peers:
         self._account, self._threads, self._state = account, threads, threads.state
         self._askers: dict[int, Asker] = {}
         self._forgotten: dict[int, threading.Event] = {}
+        self._answering, self._silent = dict[int, Lane](), set[int]()
 
     def add(self, peer: int) -> None:
         """Starts the asking thread of a peer; does nothing if it has one."""
@@ -315,7 +320,8 @@ class Peers:
 
     def answer(self, peer: int) -> None:
         """Begins to answer a peer until it leaves or is lost."""
-        work = functools.partial(self._answer_all, peer, self._lanes.answering(peer))
+        self._answering[peer] = lane = self._lanes.answering(peer)
+        work = functools.partial(self._answer_all, peer, lane)
         with self._state:
             self._forgotten[peer] = forgotten = threading.Event()
         self._threads.start(
@@ -371,6 +377,23 @@ class Peers:
         for asker in asked:
             asker.call()
 
+    def warn_of_silence(self) -> None:
+        """Warns of each peer that is silent for longer than a live one ever is.
+
+        Its loss may be known only after `timeout`, if its host was cut off.
+        """
+        now, longest_s = time.monotonic(), 2 * silence_s(self._lanes.timeout)
+        for peer, lane in list(self._answering.items()):
+            is_silent = now - lane.channel.waits_since > longest_s
+            if is_silent and peer not in self._silent:
+                _log.warning(
+                    "nothing has come from super-learner %d for %.0f s: its host may "
+                    "be stopped or cut off. Training continues, and ends if nothing "
+                    "comes for %g s (`timeout`)",
+                    *(peer, longest_s, self._lanes.timeout.total_seconds()),
+                )
+            (self._silent.add if is_silent else self._silent.discard)(peer)
+
     def _answer_all(self, peer: int, lane: Lane) -> None:
         try:
             while (word := lane.hear()) != LEAVE:
@@ -378,6 +401,7 @@ class Peers:
                 self._answer_word(peer, lane, word)
         finally:
             self._traffic.declined_by(peer, self._section)
+            self._answering.pop(peer, None)
         if self._members.on_left is not None:
             self._members.on_left(peer, lane.heard_number > 0, self._section)
 

@@ -29,6 +29,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.gossip.protocol import Pulled
+from lightning_adpsgd.islands.callers import CallersWatch
 from lightning_adpsgd.islands.member_list import Member
 from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.peer_status import (
@@ -44,7 +45,7 @@ from lightning_adpsgd.topology.schedule import LiveSchedule
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.transport.links.credentials import BadCredentials
 from lightning_adpsgd.transport.links.handshake import Refused
-from lightning_adpsgd.transport.links.sockets import evidence_of, probe
+from lightning_adpsgd.transport.links.sockets import Address, evidence_of, probe
 from lightning_adpsgd.transport.links.transport import LinkTransport
 
 _log = logging.getLogger(__name__)
@@ -59,6 +60,41 @@ MOST_UNLISTED = 32
 """The most members that may ask although this island has not seen them on the list."""
 
 _ALONE = "this super-learner alone"
+
+
+def _dial_patiently(dial: Callable[[], None], deadline: float) -> None:
+    """Dials, and twice more while nothing answers and time is left.
+
+    One lost packet leaves no member out: a dial ends before the kernel sends the first
+    one again.
+    """
+    for again in (True, True, False):
+        try:
+            dial()
+            break
+        except PeerLost as error:
+            is_in_time = time.monotonic() < deadline
+            if not (again and is_in_time and error.evidence == "silence"):
+                raise
+
+
+def _warn_of_loss(
+    member: Member, reason: str, calls_from: Address | None, num_left: int
+) -> None:
+    """Warns of a member that is not asked any more; `calls_from` None: nor does it."""
+    if calls_from is not None:
+        _log.warning(
+            "%s asks this super-learner, but cannot be reached at its address %s (%s). "
+            "Look for a firewall or an address translation on its side, or another "
+            "address of its host. It exchanges when it asks, and its weights are left "
+            "out of validations and of the consensus model",
+            *(member, calls_from, reason),
+        )
+        return
+    _log.warning(
+        "lost %s: %s. The others connect around it; training continues with %s",
+        *(member, reason, f"{num_left} super-learners" if num_left > 1 else _ALONE),
+    )
 
 
 class _Posted(NamedTuple):
@@ -107,7 +143,7 @@ class Connections(ServiceThread):
         self._dialed, self._temporary = set[int](), set[int]()
         self._peers: dict[str, Peer] = {}  # all members ever met, by incarnation
         self._probe_around_at, self.why_none = 0.0, dict[str, str]()
-        self.joined = self.lost = 0
+        self._callers, self.joined, self.lost = CallersWatch(), 0, 0
         membership.services.append(self)
 
     # --- for others
@@ -166,10 +202,14 @@ class Connections(ServiceThread):
         member = self._membership.members.by_number.get(number)
         if member is None:
             return None
-        self._temporary.add(number)
-        try:
+
+        def dial() -> None:
             with self._dialing:
                 self._dial(member)
+
+        self._temporary.add(number)
+        try:
+            _dial_patiently(dial, deadline)
             return self.engine.pull(number, deadline - time.monotonic(), watch)
         except (PeerLost, TimeoutError) as error:
             self._say_why_none(member, error)
@@ -220,6 +260,7 @@ class Connections(ServiceThread):
             self._probe([one for one in self._present() if one.needs_probe])
             if self._retry_suspects():
                 self._connect_to_peers()
+            self._callers.look(self._links, self._membership, self._dialed)
 
     def _stand_apart(self) -> None:
         with self._dialing:
@@ -366,21 +407,20 @@ class Connections(ServiceThread):
         before = self._peers[member.incarnation]
         after, news = transition(before, event, time.monotonic())
         self._peers[member.incarnation] = after
-        self._report(member, news, reason)
+        # A stopped process asks on, too, as its kernel holds its connections.
+        is_one_way = event is Event.PROBE_FAILED and (
+            member.number in self._links.callers(0)
+        )
+        self._report(member, news, reason, is_one_way)
 
-    def _report(self, member: Member, news: News, reason: str) -> None:
+    def _report(
+        self, member: Member, news: News, reason: str, is_one_way: bool
+    ) -> None:
         match news:
             case News.LOST:
                 self.lost += 1
-                left = len(self._alive()) + 1
-                rest = f"{left} super-learners" if left > 1 else _ALONE
-                _log.warning(
-                    "lost %s: %s. The others connect around it; training continues "
-                    "with %s",
-                    member,
-                    reason,
-                    rest,
-                )
+                address = self._links.address_of(member) if is_one_way else None
+                _warn_of_loss(member, reason, address, len(self._alive()) + 1)
             case News.LEFT:
                 _log.info("%s has left", member)
             case News.REACHABLE:

@@ -109,8 +109,9 @@ class Joining:
         wait = self._new_wait(
             f"the rendezvous at {self._address}",
             f"start it with `python -m lightning_adpsgd rendezvous --port "
-            f"{self._address.port}` on {self._address.host}, and open that port in its "
-            "firewall",
+            f"{self._address.port}` on {self._address.host}, open that port in its "
+            "firewall, and see that it listens at this address and that no other "
+            "program has the port",
         )
         while self._membership.member.number < 0:
             wait.go_on(self._membership.outage)

@@ -46,6 +46,8 @@ _ANSWER_S = 2.0
 _NO_CREDENTIALS = Credentials()
 # How long a client tries to connect.
 _CONNECT = timedelta(seconds=1)
+# The same for the server's own client: a busy host is no reason to end.
+_OWN_CONNECT = timedelta(minutes=1)
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _AS_NUMBERS = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 _borrowing = threading.Lock()
@@ -273,32 +275,50 @@ _BOUNDS, _OTHER_FILES = Bounds(), 64
 
 
 def serve(
-    host: str, port: int, stop: threading.Event, bounds: Bounds = _BOUNDS
+    host: str,
+    port: int,
+    stop: threading.Event,
+    bounds: Bounds = _BOUNDS,
+    on_ready: Callable[[str], None] = lambda found: None,
 ) -> None:
     """Serves the store from memory until told to stop.
 
     Args:
-        host: address of the interface to listen at; empty: all IPv4 interfaces.
+        host: address or name of the interface to listen at; empty: all interfaces.
+        on_ready: called once the store is served, with the address that it listens at.
 
     Raises:
         OSError: The address is in use, or does not belong to this host.
     """
     bounds = bounds.within(_most_files())
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listener:
+    with _listener(host, port) as listener:
+        found, _ = socket.getnameinfo(listener.getsockname(), _AS_NUMBERS)
         # The store takes over the socket, and closes it in the end.
         store = store_at(
             listener.detach(),
-            host or "127.0.0.1",
+            found if host else "127.0.0.1",
             port,
             is_master=True,
             wait_for_workers=False,
-            timeout=_CONNECT,
+            timeout=_OWN_CONNECT,
         )
+    on_ready(found)
     known = set[int]()
     while not stop.wait(bounds.look_s):
         known = _close_newest(port, known, bounds)
     del store
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A listening socket; at an address of IPv4 if a name has some of both kinds."""
+    if not host and socket.has_dualstack_ipv6():
+        both = {"family": socket.AF_INET6, "dualstack_ipv6": True}
+        return socket.create_server(("", port), **both)
+    found = socket.getaddrinfo(
+        *(host or None, port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    family, *_, place = min(found, key=lambda one: one[0] != socket.AF_INET)
+    return socket.create_server(place, family=family)
 
 
 def _close_newest(port: int, known: set[int], bounds: Bounds) -> set[int]:

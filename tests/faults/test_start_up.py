@@ -23,6 +23,7 @@ def test_who_waits_for_a_rendezvous_says_so_and_obeys_signals(
         assert "s for the rendezvous at tcp://127.0.0.1" in said
         assert "waits at most 1800 s" in said
         assert "python -m lightning_adpsgd rendezvous --port" in said
+        assert "it listens at this address and that no other program has" in said
         assert "training continues" not in said
         islands.signal("a", number)
         assert islands.exit_code("a") == code

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_adpsgd import reference
-from lightning_adpsgd.gossip import exchange
+from lightning_adpsgd.gossip import exchange, peers
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import CoreShare
@@ -126,6 +126,24 @@ def test_one_learner_of_all_reports_how_rare_exchanges_are(
             for vector, gossip in zip(vectors, gossips, strict=True):
                 step(vector, gossip)
     assert told == [4, 0, 0]
+
+
+def test_training_goes_on_and_tells_of_a_peer_that_is_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    vectors, gossips = engines(random_rows(2), "ring")
+
+    def told_in_a_step() -> bool:
+        step(vectors[0], gossips[0])
+        return bool(caplog.messages)
+
+    with running(gossips):
+        assert not told_in_a_step()
+        monkeypatch.setattr(peers, "_LONGEST_SILENCE_S", 0.0)
+        (lane,) = gossips[0].peers_by_section[0]._answering.values()
+        until(lambda: lane.channel.waits_since < time.monotonic(), "a lane that waits")
+        until(told_in_a_step, "the warning")
+    assert caplog.messages[0].startswith("nothing has come from super-learner 1")
 
 
 def test_who_is_exchanging_admits_a_third_afterwards(

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from lightning_adpsgd.gossip.wire import Buffers
 from lightning_adpsgd.transport.base import PeerLost, Pending, Transport
 from lightning_adpsgd.transport.links.peer_info import PROTOCOL
 from lightning_adpsgd.weights.replica import CHUNK_ELEMENTS, PART_ELEMENTS, Replica
-from tests.helpers import PATIENCE, together
+from tests.helpers import PATIENCE, together, until
 from tests.threads import ThreadTransport
 
 pytestmark = pytest.mark.usefixtures("engine_device")
@@ -315,6 +316,22 @@ def test_what_one_end_alone_finds_not_finite_is_left_out_at_both(
     assert [outcome.finite for outcome in outcomes] == [False, False]
     assert ends[0].weights.tolist() == [0.5, 0.5, 0.0, 0.0]
     assert ends[1].weights.tolist() == [0.5, 0.5, 1.0, 1.0]
+
+
+def test_a_lane_knows_since_when_it_waits_for_a_message() -> None:
+    ends, begin = two_ends(torch.zeros(2), torch.ones(2)), time.monotonic()
+    hearing = ends[1].lane
+
+    def waits() -> bool:
+        return begin <= hearing.channel.waits_since <= time.monotonic()
+
+    def say() -> None:
+        until(waits, "a lane that waits")
+        ends[0].lane.say(ALIVE)
+
+    assert hearing.channel.waits_since == math.inf
+    together([say, hearing.hear])
+    assert hearing.channel.waits_since == math.inf
 
 
 def test_words_carry_no_exchange() -> None:

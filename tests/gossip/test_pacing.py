@@ -71,7 +71,7 @@ def test_beside_idle_cores_exchanges_are_free(clock: Clock, cores: CoreShare) ->
         assert cores.pause_s() == 0.0
         with cores.exchange():
             clock.run(1.0, work=0.5, waiting=0.0)
-    assert not cores.has_bound
+    assert cores.bound_s == 0
 
 
 @pytest.mark.parametrize("waiting", [0.25, 1.0])
@@ -83,7 +83,19 @@ def test_where_threads_wait_for_a_core_exchanges_keep_to_their_share(
     with cores.exchange():
         clock.run(2.0, work=0.01, waiting=2 * waiting)
     assert waited(cores, clock) == pytest.approx(0.01 * waiting / 0.1)
-    assert cores.has_bound
+    assert cores.bound_s == pytest.approx(0.01 * waiting / 0.1)
+
+
+def test_seconds_in_which_several_wait_for_the_bound_count_once(
+    clock: Clock, cores: CoreShare
+) -> None:
+    for _ in range(2):
+        cores.merged(0.1)
+        assert [cores.pause_s() for _ in range(2)] == pytest.approx([1.0, 1.0])
+        clock.run(0.5)
+        cores.pause_s()
+        clock.run(9.5)
+    assert cores.bound_s == pytest.approx(2.0)
 
 
 def test_on_a_gpu_exchanges_keep_to_their_share_beside_idle_cores(clock: Clock) -> None:
@@ -294,7 +306,8 @@ def a_minute_of(
 
 
 @pytest.mark.parametrize(
-    ("num_exchanges", "cost_s", "told"), [(9, 1.0, 1), (30, 1.0, 0), (9, 0.0, 0)]
+    ("num_exchanges", "cost_s", "told"),
+    [(9, 3.0, 1), (9, 1.0, 0), (30, 3.0, 0), (9, 0.0, 0)],
 )
 def test_rare_exchanges_are_reported_once_with_the_rate_and_the_option(
     clock: Clock,
@@ -303,7 +316,7 @@ def test_rare_exchanges_are_reported_once_with_the_rate_and_the_option(
     cost_s: float,
     told: int,
 ) -> None:
-    """Only if the option is the reason."""
+    """Only if the option is the reason, and not a cable that was out meanwhile."""
     traffic, replica = course(cpu_share=0.05)
     traffic.cores.merged(cost_s)
     with caplog.at_level(logging.INFO):

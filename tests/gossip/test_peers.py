@@ -1,5 +1,6 @@
 """The two threads of a peer, without threads: whom they ask, and when they end."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_adpsgd.gossip import peers as peers_module
 from lightning_adpsgd.gossip import pulls as pulls_module
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.exchange import ALIVE, DECLINE, LEAVE, PULL, REQUEST
@@ -37,6 +39,10 @@ class PlayedLane:
     def request(self) -> None:
         self.say(REQUEST)
 
+    def hear(self) -> int:
+        self.say()
+        return LEAVE
+
     def pull(self, on_piece: Callable[[float], None]) -> Pulled:
         self.say(PULL)
         return Pulled(BEGINNING, [])
@@ -57,14 +63,18 @@ class Played:
             start=lambda *_: None,
             state=self.state,
         )
-        self.traffic: Any = SimpleNamespace()
+        self.traffic: Any = SimpleNamespace(declined_by=lambda *_: None)
         lane: Any = self.lane
         self.asker = Asker(1, lane, self.traffic, self.threads, 0)
         self.replica = Replica([torch.zeros(4)], 1 << 20, self.state)
         members = Members.fixed(Schedule(find_topology("ring"), 4), 0)
         quarantine: Any = SimpleNamespace(note=lambda outcome, section: None)
         self.account = Account(members, self.replica, quarantine, self.state)
-        lanes: Any = SimpleNamespace(asking=lambda peer: self.lane)
+        lanes: Any = SimpleNamespace(
+            asking=lambda peer: self.lane,
+            answering=lambda peer: self.lane,
+            timeout=timedelta(seconds=4),
+        )
         self.peers = Peers(members, lanes, self.traffic, self.account, self.threads)
 
 
@@ -98,6 +108,32 @@ def test_a_peer_hears_whether_this_end_leaves_for_good(
 
 def test_a_peer_is_silent_for_at_most_a_quarter_of_the_timeout(played: Played) -> None:
     assert played.asker._silence_s == 1.0
+
+
+def test_a_peer_that_is_silent_for_too_long_is_told_of_until_something_comes(
+    played: Played, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its host is cut off, say: its loss is known only after `timeout`."""
+    clock, told = SimpleNamespace(now=100.0), list[int]()
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(peers_module, "time", clock)
+    played.peers.answer(1)
+    for now, waits_since in (
+        *((101.9, 100.0), (102.1, 100.0), (103.0, 100.0)),  # 4 s are the timeout
+        *((104.0, 103.9), (105.0, math.inf), (106.0, 103.9)),
+    ):
+        clock.now, played.lane.channel.waits_since = now, waits_since
+        played.peers.warn_of_silence()
+        told.append(len(caplog.messages))
+    assert told == [0, 1, 1, 1, 1, 2]
+    assert "nothing has come from super-learner 1 for 2 s" in caplog.messages[0]
+    assert "ends if nothing comes for 4 s" in caplog.messages[0]
+    played.lane.is_lost = True
+    with pytest.raises(PeerLost):
+        played.peers._answer_all(1, played.lane)  # pyright: ignore[reportArgumentType]
+    clock.now += 60.0
+    played.peers.warn_of_silence()
+    assert len(caplog.messages) == 2
 
 
 class Waits:

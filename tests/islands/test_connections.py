@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from lightning_adpsgd.islands import connections, section_links
+from lightning_adpsgd.islands import callers, connections, section_links
 from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.member_list import Member, MemberList
 from lightning_adpsgd.islands.peer_status import Event, Peer, Status
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import LiveSchedule, Schedule
-from lightning_adpsgd.transport.base import PeerLost
+from lightning_adpsgd.transport.base import Evidence, PeerLost
 from lightning_adpsgd.transport.links.credentials import BadCredentials
 from lightning_adpsgd.transport.links.sockets import probe
 
@@ -138,6 +138,55 @@ def test_a_second_loss_of_a_suspect_is_no_news_and_a_call_of_it_is(
     assert ours._dialed == {1, 2}
 
 
+def test_who_asks_and_cannot_be_dialed_is_told_from_one_that_is_lost(
+    ours: Connections, played: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It exchanges on, and its weights are missing from the mean."""
+
+    def connect(number: int, *_: object) -> None:
+        raise PeerLost(number, "connecting", "timed out", "silence")
+
+    played.transport.connect = connect
+    played.transport.callers = lambda: [1]
+    played.refuses = {2: TimeoutError("timed out"), 3: TimeoutError("timed out")}
+    ours._take_turn()
+    for number in (1, 2):
+        ours._post(number, Event.CALLED)
+    ours._take_turn()
+    one, two = caplog.messages
+    assert f"{ONE} asks this super-learner, but cannot be reached at its" in one
+    assert "at its address 127.0.0.1:2 (timed out)" in one
+    assert two.startswith(f"lost {TWO}: timed out. The others connect around it")
+
+
+def test_who_is_stopped_is_lost_although_its_connections_stand(
+    ours: Connections, played: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    played.transport.callers = lambda: [1]
+    ours._take_turn()
+    played.membership.members = MemberList(2, {0: OWN, 2: TWO})
+    ours._take_turn()
+    (message,) = caplog.messages
+    assert message.startswith(f"lost {ONE}: it has shown no sign of life")
+
+
+def test_who_reaches_others_that_do_not_call_hears_of_it(
+    ours: Connections,
+    played: Played,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(callers, "time", clock)
+    for _ in range(30):
+        ours._take_turn()
+        clock.now += 1.0
+    (message,) = (text for text in caplog.messages if "connected to this one" in text)
+    assert "at 127.0.0.1:1 for" in message
+    assert "reaches 2 of them" in message
+
+
 def test_without_a_list_peers_that_are_not_asked_are_probed_now_and_then(
     ours: Connections, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +233,39 @@ def test_who_gives_no_weights_is_asked_on_if_its_connection_holds(
     assert ours.pull(1, 0.01) is None
     assert played.dropped == ([1] if has_broken or not has_started else [])
     assert ours._dialed == (set() if played.dropped else {1})
+
+
+@pytest.mark.parametrize(
+    ("evidence", "seconds", "num_lost", "num_dials", "comes"),
+    [
+        ("silence", 60.0, 1, 2, True),
+        ("silence", 60.0, 2, 3, True),
+        ("silence", 60.0, 3, 3, False),
+        ("silence", 0.0, 1, 1, False),
+        ("refusal", 60.0, 1, 1, False),
+    ],
+)
+def test_a_lost_packet_leaves_no_weights_out(
+    ours: Connections,
+    played: Played,
+    evidence: Evidence,
+    seconds: float,
+    num_lost: int,
+    num_dials: int,
+    comes: bool,
+) -> None:
+    """A dial ends within a second, after which the kernel would send it again."""
+    dials = list[int]()
+
+    def connect(number: int, *_: object) -> None:
+        dials.append(number)
+        if len(dials) <= num_lost:
+            raise PeerLost(number, "connecting", "timed out", evidence)
+
+    played.transport.connect = connect
+    played.pulled.set_result("weights")
+    assert ours.pull(1, seconds) == ("weights" if comes else None)
+    assert dials == [1] * num_dials
 
 
 def test_who_is_in_the_middle_of_giving_is_not_broken_off(

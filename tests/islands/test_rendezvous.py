@@ -6,10 +6,14 @@ import resource
 import socket
 import subprocess
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import TCPStore
 
 from lightning_adpsgd.islands import rendezvous as rendezvous_module
 from lightning_adpsgd.islands.rendezvous import (
@@ -154,6 +158,72 @@ def test_it_listens_at_the_interface_that_was_named_alone() -> None:
         for host in ("127.0.0.2", "::1"):
             with pytest.raises(OSError, match=r"refused|assign"):
                 socket.create_connection((host, server.address.port), 1).close()
+
+
+@contextmanager
+def served(host: str) -> Iterator[int]:
+    """The port of a rendezvous that listens at a host."""
+    stop, ready, port = threading.Event(), threading.Event(), free_port()
+    thread = threading.Thread(
+        target=lambda: serve(host, port, stop, on_ready=lambda _: ready.set()),
+        daemon=True,
+    )
+    thread.start()
+    try:
+        assert ready.wait(PATIENCE_S)
+        yield port
+    finally:
+        stop.set()
+        thread.join(PATIENCE_S)
+
+
+def _is_served(host: str, port: int) -> bool:
+    client = Rendezvous(RendezvousAddress(host, port, "job"), PATIENCE_S)
+    try:
+        return _answers(client)
+    finally:
+        client.close()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="a host of IPv4 alone")
+def test_without_a_host_it_listens_at_ipv4_and_ipv6() -> None:
+    with served("") as port:
+        assert _is_served("127.0.0.1", port)
+        assert _is_served("::1", port)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="a host of IPv4 alone")
+@pytest.mark.parametrize("has_ipv4", [False, True])
+def test_a_name_is_listened_at_by_the_family_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, has_ipv4: bool
+) -> None:
+    look_up = socket.getaddrinfo
+    places = [(socket.AF_INET6, "::1"), *([(socket.AF_INET, "127.0.0.1")] * has_ipv4)]
+
+    def found(host: str, port: int, *further: Any, **named: Any) -> list[Any]:
+        if host != "a-name.invalid":
+            return look_up(host, port, *further, **named)
+        stream = socket.SOCK_STREAM, 6, ""
+        return [(family, *stream, (place, port)) for family, place in places]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    with served("a-name.invalid") as port:
+        assert _is_served("127.0.0.1" if has_ipv4 else "::1", port)
+
+
+def test_a_host_that_is_busy_for_a_second_ends_no_rendezvous(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own client waited for one second, and the rendezvous ended at its start."""
+    timeouts, store_at = list[timedelta](), rendezvous_module.store_at
+
+    def timed(*place: Any, timeout: timedelta, **options: Any) -> TCPStore:
+        timeouts.append(timeout)
+        return store_at(*place, timeout=timeout, **options)
+
+    monkeypatch.setattr(rendezvous_module, "store_at", timed)
+    with served("127.0.0.1"):
+        assert timeouts == [timedelta(minutes=1)]
 
 
 _SERVE_WITH_FEW_DESCRIPTORS = """

@@ -1,7 +1,10 @@
 """What `islands=` means and refuses, and where a Trainer goes on that has joined."""
 
+import signal
 import socket
+import threading
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
@@ -14,6 +17,7 @@ from lightning.pytorch.callbacks import ModelPruning, StochasticWeightAveraging
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.__main__ import main
 from lightning_adpsgd.gossip.protocol import Position
+from lightning_adpsgd.islands import rendezvous
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE, RendezvousAddress
 from lightning_adpsgd.strategy.checkpoints.contents import Resumed
 from lightning_adpsgd.strategy.compatibility import check_island
@@ -25,6 +29,7 @@ from lightning_adpsgd.strategy.fast_forward import (
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.run import TrainingRun
 from lightning_adpsgd.weights.flat import FlatParameters
+from tests.helpers import free_port
 from tests.learners import Linear, loader
 
 URL = "tcp://10.0.0.1:29400/my-job"
@@ -287,4 +292,47 @@ def test_a_port_that_is_taken_is_an_error_that_says_so(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["rendezvous", "--port", port, "--host", "127.0.0.1"]) == 2
-    assert "in use" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "in use" in said.err
+    assert "rendezvous at" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("host", "found", "place", "warns"),
+    [
+        ("", "127.0.1.1", "*", False),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1", False),
+        ("localhost", "127.0.0.1", "127.0.0.1", False),
+        ("a-name", "127.0.1.1", "127.0.1.1", True),
+        ("::1", "::1", "[::1]", False),
+    ],
+)
+def test_it_says_where_it_listens_and_that_no_other_host_reaches_it_there(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    host: str,
+    found: str,
+    place: str,
+    warns: bool,
+) -> None:
+    """Debian gives a host's own name a loopback address."""
+    family = socket.AF_INET6 if ":" in found else socket.AF_INET
+    kind = family, socket.SOCK_STREAM, 6, ""
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda _, port, **named: [(*kind, (found, port))]
+    )
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(rendezvous, "serve", partial(_served_at_once, rendezvous.serve))
+    port = str(free_port())
+    assert main(["rendezvous", "--port", port, "--host", host]) == 0
+    said = capsys.readouterr().out
+    assert f"rendezvous at {place}:{port}\n" in said
+    trap = f"! 'a-name' is {found} on this host, a loopback address, which no other"
+    assert (trap in said) is warns
+
+
+def _served_at_once(
+    serve: Any, host: str, port: int, stop: threading.Event, **named: Any
+) -> None:
+    stop.set()
+    serve(host, port, stop, **named)

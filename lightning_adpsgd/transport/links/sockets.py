@@ -107,6 +107,20 @@ def probe(address: Address) -> OSError | None:
     return None
 
 
+def source_towards(address: Address) -> str:
+    """The address of this host from which it reaches another; empty without a route.
+
+    Nothing is sent.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(address)
+            return str(sock.getsockname()[0])
+    except OSError:
+        return ""
+
+
 def evidence_of(error: object) -> Evidence:
     """The evidence that an error gives about the other end."""
     if isinstance(error, ConnectionRefusedError):

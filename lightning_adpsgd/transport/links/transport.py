@@ -134,9 +134,13 @@ class LinkTransport(Transport):
         )
 
     def callers(self) -> list[int]:
-        """The peers whose asking lanes are connected."""
-        lanes = self._lanes.connected()
-        return [peer for peer, lane in lanes if lane == lane_of(peer, self.index)]
+        """The peers whose asking lanes are connected, as far as this end knows."""
+        asking = [
+            key
+            for key in self._lanes.connected()
+            if key[1] == lane_of(key[0], self.index)
+        ]
+        return [peer for peer, lane in asking if self._lanes.holder(peer, lane)]
 
     def close(self) -> None:
         """Ends all lanes for good; listeners are closed separately."""

@@ -203,9 +203,11 @@ def test_who_used_a_lane_before_does_not_get_into_the_one_that_follows() -> None
 
 def test_one_lane_can_be_ended_by_itself() -> None:
     with linked(2) as (first, second):
+        assert second.callers() == [0]
         first.disconnect(1, lane_of(0, 1))
         with pytest.raises(PeerLost):
             second.post_receive(0, lane_of(0, 1), torch.zeros(1)).wait(FOREVER)
+        assert (first.callers(), second.callers()) == ([1], [])
         into, other = torch.zeros(1), lane_of(1, 0)
         second.post_send(0, other, torch.ones(1)).wait(PATIENCE)
         first.post_receive(1, other, into).wait(PATIENCE)
