@@ -151,7 +151,7 @@ class Lease:
         """Hands out the first unit of those claimed ahead."""
         number = self.ahead.popleft()
         self.out.append(number)
-        self._rate.note(self.num_claimed)
+        self._rate.note(self.num_claimed, self._num_finished())
         return number
 
     def take_alone(self, place: int, num: int) -> int | None:

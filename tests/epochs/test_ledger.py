@@ -188,12 +188,27 @@ def test_books_are_begun_anew_from_what_one_island_knows() -> None:
 def test_an_epoch_of_a_lease_is_one_of_its_rate() -> None:
     """Or the numbers of two epochs would make a step."""
     rate = ClaimRate()
-    for number in (0, 10, 20, 1000):
-        rate.note(number)
+    for steps, number in enumerate((0, 10, 20, 1000)):
+        rate.note(number, steps)
     Lease(1, Ledger("life", TERMS, ((0, 40),)), "me", rate, Lead(), lambda: 0)
-    rate.note(3)
-    assert max(rate._steps) == 980
-    assert min(rate._steps) == 10
+    rate.note(3, 1)
+    assert max(rate._counts) == 980
+    assert min(rate._counts) == 10
+
+
+def test_units_handed_out_before_a_step_are_no_count_of_the_rate() -> None:
+    """A loader takes some for each of its workers before the first step."""
+    rate, finished = ClaimRate(), [0]
+    ledger = Ledger("life", TERMS, ((0, 40),))
+    lease = Lease(0, ledger, "me", rate, Lead(), lambda: finished[0])
+    lease.apply(lease.plan(ledger, set()))
+    lease.hand_out()
+    lease.hand_out()
+    assert not rate._counts
+    finished[0] = 1
+    lease.apply(lease.plan(lease.ledger, set()))
+    lease.hand_out()
+    assert [*rate._counts] == [2]
 
 
 def test_a_lease_counts_what_is_claimed_and_what_it_has_finished() -> None:
