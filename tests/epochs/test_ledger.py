@@ -196,19 +196,24 @@ def test_an_epoch_of_a_lease_is_one_of_its_rate() -> None:
     assert min(rate._counts) == 10
 
 
-def test_units_handed_out_before_a_step_are_no_count_of_the_rate() -> None:
-    """A loader takes some for each of its workers before the first step."""
+def test_a_lease_counts_claims_during_a_step_while_units_are_left() -> None:
+    """A loader asks for each of its workers before the first step."""
     rate, finished = ClaimRate(), [0]
     ledger = Ledger("life", TERMS, ((0, 40),))
     lease = Lease(0, ledger, "me", rate, Lead(), lambda: finished[0])
-    lease.apply(lease.plan(ledger, set()))
-    lease.hand_out()
-    lease.hand_out()
-    assert not rate._counts
-    finished[0] = 1
-    lease.apply(lease.plan(lease.ledger, set()))
-    lease.hand_out()
-    assert [*rate._counts] == [2]
+    for num_steps, first_left, counts in (
+        (0, 2, []),
+        (0, 4, []),
+        (1, 15, [11]),
+        (1, 20, [11]),
+        (3, 30, [11, 5]),
+        (4, 40, [11, 5]),
+    ):
+        finished[0] = num_steps
+        left = ((first_left, 40),) if first_left < 40 else ()
+        lease.ledger = ledger._replace(left=left)
+        lease.note_rate()
+        assert [*rate._counts] == counts
 
 
 def test_a_lease_counts_what_is_claimed_and_what_it_has_finished() -> None:
