@@ -43,6 +43,8 @@ from lightning_adpsgd.virtual.clock import Compute, Link, check_count, check_pos
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _PATIENCE = timedelta(minutes=5)
+# Fewer bytes cross as fast as none, and more are in no machine's memory.
+_LEAST_MB, _MOST_MB = 1e-3, 1e6
 _MODES: dict[str, Mode] = {
     "ddp": "allreduce",
     "sync": "sync",
@@ -122,7 +124,7 @@ def _add_calibrate(commands: _Commands) -> None:
 
 def _calibrate(chosen: argparse.Namespace) -> None:
     _check_step(chosen.step_s, chosen.step_processor_s)
-    num_bytes = int(chosen.weight_mb * 1e6)
+    num_bytes = _num_bytes(chosen.weight_mb)
     if chosen.master is not None:
         wire = _measure_wire(chosen.master, chosen.rank, num_bytes)
     else:
@@ -139,6 +141,14 @@ def _calibrate(chosen: argparse.Namespace) -> None:
     )
     print(_described(found))
     print(f"written: {found.write(chosen.out)}")
+
+
+def _num_bytes(weight_mb: float) -> int:
+    if not _LEAST_MB <= weight_mb <= _MOST_MB:
+        raise ValueError(
+            f"`--weight-mb` must be from {_LEAST_MB:g} to {_MOST_MB:g}, got {weight_mb}"
+        )
+    return round(weight_mb * 1e6)
 
 
 def _check_step(seconds: float | None, processor_seconds: float) -> None:
@@ -221,6 +231,8 @@ def _predict(chosen: argparse.Namespace) -> None:
             f"`--super-learner-size` must divide `--learners`, got "
             f"{chosen.super_learner_size} and {chosen.learners}"
         )
+    if chosen.samples is not None:
+        check_positive("--samples", chosen.samples)
     if chosen.step_s is not None:
         check_positive("--step-s", chosen.step_s)
         found = found.with_step(chosen.step_s)

@@ -71,7 +71,7 @@ def own_connection(store: Store) -> Store:
     2.8 there is none but the store's.
     """
     try:
-        return store.clone()
+        return store.clone()  # pyright: ignore  the stubs lack it
     except (AttributeError, RuntimeError):
         return store
 

@@ -82,7 +82,7 @@ class Calibration:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value is not None:
+            if value is not None or name != "step_seconds":
                 _check(name, value)
 
     @property
@@ -136,9 +136,8 @@ def read(path: str | Path) -> Calibration:
         ValueError: The file is not a calibration; the message says why.
         OSError: The file cannot be read.
     """
-    text = Path(path).read_text("utf-8")
     try:
-        return Calibration(**json.loads(text))
+        return Calibration(**json.loads(Path(path).read_text("utf-8")))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is not a calibration: {error}; write it again with `python -m "

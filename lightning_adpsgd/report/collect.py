@@ -57,8 +57,8 @@ def collect(folders: Sequence[Path]) -> Report:
     """Reads all recognised files below folders.
 
     Raises:
-        ValueError: A folder is missing or holds no file of a run, or a file cannot be
-            read; the message has file and line.
+        ValueError: A folder is missing, is a file or holds no file of a run, or a file
+            cannot be read; the message has file and line.
     """
     report = Report()
     for folder in folders:
@@ -72,6 +72,8 @@ def collect(folders: Sequence[Path]) -> Report:
 
 
 def _collect(folder: Path) -> Report:
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file: give the folder that it is in")
     if not folder.is_dir():
         raise ValueError(f"the folder {folder} does not exist")
     files = list(_files_below(folder))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from recipes.batch_size import plots
+from recipes.batch_size.doubts import doubts
 from recipes.batch_size.limits import Limit, limits, ratio
 from recipes.batch_size.outcomes import write_whole
 from recipes.batch_size.search import Best
@@ -14,7 +15,7 @@ from recipes.hybrid.pipeline.provenance import provenance
 
 
 def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
-    """Writes RESULTS.md, its figures as PNG and SVG, and prints the tables.
+    """Writes RESULTS.md, its figures as PNG and SVG, and prints warnings and tables.
 
     Args:
         out: folder of the report.
@@ -40,9 +41,11 @@ def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
             limit_table(sweep, sweep.at_rule),
         ]
     )
+    warnings = doubts(sweep.bests, sweep.settings)
     parts = [
         f"# Results: {workload.name}",
         _facts(sweep, workload),
+        *warnings,
         "![loss against batch, each at its best rate](loss.png)",
         tables,
         "![loss against batch, rates in proportion to it](rule.png)",
@@ -50,7 +53,8 @@ def write_report(out: Path, sweep: Sweep, workload: Workload) -> Path:
         *(f"![learning curves](curves-{batch}.png)" for batch in batches),
     ]
     write_whole(out / "RESULTS.md", "\n\n".join(parts) + "\n")
-    print(f"\n{tables}\n\nreport: {out / 'RESULTS.md'}")
+    told = "\n\n".join([*warnings, tables, f"report: {out / 'RESULTS.md'}"])
+    print(f"\n{told}")
     return out / "RESULTS.md"
 
 

@@ -1,8 +1,9 @@
 """Which run is next: the best setting of each cell, then all seeds around it.
 
-A cell (an algorithm at a batch) begins at one setting and one seed. It continues until
-all neighbours of its best setting on the grid are tried. The best setting, and those of
-other rates that are close behind, also get all seeds. Settings are chosen by held-out
+A cell (an algorithm at a batch) begins at one setting and one seed; a baseline, on
+which all limits rest, at rates of the whole grid. It continues until all neighbours of
+its best setting on the grid are tried. The best setting, and those of other rates that
+are close behind, also get all seeds. Settings are chosen by held-out
 samples other than those whose loss is reported. The papers' own rule is trained too: a
 rate in proportion to the batch, from the baseline's best. Nothing but the outcomes
 decides what is next, so that a sweep which was interrupted continues as if it had not
@@ -70,6 +71,24 @@ def by_cell(outcomes: Iterable[Outcome]) -> dict[Cell, Scores]:
 
 def missing(cell: Cell, cells: Mapping[Cell, Scores], settings: Settings) -> list[Run]:
     """Runs that a cell needs next, given those of all cells so far; none: finished."""
+    return _unseen(cell, cells, settings) or climb(cell, cells, settings)
+
+
+def _unseen(cell: Cell, cells: Mapping[Cell, Scores], settings: Settings) -> list[Run]:
+    """Every second rate of a baseline that is not tried yet.
+
+    Losses may have a second valley at large rates, where a climb from the middle of the
+    grid ends.
+    """
+    if cell != Cell(cell.control, settings.baseline_batch):
+        return []
+    clip, scores = _first_clip(cell, settings), cells.get(cell, {})
+    coarse = [Setting(step, clip) for step in settings.grid if step % 2 == 0]
+    return [Run(cell, setting, 0) for setting in coarse if setting not in scores]
+
+
+def climb(cell: Cell, cells: Mapping[Cell, Scores], settings: Settings) -> list[Run]:
+    """Runs that a cell needs next, wherever it began."""
     scores = cells.get(cell, {})
     if not scores:
         return [Run(cell, first_setting(cell, cells, settings), 0)]
@@ -129,10 +148,11 @@ def first_setting(
         if other in cells:
             best = _best_setting(cells[other])
             return best._replace(step=min(max(best.step, grid[0]), grid[-1]))
-    clips = settings.clips
-    return Setting(
-        grid[len(grid) // 2], clips[len(clips) // 2] if cell.is_clipped else None
-    )
+    return Setting(grid[len(grid) // 2], _first_clip(cell, settings))
+
+
+def _first_clip(cell: Cell, settings: Settings) -> int | None:
+    return settings.clips[len(settings.clips) // 2] if cell.is_clipped else None
 
 
 def best_of(scores: Scores, settings: Settings) -> Best:

@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from recipes.batch_size.claim import claim
 from recipes.batch_size.outcomes import Outcome, load, save, write_table
-from recipes.batch_size.search import Best, at_rule, best_of, by_cell, missing
+from recipes.batch_size.search import Best, at_rule, best_of, by_cell, climb, missing
 from recipes.batch_size.settings import Cell, Run, Settings
 from recipes.batch_size.training import train
 from recipes.batch_size.workloads import Workload
@@ -30,12 +30,15 @@ class Sweep(NamedTuple):
 
     @property
     def bests(self) -> dict[Cell, Best]:
-        """Each cell that is finished, at its best setting."""
+        """Each cell that is finished, at its best setting.
+
+        Baselines of earlier versions count: they tried fewer rates.
+        """
         cells = by_cell(self.outcomes)
         return {
             cell: best_of(cells[cell], self.settings)
             for cell in self.settings.cells()
-            if cell in cells and not missing(cell, cells, self.settings)
+            if cell in cells and not climb(cell, cells, self.settings)
         }
 
     @property

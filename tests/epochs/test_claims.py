@@ -537,7 +537,7 @@ def test_learners_in_different_epochs_cannot_write_one_state() -> None:
 def test_claims_do_not_wait_for_other_calls_of_the_store() -> None:
     """Far from the store, the look for failures took a round trip before each claim."""
     _served, store = served_and_near()
-    counter = ClaimCounter(store, LearnerIndex(0, 2), never)
+    counter = ClaimCounter(store, LearnerIndex(0, 2), lambda name: None)
     with while_a_call_waits(store) as waiting:
         counter.open(0, Terms(0, (), "same"), lambda terms: 40, lambda: 0)
         assert [counter.next(0, False).number for _ in range(2)] == [0, 2]

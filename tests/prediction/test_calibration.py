@@ -85,6 +85,13 @@ def test_arithmetic_takes_longer_than_a_copy() -> None:
         ("latency", -1, "`latency` must be at least 0 and finite, got -1"),
         ("cores", "two", "`cores` must be a number, positive, got 'two'"),
         ("merge", True, "`merge` must be a number"),
+        ("bandwidth", None, "`bandwidth` must be a number, positive, got None"),
+        ("cores", None, "`cores` must be a number, positive, got None"),
+        (
+            "step_processor_seconds",
+            None,
+            "`step_processor_seconds` must be a number, at least 0, got None",
+        ),
         ("colour", 1, "unexpected keyword argument 'colour'"),
     ],
 )
@@ -112,6 +119,19 @@ def test_a_file_that_is_not_whole_is_refused(file: Path) -> None:
         read(file)
     file.write_text('{\n "bandwidth": 1\n}\n')
     with pytest.raises(ValueError, match=r"missing .* arguments: .*'copy'"):
+        read(file)
+
+
+def test_a_step_that_was_not_measured_may_be_null(tmp_path: Path) -> None:
+    unmeasured = replace(FOUND, step_seconds=None)
+    assert read(unmeasured.write(tmp_path / "machine.json")) == unmeasured
+
+
+def test_a_file_that_is_no_text_is_named(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(
+        ValueError, match=r"machine\.json is not a calibration: 'utf-8' codec"
+    ):
         read(file)
 
 
@@ -171,6 +191,14 @@ def test_what_a_weight_is_sent_as_is_in_the_table(
             ["--learners", "4", "--step-s", "0"],
             "`--step-s` must be positive and finite",
         ),
+        (
+            ["--learners", "4", "--samples", "-5"],
+            "`--samples` must be positive and finite, got -5.0",
+        ),
+        (
+            ["--learners", "4", "--samples", "nan"],
+            "`--samples` must be positive and finite, got nan",
+        ),
     ],
 )
 def test_an_error_is_one_line(
@@ -187,6 +215,36 @@ def test_a_step_of_no_time_is_refused_before_anything_is_measured(
 ) -> None:
     assert command_line.main(["calibrate", "--step-s", "0"]) == 2
     assert "`--step-s` must be positive and finite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["inf", "nan", "-1", "0", "1e-7", "1e300"])
+@pytest.mark.parametrize("master", [[], ["--master", "127.0.0.1:1", "--rank", "1"]])
+def test_weights_that_cannot_be_measured_are_refused_at_once(
+    size: str,
+    master: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    # Without it, a measurement would begin, and wait for another process.
+    monkeypatch.setattr(command_line.dist, "init_process_group", pytest.fail)
+    assert command_line.main(["calibrate", f"--weight-mb={size}", *master]) == 2
+    error = capsys.readouterr().err
+    assert "`--weight-mb` must be from 0.001 to 1e+06, got " in error
+    assert f"got {float(size)}" in error
+
+
+@pytest.mark.parametrize("size", ["8.2", "0.001001"])
+def test_both_ends_of_a_link_measure_as_many_bytes(
+    size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_peer(words: list[str], **_: object) -> None:
+        told.append(float(words[-1]))
+        raise OSError("no process is started here")
+
+    told = list[float]()
+    monkeypatch.setattr(command_line.subprocess, "Popen", no_peer)
+    assert command_line.main(["calibrate", "--weight-mb", size]) == 2
+    assert told == [float(size)]
 
 
 def test_another_step_keeps_as_many_cores_busy(

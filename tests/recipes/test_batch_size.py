@@ -16,6 +16,7 @@ import recipes.batch_size
 from lightning_adpsgd import VirtualCluster
 from recipes.batch_size.__main__ import main
 from recipes.batch_size.claim import SettingsChanged, claim
+from recipes.batch_size.doubts import doubts
 from recipes.batch_size.effective_rate import effective_share
 from recipes.batch_size.limits import Limit, limit, limits, ratio
 from recipes.batch_size.outcomes import (
@@ -25,7 +26,7 @@ from recipes.batch_size.outcomes import (
     save,
     write_table,
 )
-from recipes.batch_size.report import _facts, limit_table, loss_table
+from recipes.batch_size.report import _facts, limit_table, loss_table, write_report
 from recipes.batch_size.search import (
     Best,
     Score,
@@ -113,6 +114,38 @@ def test_the_search_leaves_rates_that_diverge_downwards() -> None:
     settings = Settings(baseline_batch=64, min_rate=0.5, max_rate=8.0, seeds=1)
     loss_of = {step: math.inf if step > -1 else 1.0 for step in settings.grid}
     assert -1 in {run.setting.step for run in search(settings, loss_of)}
+
+
+def test_a_baseline_does_not_stay_in_a_second_valley() -> None:
+    """Losses that a model of characters had: the middle of the grid is a valley too."""
+    losses = (2.98, 3.01, 3.11, 3.16, 3.43, 3.5, 3.6, 3.57, 3.25, 3.36, math.inf)
+    settings = Settings(baseline_batch=64, min_rate=0.25, max_rate=8.0)
+    runs = search(settings, dict(zip(settings.grid, losses, strict=True)))
+    assert {run.seed for run in runs if run.setting.rate == 0.25} == {0, 1, 2}
+    assert {run.seed for run in runs if run.setting.rate == 4.0} == {0}
+
+
+def test_clipped_baselines_are_tried_at_rates_of_the_whole_grid_too() -> None:
+    settings = Settings(algorithms=("ssgd", "ssgd+clip"), baseline_batch=64)
+    first = missing(Cell("ssgd+clip", 64), {}, settings)
+    assert [run.setting for run in first] == [Setting(n, -1) for n in range(-4, 13, 2)]
+
+
+def test_other_cells_begin_at_one_rate() -> None:
+    cells = {BASELINE: scores({0: {0: 1.0}})}
+    (first,) = missing(Cell("ssgd", 256), cells, Settings(baseline_batch=64))
+    assert first.setting == Setting(0)
+
+
+def test_a_sweep_of_before_is_read_without_the_rates_it_did_not_try() -> None:
+    settings = Settings(algorithms=("ssgd",), baseline_batch=64, batches=(64,), seeds=1)
+    runs = [Run(BASELINE, Setting(step), 0) for step in (3, 4, 5)]
+    outcomes = [outcome(run, 1 + abs(run.setting.step - 4)) for run in runs]
+    sweep = Sweep(settings, outcomes)
+    assert sweep.bests[BASELINE].setting == Setting(4)
+    assert {run.setting.step for run in next_runs(outcomes, settings)} == {
+        *range(-4, 13, 2)
+    } - {4}
 
 
 def test_a_cell_begins_within_the_grid() -> None:
@@ -287,6 +320,59 @@ def test_the_interval_spans_the_seeds() -> None:
     assert interval.low == pytest.approx(4**0.25)
     assert interval.high == pytest.approx(4.0)
     assert interval.value == pytest.approx(4**0.4)
+
+
+# --- baselines
+
+
+def doubted(**losses: float) -> list[str]:
+    """The warnings for baselines and SSGD of larger batches; c: clipped."""
+    cells = {
+        Cell("ssgd+clip" if name[0] == "c" else "ssgd", int(name[1:])): best(loss)
+        for name, loss in losses.items()
+    }
+    algorithms = ("ssgd", "ssgd+clip", "adpsgd", "adpsgd+clip")
+    settings = Settings(
+        algorithms=algorithms, baseline_batch=64, batches=(128, 256), seeds=1
+    )
+    others = {Cell(name, 128): best(0.1) for name in ("adpsgd", "adpsgd+clip")}
+    return doubts(cells | others, settings)
+
+
+def test_a_baseline_above_a_larger_batch_is_doubted() -> None:
+    (warning,) = doubted(u64=3.277, c64=3.2, u128=3.3, u256=2.883, c128=3.2, c256=3.3)
+    assert warning.startswith(
+        "Warning: the baseline ssgd at batch 64 has a loss of 3.277 at rate 1, above "
+        "that of ssgd at batch 256 (2.883). It was likely trained at a bad rate"
+    )
+    assert "--min-rate" in warning
+    (warning,) = doubted(u64=1.0, c64=1.0, u128=1.0, c128=0.9)
+    assert "baseline ssgd+clip at batch 64" in warning
+
+
+def test_a_baseline_far_above_its_clipped_twin_is_doubted() -> None:
+    (warning,) = doubted(u64=1.1, c64=1.0, u128=1.2, c128=1.0)
+    assert "above that of ssgd+clip at batch 64 (1.000)." in warning
+    assert doubted(u64=1.0, c64=1.1, u128=1.1, c128=1.2) == []
+
+
+def test_differences_as_between_seeds_raise_no_doubt() -> None:
+    assert doubted(u64=1.04, c64=1.0, u128=1.035, c128=0.995) == []
+
+
+def test_a_report_begins_with_its_doubts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload = tiny_workload()
+    settings = replace(TINY, algorithms=("ssgd",), seeds=1)
+    sweep = run_sweep(workload, settings, tmp_path)
+    worse = [
+        replace(o, loss=9.0) if o.run.cell == BASELINE else o for o in sweep.outcomes
+    ]
+    report = write_report(tmp_path, Sweep(settings, worse), workload)
+    told = "Warning: the baseline ssgd at batch 64 has a loss of 9.000"
+    assert told in report.read_text(encoding="utf-8").split("![loss")[0]
+    assert told in capsys.readouterr().out
 
 
 # --- the same samples

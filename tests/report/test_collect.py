@@ -190,6 +190,13 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         collect([tmp_path / "nowhere"])
 
 
+def test_a_file_is_not_taken_for_a_folder_that_is_not_there(tmp_path):
+    file = tmp_path / "metrics.csv"
+    file.write_text("step\n")
+    with pytest.raises(ValueError, match=r"metrics\.csv is a file: give the folder"):
+        collect([file])
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

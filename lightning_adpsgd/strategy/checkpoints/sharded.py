@@ -130,9 +130,11 @@ def export(folder: Path, file: Path) -> None:
     Raises:
         DamagedCheckpoint: A file is missing, or is not as it was written.
         FileExistsError: The file exists already.
+        OSError: There is no folder of shards.
     """
     if os.path.lexists(file):
         raise FileExistsError(f"`--out` must not exist yet, got {file}")
+    _check_is_checkpoint(folder)
     rest = read_rest(folder)
     check_sums(folder, 0, 1)
     found = _Reader(folder).read_metadata().state_dict_metadata
@@ -146,6 +148,18 @@ def export(folder: Path, file: Path) -> None:
     read_shards({"state_dict": weights}, folder)
     with bytes_written_whole(file) as whole:
         write_checkpoint({**rest, "state_dict": weights}, whole)
+
+
+def _check_is_checkpoint(folder: Path) -> None:
+    if folder.is_file():
+        raise NotADirectoryError(
+            f"{folder} is a file already: `export` makes one of a folder of shards"
+        )
+    if not any((folder / name).exists() for name in (META, INDEX)):
+        raise FileNotFoundError(
+            f"there is no checkpoint at {folder}: it must be a folder with {META} and "
+            f"{INDEX}"
+        )
 
 
 def read_shards(state: dict[str, Any], path: Path, strict: bool = True) -> None:
