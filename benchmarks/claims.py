@@ -96,8 +96,14 @@ class Claimant(NamedTuple):
 def from_counter(store: CountedStore, number: int, num: int) -> Claimant:
     """Claims as learners of one job do."""
     counter = ClaimCounter(store.plain, LearnerIndex(number, num), lambda name: None)
-    counter.open(0, TERMS, lambda terms: NUM_UNITS, lambda: 0)
-    return Claimant(lambda finished: counter.next(1, waits=False), lambda: None)
+    finished = [0]
+    counter.open(0, TERMS, lambda terms: NUM_UNITS, lambda: finished[0])
+
+    def claim(num_finished: int) -> object:
+        finished[0] = num_finished
+        return counter.next(1, waits=True)
+
+    return Claimant(claim, lambda: None)
 
 
 def from_number(store: CountedStore, number: int, num: int) -> Claimant:

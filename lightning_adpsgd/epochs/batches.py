@@ -6,7 +6,8 @@ iterator can be discarded and replaced. Everything happens in the training threa
 
 Among islands, work units may be returned. A learner that asks for a batch already holds
 one, or two if workers of a loader read ahead. The sampler ends only when no unit can be
-returned. A learner that holds more is told that there is no unit at present.
+returned. A learner that holds more is told that there is no unit at present. So is a
+slow learner of one job that holds more, and leaves units to the others.
 """
 
 import json

@@ -7,8 +7,9 @@ advance, one to each super-learner, so that each makes at least one step.
 A learner claims when its loader asks for a batch, which is before the batch is needed.
 Where the store is so far that the claim would make the step longer, it claims ahead.
 Near the end, a slow learner leaves the rest to the others if they would finish it
-before the slow learner made one more step. This needs no clock: between two claims of a
-learner, the counter grows by the claims of all learners.
+before the slow learner made one more step. This needs no clock: between two steps of a
+learner, the counter grows by the claims of all learners. A loader with workers claims
+several units before a step: there too, a learner that knows to be slow leaves some.
 """
 
 import json
@@ -101,22 +102,28 @@ class LeaderBroadcast:
 
 
 class ClaimRate:
-    """The number of units that all learners claim between two claims of this one.
+    """The number of units that all learners claim during one step of this one.
 
     It is the median of the last five counts, including earlier epochs, so that one
     hiccup has no effect.
     """
 
     def __init__(self) -> None:
-        self._steps: deque[float] = deque(maxlen=5)
+        self._counts: deque[float] = deque(maxlen=5)
         self._last: int | None = None
-        self._num = 1
+        self._num_steps, self._has_counted = 0, False
 
-    def note(self, number: int, num: int = 1) -> None:
-        """Records the first number that a claim of `num` units got."""
-        if self._last is not None:
-            self._steps.append((number - self._last) / self._num)
-        self._last, self._num = number, num
+    def note(self, number: int, num_steps: int) -> None:
+        """Records the number of the next unit, and of this learner's steps before it.
+
+        Of claims without a step between them, as a loader makes for its workers, only
+        the last begins a count.
+        """
+        steps = num_steps - self._num_steps
+        if self._last is not None and steps > 0:
+            self._counts.append((number - self._last) / steps)
+            self._has_counted = True
+        self._last, self._num_steps = number, num_steps
 
     @property
     def latest(self) -> int:
@@ -126,12 +133,12 @@ class ClaimRate:
     def start_epoch(self) -> None:
         """Starts an epoch, in which numbers restart from 0.
 
-        After an epoch without a claim, the oldest count is dropped, so that a learner
+        After an epoch without a count, the oldest one is dropped, so that a learner
         that was slow once gets another try.
         """
-        if self._last is None and self._steps:
-            self._steps.popleft()
-        self._last = None
+        if not self._has_counted and self._counts:
+            self._counts.popleft()
+        self._last, self._num_steps, self._has_counted = None, 0, False
 
     def others_end_first(
         self, num_units: int, num_super_learners: int, num_held: int
@@ -144,9 +151,9 @@ class ClaimRate:
         one more in (`num_held` + 1) t, and if they all hold as many, in as many times d
         - S.
         """
-        if not self._steps:
+        if not self._counts:
             return False
-        step = statistics.median(self._steps)
+        step = statistics.median(self._counts)
         # At the start of an epoch each has the unit that was dealt and claims one.
         claimed = 2 * num_super_learners if self._last is None else self._last + step
         remaining = num_units - claimed
@@ -170,6 +177,7 @@ class Claim(NamedTuple):
 class _Drawn(NamedTuple):
     first: int
     num: int
+    num_steps: int
     seconds: float
 
 
@@ -178,17 +186,21 @@ class DrawnNumbers:
 
     Args:
         draw: function that adds to the counter, and returns what it was.
-        note: function called with each number that was drawn, and how many with it.
+        num_steps: function for the number of steps so far; called by any thread.
+        note: function called with the first number of each draw, and with the number of
+            steps at that time.
         round_trips: seconds of earlier draws, which it goes on to write.
     """
 
     def __init__(
         self,
         draw: Callable[[int], int],
+        num_steps: Callable[[], int],
         note: Callable[[int, int], None],
         round_trips: deque[float],
     ) -> None:
-        self._draw, self._note, self._round_trips = draw, note, round_trips
+        self._draw, self._num_steps, self._note = draw, num_steps, note
+        self._round_trips = round_trips
         self._numbers, self._steps = deque[int](), deque[float](maxlen=5)
         self._pending: Future[_Drawn] | None = None
         self._returned_at = math.inf
@@ -243,14 +255,14 @@ class DrawnNumbers:
         worker.stop(0.0)
 
     def _timed(self, num: int) -> _Drawn:
-        begin = time.monotonic()
+        begin, num_steps = time.monotonic(), self._num_steps()
         first = self._draw(num)
-        return _Drawn(first, num, time.monotonic() - begin)
+        return _Drawn(first, num, num_steps, time.monotonic() - begin)
 
     def _take(self, drawn: _Drawn) -> None:
         self._numbers.extend(range(drawn.first, drawn.first + drawn.num))
         self._round_trips.append(drawn.seconds)
-        self._note(drawn.first, drawn.num)
+        self._note(drawn.first, drawn.num_steps)
 
 
 class ClaimCounter:
@@ -269,8 +281,9 @@ class ClaimCounter:
         self._rate, self._num_gathered = ClaimRate(), 0
         self._number, self._num_units, self._keys = -1, 0, store
         self._round_trips = deque[float](maxlen=_MANY)
+        self._num_finished: Callable[[], int] = int
         self._drawn = self._begin_to_draw()
-        self._is_dealt, self._stays = False, False
+        self._is_dealt, self._has_left, self._stays = False, False, False
 
     def open(
         self,
@@ -293,8 +306,9 @@ class ClaimCounter:
         found = self._keys.compare_set("samples", "", terms.fingerprint).decode()
         agreed = terms._replace(fingerprint=found)
         self._num_units = num_units(agreed)
-        self._is_dealt, self._stays = False, False
+        self._is_dealt, self._has_left, self._stays = False, False, False
         self._rate.start_epoch()
+        self._num_finished = num_finished
         self._drawn = self._begin_to_draw()
         return agreed
 
@@ -303,9 +317,13 @@ class ClaimCounter:
 
         Args:
             num_held: number of units that this learner has claimed but not begun.
-            waits: whether to wait, at the end of an epoch, until no unit can be
-                returned; among islands only.
+            waits: whether it holds so few that it needs a final answer: another unit,
+                or that there is none. Islands wait for it.
         """
+        if self._is_dealt and self._leaves(num_held):
+            number = self._look()
+            is_last = waits or number >= self._num_units
+            return Claim(None, self._num_units if is_last else number, is_last)
         number = self._draw(num_held)
         num_claimed = max(number + 1, self._index.num_super_learners)
         is_last = number >= self._num_units
@@ -367,12 +385,12 @@ class ClaimCounter:
         if not self._is_dealt:
             self._is_dealt = True
             return self._index.super_learner
-        if not self._drawn.any_left and self._leaves(num_held):
-            return self._num_units
         return self._drawn.next(lambda: self._most_ahead(num_held))
 
     def _begin_to_draw(self) -> DrawnNumbers:
-        return DrawnNumbers(self._adder(), self._rate.note, self._round_trips)
+        return DrawnNumbers(
+            self._adder(), self._num_finished, self._rate.note, self._round_trips
+        )
 
     def _adder(self) -> Callable[[int], int]:
         """Adds to the counter of this epoch, also when it has ended meanwhile."""
@@ -388,8 +406,19 @@ class ClaimCounter:
 
     def _leaves(self, num_held: int) -> bool:
         count, num = self._index.num_super_learners, self._num_units
-        if self._stays or not self._rate.others_end_first(num, count, num_held):
+        if self._stays or self._drawn.any_left:
             return False
-        # The last super-learner stays, so that nothing remains.
-        self._stays = self._keys.add("left", 1) == count
+        if not self._rate.others_end_first(num, count, num_held):
+            return False
+        # The last super-learner stays, so that nothing remains. Also one that leaves
+        # for now counts: its loader may take that for the end.
+        if not self._has_left:
+            self._has_left = True
+            self._stays = self._keys.add("left", 1) == count
         return not self._stays
+
+    def _look(self) -> int:
+        """The number of the next unit, which it leaves; the rate learns of it too."""
+        number = self._adder()(0)
+        self._rate.note(number, self._num_finished())
+        return number

@@ -147,11 +147,15 @@ class Lease:
 
     # --- used by the training thread
 
+    def note_rate(self) -> None:
+        """Counts what islands claim during a step of this one, while units are left."""
+        if self.ledger.left:
+            self._rate.note(self.num_claimed, self._num_finished())
+
     def hand_out(self) -> int:
         """Hands out the first unit of those claimed ahead."""
         number = self.ahead.popleft()
         self.out.append(number)
-        self._rate.note(self.num_claimed)
         return number
 
     def take_alone(self, place: int, num: int) -> int | None:

@@ -149,6 +149,7 @@ class IslandPool(ServiceThread):
                 self._wait(
                     lambda: self._has_answer(lease, waits, begin), self._times.slowest_s
                 )
+                lease.note_rate()
                 # Still under the lock, or the units claimed ahead might be given back.
                 number = self._answer(lease, waits)
             finally:

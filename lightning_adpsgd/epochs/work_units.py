@@ -38,7 +38,8 @@ class Epoch:
 
     def everything(self) -> Ranges:
         """The positions that batches cover."""
-        return ((0, int(self.bounds[-1])),)
+        end = int(self.bounds[-1])
+        return ((0, end),) if end else ()
 
     def samples(self, ranges: Ranges) -> list[int]:
         """The data set indices of the samples at these positions."""
@@ -176,7 +177,9 @@ class WorkUnits:
         self._pieces = _cut(ranges, epoch.bounds)
         self._evenly: list[Ranges] = []
         self._num = self._count_units()
-        if count(ranges) > 0 and self._num < num_super_learners:
+        # The rest of an epoch may be empty, but not the whole one.
+        is_over = not ranges and bool(epoch.everything())
+        if self._num < num_super_learners and not is_over:
             self._deal_evenly(ranges, num_super_learners)
 
     def __len__(self) -> int:

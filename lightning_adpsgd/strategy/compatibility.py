@@ -341,6 +341,19 @@ def _clock(argument: str) -> str:
     )
 
 
+def forget_loader_without_iterator(trainer: pl.Trainer | None) -> None:
+    """Lets the error that kept a loader from its first batch be the last one.
+
+    Lightning ends a fit by asking the loader for its length, which raises another one
+    where there is no iterator.
+    """
+    fetcher = trainer.fit_loop._data_fetcher if trainer is not None else None
+    combined = getattr(fetcher, "_combined_loader", None)
+    if fetcher is not None and combined is not None and combined._iterator is None:
+        combined.reset()
+        fetcher._combined_loader = None
+
+
 def explain_unused_parameters(exception: BaseException) -> None:
     """Puts the remedy of this package in place of DDP's words for unused parameters."""
     if any("Expected to have finished reduction" in str(a) for a in exception.args):

@@ -5,6 +5,9 @@ In the asynchronous modes they share wherever Lightning would put its own
 steps of one learner. Each training logs the decision and its reason once.
 """
 
+import inspect
+from collections.abc import Iterator
+from types import CodeType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -21,14 +24,16 @@ from lightning_adpsgd.strategy.overrides import Overrides
 _SHARED = (
     "Learners share their epochs: each takes the next batch when it is free, and an "
     "epoch ends when its samples are done. They make different numbers of steps, and "
-    "`trainer.num_training_batches` is infinite. `work_sharing=False` gives equal "
-    "shares."
+    "`trainer.num_training_batches` is infinite and "
+    "`trainer.estimated_stepping_batches` is -1: let what you schedule follow "
+    "`trainer.current_epoch`. `work_sharing=False` gives equal shares."
 )
 _EQUAL = (
     "Learners get equal shares of an epoch, which lasts as long as the slowest one "
     "needs. They could share it, but %s. Set `work_sharing=False` to choose equal "
     "shares and silence this message."
 )
+_TOTALS = {"estimated_stepping_batches", "num_training_batches"}
 
 
 def may_share(trainer: pl.Trainer, dials: Dials) -> bool:
@@ -50,7 +55,41 @@ def problem_of(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> str:
         return "`save_learners` keeps the place of each learner in its own share"
     if resumed.epoch is None and resumed.is_within_epoch:
         return "the checkpoint is within an epoch of equal shares"
-    return next(problems_with_work_sharing(trainer), "")
+    problem = next(problems_with_work_sharing(trainer), "")
+    if not problem and (name := _asks_for_totals(trainer.lightning_module)):
+        problem = (
+            f"`{name}` asks how many steps or batches there will be, which nobody "
+            "would know (`trainer.current_epoch` is the same in all learners)"
+        )
+    return problem
+
+
+def _asks_for_totals(module: pl.LightningModule) -> str:
+    """The method of a program's module that asks for a total; empty if none does.
+
+    When it asks, training is under way, and it would get inf or -1 without a word.
+    `configure_optimizers` asks before it is decided whether to share.
+    """
+    for kind in type(module).__mro__:
+        if issubclass(pl.LightningModule, kind):
+            continue
+        for name, value in vars(kind).items():
+            is_early = name == "configure_optimizers"
+            if not is_early and not _TOTALS.isdisjoint(_names_in(value)):
+                return name
+    return ""
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    """The names in the code of a function or property, and of functions inside it."""
+    function = getattr(value, "fget", None) or getattr(value, "func", None) or value
+    code = value
+    if not isinstance(value, CodeType):
+        code = getattr(inspect.unwrap(function), "__code__", None)
+    if isinstance(code, CodeType):
+        yield from code.co_names
+        for inner in code.co_consts:
+            yield from _names_in(inner)
 
 
 class DefaultSharing:

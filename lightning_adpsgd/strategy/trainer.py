@@ -36,6 +36,7 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
     cloned,
     place_in_epoch,
     resumed_from,
+    warn_of_lost_rest,
 )
 from lightning_adpsgd.strategy.checkpoints.file_names import keep_files_apart
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
@@ -47,6 +48,7 @@ from lightning_adpsgd.strategy.checkpoints.saving import (
 )
 from lightning_adpsgd.strategy.compatibility import (
     explain_unused_parameters,
+    forget_loader_without_iterator,
     one_gpu_per_learner,
     refuse_unsupported,
 )
@@ -198,6 +200,8 @@ class HADPSGDStrategy(ModelParallelInside):
         if self._place is not None:
             self._place.begin()
         resumed, self._resumed = self._resumed, Resumed()
+        if self.work_sharing is None:
+            warn_of_lost_rest(resumed)
         if self._run is not None:
             self._run.begin(resumed)
 
@@ -205,6 +209,7 @@ class HADPSGDStrategy(ModelParallelInside):
     def on_exception(self, exception: BaseException) -> None:
         # First: Lightning's own words would lead to its DDP.
         explain_unused_parameters(exception)
+        forget_loader_without_iterator(self._trainer_or_none())
         super().on_exception(exception)
         if self._run is not None:
             self._run.fail(exception)

@@ -178,7 +178,8 @@ class FlatParameters(Weights):
             if address not in in_use:
                 raise RuntimeError(
                     f"`{name}` was removed from the module after set-up, while other "
-                    "learners may still average it; remove it before `trainer.fit`"
+                    "learners may still average it; remove it before `trainer.fit` or "
+                    "`fabric.setup`"
                 )
 
     @override
@@ -302,7 +303,7 @@ def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
     moved = "was given new storage after set-up"
     return (
         f"`{name}` {moved if is_known else added}; change weights in place "
-        "(`p.data.copy_(...)`), or before `trainer.fit`"
+        "(`p.data.copy_(...)`), or before `trainer.fit` or `fabric.setup`"
     )
 
 
@@ -420,7 +421,8 @@ def floating_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if nn.parameter.is_lazy(tensor):
             raise ValueError(
                 f"`{name}` has no shape yet; run one batch through the module before "
-                "`trainer.fit`, so that its lazy layers are materialised"
+                "`trainer.fit` or `fabric.setup`, so that its lazy layers are "
+                "materialised"
             )
         if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
             yield name, tensor

@@ -131,7 +131,8 @@ class LocalShards(Weights):
             if local_part(slot.tensor).data_ptr() != slot.address:
                 raise RuntimeError(
                     f"`{slot.name}` was given new storage after set-up, so averaging "
-                    "would miss it; change weights in place, or before `trainer.fit`"
+                    "would miss it; change weights in place, or before `trainer.fit` "
+                    "or `fabric.setup`"
                 )
 
     @override
@@ -146,7 +147,8 @@ class LocalShards(Weights):
             name = here.get(number) or then[number]
             raise RuntimeError(
                 f"`{name}` was added, removed or replaced after set-up, so averaging "
-                "would miss it; change the module before `trainer.fit`"
+                "would miss it; change the module before `trainer.fit` or "
+                "`fabric.setup`"
             )
 
 

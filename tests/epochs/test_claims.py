@@ -247,7 +247,7 @@ class SlowCounter:
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self.asked = seconds, list[int]()
-        self.noted = list[tuple[int, int]]()
+        self.noted, self.num_steps = list[tuple[int, int]](), 0
 
     def add(self, num: int) -> int:
         first = sum(self.asked)
@@ -256,10 +256,10 @@ class SlowCounter:
         return first
 
     def drawn(self) -> DrawnNumbers:
-        def note(first: int, num: int) -> None:
-            self.noted.append((first, num))
+        def note(first: int, num_steps: int) -> None:
+            self.noted.append((first, num_steps))
 
-        return DrawnNumbers(self.add, note, deque(maxlen=10))
+        return DrawnNumbers(self.add, lambda: self.num_steps, note, deque(maxlen=10))
 
 
 def test_where_the_counter_is_far_numbers_are_drawn_ahead_and_together() -> None:
@@ -269,15 +269,19 @@ def test_where_the_counter_is_far_numbers_are_drawn_ahead_and_together() -> None
     for _ in range(60):
         numbers.append(drawn.next(lambda: 100))
         time.sleep(0.004)
+        counter.num_steps += 1
     assert numbers == [*range(60)]
     assert drawn.is_far
     assert len(counter.asked) < 60
     assert 1 < max(counter.asked) <= 8
     held = drawn.settle()
     assert [*numbers, *held] == [*range(sum(counter.asked))]
-    assert counter.noted == [
-        (sum(counter.asked[:n]), num) for n, num in enumerate(counter.asked)
-    ]
+    firsts, steps = zip(*counter.noted, strict=True)
+    assert [*firsts] == [sum(counter.asked[:n]) for n in range(len(counter.asked))]
+    assert [*steps] == sorted(steps)
+    # Those of the moment at which each was asked for, and no step has more than one.
+    assert steps[0] == 0
+    assert 0 < steps[-1] < 60
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.0, 100), (0.01, 0)])
@@ -303,23 +307,26 @@ def test_what_is_drawn_ahead_remains_of_the_epoch() -> None:
     assert [counter.next(0, True).number for _ in range(7)] == [*range(3, 9), None]
 
 
-def test_the_last_to_leave_stays() -> None:
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_last_to_leave_stays(waits: bool) -> None:
     store, ends = HashStore(), []
     for super_learner in range(3):
         counter = opened(store, LearnerIndex(super_learner, 3), 40)
         # As if each were very slow: all others together make 30 steps in one of its.
-        for number in (0, 31):
-            counter._rate.note(number)
-        assert counter.next(0, False).number == super_learner
-        ends.append(counter.next(1, False).number)
-    assert ends == [None, None, 3]
+        for steps, number in enumerate((0, 31)):
+            counter._rate.note(number, steps)
+        assert counter.next(0, waits).number == super_learner
+        ends.append(counter.next(1, waits))
+    # One that need not know for sure may ask again.
+    left = Claim(None, 40, True) if waits else Claim(None, 3, False)
+    assert ends == [left, left, Claim(3, 4, False)]
 
 
 def test_the_rate_compares_with_what_the_others_would_do_meanwhile() -> None:
     def leaves(numbers_per_step: int, num_units: int, num_held: int) -> bool:
         rate = ClaimRate()
         for step in range(4):
-            rate.note(step * numbers_per_step)
+            rate.note(step * numbers_per_step, step)
         return rate.others_end_first(num_units, 4, num_held)
 
     # One of four, five times slower than the others: 16 numbers to a step. In two of
@@ -332,22 +339,58 @@ def test_the_rate_compares_with_what_the_others_would_do_meanwhile() -> None:
     assert not leaves(3, 3 * 3 + 3 + 1, 3)
 
 
-def test_the_rate_is_that_of_the_last_five_claims() -> None:
-    rate = ClaimRate()
-    number = 0
-    for step in [1] * 9 + [16] * 3:
-        rate.note(number := number + step)
+def test_the_rate_is_that_of_the_last_five_counts() -> None:
+    rate, number = rate_of([1] * 9 + [16] * 3), 9 + 3 * 16
     # The median of the last five is 16; with a sixth it would be 8.5.
     assert rate.others_end_first(number + 16 + 24, 4, 1)
     assert not rate.others_end_first(number + 16 + 25, 4, 1)
 
 
-def rate_of(steps: list[int]) -> ClaimRate:
-    """Of a learner between whose claims all have claimed so many units."""
+def rate_of(counts: list[int]) -> ClaimRate:
+    """Of a learner during whose steps all have claimed so many units."""
     rate, number = ClaimRate(), 0
-    for step in [0, *steps]:
-        rate.note(number := number + step)
+    for num_steps, count in enumerate([0, *counts]):
+        rate.note(number := number + count, num_steps)
     return rate
+
+
+def test_claims_without_a_step_between_them_are_no_count() -> None:
+    """A loader claims for all its workers before the first step."""
+    rate = ClaimRate()
+    for number in range(0, 32, 2):
+        rate.note(number, 0)
+    assert not rate.others_end_first(1, 2, 0)
+    rate.note(30 + 11, 1)
+    assert rate.others_end_first(41 + 11 + 9, 2, 0)
+    assert not rate.others_end_first(41 + 11 + 10, 2, 0)
+    # Two steps later the counter has grown by twice as much.
+    rate.note(41 + 22, 3)
+    assert rate.others_end_first(63 + 11 + 9, 2, 0)
+    assert not rate.others_end_first(63 + 11 + 10, 2, 0)
+
+
+def test_with_workers_a_slow_learner_hoards_in_the_first_epoch_alone() -> None:
+    """Ten times slower than the other, it should do 100 / 11 of 100 units."""
+    sharing = Sharing(2, 1, 100, batch_size=1, ahead=16)
+    slow, nums = sharing.learners[1], list[int]()
+    for epoch in range(8):
+        before = len(slow.trained)
+        sharing.run_epoch(([0] * 10 + [1]) * 20, epoch)
+        nums.append(len(slow.trained) - before)
+    assert nums[0] > 16
+    assert max(nums[1:]) <= 10
+    assert min(nums[1:]) >= 7
+
+
+def test_who_was_slow_in_an_epoch_before_does_its_part_again() -> None:
+    """It takes less in the burst, and looks at the counter with each step."""
+    sharing = Sharing(2, 1, 100, batch_size=1, ahead=16)
+    one = sharing.learners[1]
+    for epoch in range(2):
+        sharing.run_epoch(([0] * 10 + [1]) * 20, epoch)
+    before = len(one.trained)
+    sharing.run_epoch([0, 1] * 60, 2)
+    assert len(one.trained) - before >= 40
 
 
 def test_before_its_second_claim_a_learner_leaves_nothing_to_others() -> None:
@@ -362,12 +405,12 @@ def test_as_an_epoch_begins_each_has_one_unit_and_claims_one() -> None:
     assert rate.others_end_first(8 + 24, 4, 1)
     assert not rate.others_end_first(8 + 25, 4, 1)
     # The first claim of an epoch is no step from the last one of the epoch before.
-    rate.note(1000)
+    rate.note(1000, 1)
     assert rate.others_end_first(1016 + 24, 4, 1)
     assert not rate.others_end_first(1016 + 25, 4, 1)
 
 
-def test_who_was_slow_once_is_tried_again_after_an_epoch_without_a_claim() -> None:
+def test_who_was_slow_once_is_tried_again_after_an_epoch_without_a_count() -> None:
     rate = rate_of([50, 50, 2])
     rate.start_epoch()
     assert rate.others_end_first(30, 4, 0)

@@ -188,12 +188,32 @@ def test_books_are_begun_anew_from_what_one_island_knows() -> None:
 def test_an_epoch_of_a_lease_is_one_of_its_rate() -> None:
     """Or the numbers of two epochs would make a step."""
     rate = ClaimRate()
-    for number in (0, 10, 20, 1000):
-        rate.note(number)
+    for steps, number in enumerate((0, 10, 20, 1000)):
+        rate.note(number, steps)
     Lease(1, Ledger("life", TERMS, ((0, 40),)), "me", rate, Lead(), lambda: 0)
-    rate.note(3)
-    assert max(rate._steps) == 980
-    assert min(rate._steps) == 10
+    rate.note(3, 1)
+    assert max(rate._counts) == 980
+    assert min(rate._counts) == 10
+
+
+def test_a_lease_counts_claims_during_a_step_while_units_are_left() -> None:
+    """A loader asks for each of its workers before the first step."""
+    rate, finished = ClaimRate(), [0]
+    ledger = Ledger("life", TERMS, ((0, 40),))
+    lease = Lease(0, ledger, "me", rate, Lead(), lambda: finished[0])
+    for num_steps, first_left, counts in (
+        (0, 2, []),
+        (0, 4, []),
+        (1, 15, [11]),
+        (1, 20, [11]),
+        (3, 30, [11, 5]),
+        (4, 40, [11, 5]),
+    ):
+        finished[0] = num_steps
+        left = ((first_left, 40),) if first_left < 40 else ()
+        lease.ledger = ledger._replace(left=left)
+        lease.note_rate()
+        assert [*rate._counts] == counts
 
 
 def test_a_lease_counts_what_is_claimed_and_what_it_has_finished() -> None:

@@ -46,7 +46,7 @@ def test_units_hold_every_position_once_and_no_empty_batch(
     epoch = regular(num_samples, batch_size)
     left = take(epoch.everything(), 0, num_samples) if ranges is None else ranges
     left = tuple((a, min(b, num_samples)) for a, b in left if a < num_samples)
-    if 0 < count(left) < count_s * size_n:
+    if (left or not num_samples) and count(left) < count_s * size_n:
         with pytest.raises(ValueError, match="at least as many samples as learners"):
             WorkUnits(left, epoch, count_s, size_n)
         return
@@ -89,6 +89,16 @@ def test_a_refusal_counts_what_is_too_few(drop_last: bool, told: str) -> None:
     epoch = regular(31, 4, drop_last) if drop_last else regular(5, 4)
     with pytest.raises(ValueError, match=told):
         WorkUnits(epoch.everything(), epoch, 4, 2, drop_last=drop_last)
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_an_epoch_without_a_batch_is_refused_but_not_the_end_of_another(
+    drop_last: bool,
+) -> None:
+    epoch = regular(3, 4, drop_last) if drop_last else regular(0, 4)
+    with pytest.raises(ValueError, match=r"as learners in an epoch, 2, got 0; use"):
+        WorkUnits(epoch.everything(), epoch, 2, 1, drop_last=drop_last)
+    assert len(WorkUnits((), regular(20, 4, drop_last), 2, 1, drop_last)) == 0
 
 
 def user_samplers() -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Which trainings share their epochs if nothing is said, and what they are told."""
 
+import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from typing_extensions import override
 
+from lightning_adpsgd.callbacks import SaveWithinEpoch
 from lightning_adpsgd.strategy import default_sharing
 from tests.learners import Linear, Rows, gossip, learners, trainer_of, values
 
@@ -59,6 +62,38 @@ class OneCycle(Linear):
         assert num_steps == 2
         schedule = OneCycleLR(optimizer, 0.1, total_steps=num_steps)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class AsksInStep(Linear):
+    """Computes its learning rate by itself, from steps that nobody can count."""
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        done = self.trainer.global_step / self.trainer.estimated_stepping_batches
+        assert 0 <= done <= 1
+        return super().training_step(batch, batch_idx)
+
+
+class AsksElsewhere(AsksInStep):
+    """Inherits that, and asks in a property too."""
+
+    @property
+    def length(self) -> float:
+        return float(self.trainer.num_training_batches)
+
+    @override
+    def configure_optimizers(self) -> Any:
+        def is_last(step: int) -> bool:
+            return step == self.trainer.num_training_batches
+
+        assert callable(is_last)
+        return super().configure_optimizers()
+
+
+class AsksInside(Linear):
+    @override
+    def on_train_start(self) -> None:
+        self.rate = lambda step: step / self.trainer.num_training_batches
 
 
 class Pairs(Linear):
@@ -160,6 +195,11 @@ CASES = {
     "rate by steps": Case(EQUAL, "scheduled by steps", module=Scheduled),
     "rate by hand": Case(EQUAL, "manual optimization", module=ByHand),
     "steps are asked for": Case(EQUAL, "asks how many steps", module=OneCycle),
+    "a step asks": Case(EQUAL, "`training_step` asks how many", module=AsksInStep),
+    "a property asks": Case(EQUAL, "`length` asks how many", module=AsksElsewhere),
+    "a function in a hook asks": Case(
+        EQUAL, "`on_train_start` asks how many", module=AsksInside
+    ),
     "two loaders": Case(
         EQUAL, "several", lambda rank: {"a": rows(), "b": rows()}, module=Pairs
     ),
@@ -190,6 +230,35 @@ def test_epochs_are_shared_where_lightning_would_deal_them_and_nothing_counts(
     assert [outcome[name][0] for outcome in outcomes] == [case.expected] * 2
     assert len(first[1]) == bool(case.told)
     assert case.told in "".join(first[1])
+
+
+@pytest.mark.parametrize("work_sharing", [False, None])
+def test_equal_shares_after_a_part_of_a_shared_epoch_say_so(
+    tmp_path: Path, work_sharing: bool | None
+) -> None:
+    path = tmp_path / "within.ckpt"
+    saver = {"callbacks": [SaveWithinEpoch(path, 4)], "max_epochs": 1}
+    shared = Case(SHARED, "", lambda rank: rows(16), **saver)
+    asks = Linear if work_sharing is False else AsksInStep
+    dials = {"work_sharing": work_sharing}
+    equal = Case(EQUAL, "", lambda rank: rows(16), module=asks, dials=dials)
+    cases = equal, shared
+
+    def program(rank: int) -> list[str]:
+        shared.fit(rank)
+        return [warnings_of(lambda one=one: one.fit(rank, path)) for one in cases]
+
+    first, second = values(learners(2, program))
+    told = r"within epoch 0, .* \d+ of its 16 samples were left\. .*`work_sharing=True`"
+    assert re.search(told, first[0])
+    assert "were left" not in "".join([first[1], *second])
+
+
+def warnings_of(action: Callable[[], object]) -> str:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        action()
+    return "".join(str(one.message) for one in found)
 
 
 def test_a_resume_within_equal_shares_keeps_them_and_one_at_an_end_shares(

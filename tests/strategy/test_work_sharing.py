@@ -144,6 +144,21 @@ def test_loaders_without_a_common_pool_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_epoch_that_cannot_begin_ends_with_its_reason(num_workers: int) -> None:
+    """Lightning's teardown used to fail too: `Please call iter(combined_loader)`."""
+    loader = DataLoader(Rows(5), batch_size=4, drop_last=True, num_workers=num_workers)
+
+    def program(rank: int) -> None:
+        trainer = trainer_of(gossip(work_sharing=True), 2, use_distributed_sampler=True)
+        with pytest.raises(ValueError, match=r"at least as many full batches .* 1"):
+            trainer.fit(Linear(), loader)
+
+    outcomes = learners(2, program)
+    # One of them may hear of the other's refusal first.
+    assert any(not outcome.error for outcome in outcomes)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_batches_out_of_order_are_refused(num_workers: int) -> None:
     """Workers alone change the order, and torch before 2.7 has no such option."""
     loader: Any = DataLoader(Even(), num_workers=num_workers)
@@ -215,7 +230,11 @@ class Alone:
 
     def __init__(self, remaining: Ranges) -> None:
         self.at = SimpleNamespace(processed=1)
-        loop = SimpleNamespace(epoch_progress=SimpleNamespace(current=self.at))
+        batches = SimpleNamespace(current=SimpleNamespace(ready=0, completed=0))
+        loop = SimpleNamespace(
+            epoch_progress=SimpleNamespace(current=self.at),
+            epoch_loop=SimpleNamespace(batch_progress=batches),
+        )
         trainer: Any = SimpleNamespace(fit_loop=loop, num_nodes=1)
         job: Any = SimpleNamespace(store=HashStore(), meet=None, raise_if_failed=None)
         state = EpochState(1, seed=7, num_samples=8, remaining=remaining)

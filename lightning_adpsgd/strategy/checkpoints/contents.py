@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import Strategy
-from lightning_utilities.core.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_adpsgd.coordination.gather import gather_weights_only
+from lightning_adpsgd.epochs.ranges import count
+from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.job import BUFFERS, NAMESPACE, Job
 from lightning_adpsgd.topology.partition import Partition
@@ -71,6 +73,20 @@ def resumed_from(
     epoch, num_samples = checkpoint.get(EPOCH), checkpoint.get(_SAMPLES, 0)
     without_mean = checkpoint.get(WITHOUT_MEAN, ())
     return Resumed(learner, epoch, num_samples, is_within_epoch, without_mean)
+
+
+def warn_of_lost_rest(resumed: Resumed) -> None:
+    """Says that a job without shared epochs does not go on with the rest of one."""
+    state = EpochState(**resumed.epoch) if resumed.epoch else None
+    if state is None or not state.remaining:
+        return
+    rank_zero_warn(
+        f"The checkpoint is within epoch {state.epoch}, which learners shared, and "
+        f"{count(state.remaining)} of its {state.num_samples} samples were left. This "
+        "job shares no epochs, so in the rest of this one it trains on other samples, "
+        "on some of them again. Resume with `work_sharing=True` and several "
+        "super-learners, or from a checkpoint of the end of an epoch."
+    )
 
 
 def _is_within_epoch(loops: Mapping[str, Any]) -> bool:

@@ -247,7 +247,7 @@ class _Progress(Callback):
         if trainer.is_global_zero:
             steps = trainer.estimated_stepping_batches
             self._bar = tqdm(
-                total=int(steps) if steps < math.inf else None,
+                total=int(steps) if 0 < steps < math.inf else None,
                 initial=trainer.global_step,
                 desc=f"train {self._name}",
                 unit="step",
