@@ -166,6 +166,7 @@ class Coordinator:
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(5 * self._poll_s + 1)
+        self._watched = self._store  # closes the connection
 
     def announce_failure(self, message: str) -> None:
         """Tells all learners; the first message of the job wins."""

@@ -31,7 +31,14 @@ from tests.expectations import (
     expect_matrices,
     expect_super_learners_of_two,
 )
-from tests.helpers import PROGRAM_S, engine_threads, until, without
+from tests.helpers import (
+    OPEN_FILES,
+    PROGRAM_S,
+    engine_threads,
+    num_open_files,
+    until,
+    without,
+)
 from tests.learners import (
     LR,
     Rows,
@@ -55,7 +62,6 @@ from tests.strategy.fabric_learners import (
 ALONE = Topology("alone", lambda index, *_: {index: 1.0}, lambda size: 1)
 """Nobody meets anybody: the local weights are those of plain SGD."""
 BOTH = ("sync", "async")
-FILES = Path("/proc/self/fd")
 
 
 def fit(
@@ -634,7 +640,9 @@ def test_two_trainings_in_one_process_and_no_thread_is_left() -> None:
         assert threads == ["MainThread"]
 
 
-@pytest.mark.skipif(not FILES.exists(), reason="the system does not list open files")
+@pytest.mark.skipif(
+    not OPEN_FILES.exists(), reason="the system does not list open files"
+)
 def test_the_training_of_one_module_after_another_opens_no_more_connections() -> None:
     def program(rank: int) -> list[int]:
         fabric, num_open = launched(gossip(), 2), list[int]()
@@ -642,7 +650,7 @@ def test_the_training_of_one_module_after_another_opens_no_more_connections() ->
             model, optimizer = fabric.setup(module, sgd(module))
             train(fabric, model, optimizer, loader(4, rank, 2))
             strategy_of(fabric).finish()
-            num_open.append(len(os.listdir(FILES)))
+            num_open.append(num_open_files())
         return num_open
 
     for _, second, third in values(learners(2, program)):

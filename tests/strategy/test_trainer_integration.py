@@ -52,11 +52,13 @@ from tests.expectations import (
     raise_error,
 )
 from tests.helpers import (
+    OPEN_FILES,
     PROGRAM_S,
     engine_threads,
     free_port,
     in_fresh_process,
     num_gpus,
+    num_open_files,
     topologies_of,
     until,
     without,
@@ -79,7 +81,6 @@ from tests.learners import (
 )
 
 ALONE = Topology("alone", lambda index, *_: {index: 1.0}, lambda size: 1)
-FILES = Path("/proc/self/fd")
 """Nobody meets anybody: the local weights are those of plain SGD."""
 
 
@@ -280,7 +281,9 @@ def test_buffers_that_a_validation_sets_keep_their_values() -> None:
         assert results == [(3.0, 3.0)] * 2
 
 
-@pytest.mark.skipif(not FILES.exists(), reason="the system does not list open files")
+@pytest.mark.skipif(
+    not OPEN_FILES.exists(), reason="the system does not list open files"
+)
 def test_one_fit_after_another_opens_no_more_connections() -> None:
     def program(rank: int, size: int) -> list[int]:
         num_open: list[int] = []
@@ -288,7 +291,7 @@ def test_one_fit_after_another_opens_no_more_connections() -> None:
             trainer = trainer_of(gossip("ring", super_learner_size=size), 2)
             trainer.fit(Linear(), loader(4, rank, 2))
             gc.collect()  # a strategy is among its Trainer's cycles
-            num_open.append(len(os.listdir(FILES)))
+            num_open.append(num_open_files())
         return num_open
 
     for size, told in in_every_mode(2, program, (1, 2)).items():
