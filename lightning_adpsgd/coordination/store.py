@@ -64,18 +64,6 @@ def near_store(address: str, timeout: timedelta) -> Store:
     )
 
 
-def own_connection(store: Store) -> Store:
-    """The same store, over a connection on which no other thread waits.
-
-    Calls of one connection wait for one another, each for a round trip. Before torch
-    2.8 there is none but the store's.
-    """
-    try:
-        return store.clone()  # pyright: ignore  the stubs lack it
-    except (AttributeError, RuntimeError):
-        return store
-
-
 def _in_time(call: Callable[[], T]) -> T:
     """The result of a call of the store; raises `CallTimedOut` after some seconds."""
     calls = TimedCalls("adpsgd-failure")
@@ -83,6 +71,18 @@ def _in_time(call: Callable[[], T]) -> T:
         return calls.run(call, _ANSWER_S)
     finally:
         calls.stop()
+
+
+def own_connection(store: Store) -> Store:
+    """The same store, over a connection on which no other thread waits.
+
+    Calls of one connection wait for one another, each for a round trip. It is the store
+    itself before torch 2.8, and where the host does not answer: it may have ended.
+    """
+    try:
+        return _in_time(lambda: store.clone())  # pyright: ignore  the stubs lack it
+    except (AttributeError, RuntimeError, CallTimedOut):
+        return store
 
 
 class LearnerFailed(RuntimeError):

@@ -316,3 +316,15 @@ def test_a_store_without_connections_is_its_own() -> None:
 
     store = Unclonable()
     assert own_connection(store) is store
+
+
+def test_an_own_connection_to_a_host_that_has_ended_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A learner that began as learner 0 ended waited for half an hour."""
+    monkeypatch.setattr(store_module, "_ANSWER_S", 0.05)
+    served, store = served_and_near()
+    del served
+    begin = time.perf_counter()
+    assert own_connection(store) is store
+    assert time.perf_counter() - begin < PATIENCE_S / 2
