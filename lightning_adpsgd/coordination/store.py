@@ -64,6 +64,24 @@ def near_store(address: str, timeout: timedelta) -> Store:
     )
 
 
+def own_connection(store: Store) -> Store:
+    """The same store, over a connection on which no other thread waits.
+
+    Calls of one connection wait for one another, each for a round trip. It is the store
+    itself before torch 2.8, and where the host does not answer: it may have ended.
+    """
+    usual = store.timeout  # pyright: ignore  the stubs lack it
+    store.set_timeout(timedelta(seconds=_ANSWER_S))  # else half an hour, in Lightning
+    try:
+        own: Store = store.clone()  # pyright: ignore  the stubs lack it
+    except (AttributeError, RuntimeError):
+        return store
+    finally:
+        store.set_timeout(usual)
+    own.set_timeout(usual)
+    return own
+
+
 def _in_time(call: Callable[[], T]) -> T:
     """The result of a call of the store; raises `CallTimedOut` after some seconds."""
     calls = TimedCalls("adpsgd-failure")
@@ -71,18 +89,6 @@ def _in_time(call: Callable[[], T]) -> T:
         return calls.run(call, _ANSWER_S)
     finally:
         calls.stop()
-
-
-def own_connection(store: Store) -> Store:
-    """The same store, over a connection on which no other thread waits.
-
-    Calls of one connection wait for one another, each for a round trip. It is the store
-    itself before torch 2.8, and where the host does not answer: it may have ended.
-    """
-    try:
-        return _in_time(lambda: store.clone())  # pyright: ignore  the stubs lack it
-    except (AttributeError, RuntimeError, CallTimedOut):
-        return store
 
 
 class LearnerFailed(RuntimeError):

@@ -116,6 +116,10 @@ class SharedBatches:
         """Hands out no more batches; `state` stays unchanged."""
         self._last, self._is_closed = self.state(), True
 
+    def retire(self) -> None:
+        """Lets go of the pool, which keeps this object, its data and a connection."""
+        self._pool = lambda: None
+
     def start_epoch(self, number: int) -> None:
         """Begins to hand out another epoch; drops what is held of the previous one."""
         self.epoch = number

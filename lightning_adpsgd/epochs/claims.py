@@ -322,7 +322,9 @@ class ClaimCounter:
         """
         if self._is_dealt and self._leaves(num_held):
             number = self._look()
-            is_last = waits or number >= self._num_units
+            # All learners hear it, who may hold more or fewer than this one.
+            is_last = waits or self._index.super_learner_size > 1
+            is_last = is_last or number >= self._num_units
             return Claim(None, self._num_units if is_last else number, is_last)
         number = self._draw(num_held)
         num_claimed = max(number + 1, self._index.num_super_learners)

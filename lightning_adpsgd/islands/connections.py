@@ -62,19 +62,19 @@ MOST_UNLISTED = 32
 _ALONE = "this super-learner alone"
 
 
-def _dial_patiently(dial: Callable[[], None], deadline: float) -> None:
-    """Dials, and twice more while nothing answers and time is left.
+def _dial_patiently(dial: Callable[[], None], tries: int, deadline: float) -> None:
+    """Dials, and again while nothing answers and tries and time are left.
 
     One lost packet leaves no member out: a dial ends before the kernel sends the first
     one again.
     """
-    for again in (True, True, False):
+    for left in reversed(range(tries)):
         try:
             dial()
             break
         except PeerLost as error:
             is_in_time = time.monotonic() < deadline
-            if not (again and is_in_time and error.evidence == "silence"):
+            if not (left and is_in_time and error.evidence == "silence"):
                 raise
 
 
@@ -203,13 +203,16 @@ class Connections(ServiceThread):
         if member is None:
             return None
 
+        peer = self._peers.get(member.incarnation)
+        tries = 1 if peer is not None and peer.status is Status.SUSPECT else 3
+
         def dial() -> None:
             with self._dialing:
                 self._dial(member)
 
         self._temporary.add(number)
         try:
-            _dial_patiently(dial, deadline)
+            _dial_patiently(dial, tries, deadline)
             return self.engine.pull(number, deadline - time.monotonic(), watch)
         except (PeerLost, TimeoutError) as error:
             self._say_why_none(member, error)

@@ -75,21 +75,26 @@ def _asks_for_totals(module: pl.LightningModule) -> str:
             continue
         for name, value in vars(kind).items():
             is_early = name == "configure_optimizers"
-            if not is_early and not _TOTALS.isdisjoint(_names_in(value)):
+            if not is_early and any(map(_asks_trainer, _code_of(value))):
                 return name
     return ""
 
 
-def _names_in(value: Any) -> Iterator[str]:
-    """The names in the code of a function or property, and of functions inside it."""
+def _asks_trainer(code: CodeType) -> bool:
+    # Without the name, it is an attribute of the module's own.
+    return "trainer" in code.co_names and not _TOTALS.isdisjoint(code.co_names)
+
+
+def _code_of(value: Any) -> Iterator[CodeType]:
+    """The code of a function or property, and of functions inside it."""
     function = getattr(value, "fget", None) or getattr(value, "func", None) or value
     code = value
     if not isinstance(value, CodeType):
         code = getattr(inspect.unwrap(function), "__code__", None)
     if isinstance(code, CodeType):
-        yield from code.co_names
+        yield code
         for inner in code.co_consts:
-            yield from _names_in(inner)
+            yield from _code_of(inner)
 
 
 class DefaultSharing:

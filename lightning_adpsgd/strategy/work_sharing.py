@@ -89,6 +89,8 @@ class WorkSharing:
     def prepare(self, dataloader: Any) -> Any:
         """A copy of a training loader that yields the batches this learner claims."""
         _refuse_loader(dataloader)
+        if self._batches is not None:  # those of the loader before a reload
+            self._batches.retire()
         self._batches = self._shared(dataloader)
         progress: Any = self._trainer.fit_loop.epoch_progress.current
         self._batches.epoch = progress.processed

@@ -121,6 +121,17 @@ def source_towards(address: Address) -> str:
         return ""
 
 
+def is_of_this_host(address: Address) -> bool:
+    """Whether an address belongs to an interface of this host."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind((address.host, 0))
+    except OSError:
+        return False
+    return True
+
+
 def evidence_of(error: object) -> Evidence:
     """The evidence that an error gives about the other end."""
     if isinstance(error, ConnectionRefusedError):
