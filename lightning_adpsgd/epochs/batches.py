@@ -118,7 +118,8 @@ class SharedBatches:
 
     def retire(self) -> None:
         """Lets go of the pool, which keeps this object, its data and a connection."""
-        self._pool = lambda: None
+        self._pool, self.under_way = (lambda: None), None
+        self._held.clear()
 
     def start_epoch(self, number: int) -> None:
         """Begins to hand out another epoch; drops what is held of the previous one."""

@@ -3,11 +3,13 @@
 import json
 import random
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -391,6 +393,24 @@ def test_who_was_slow_in_an_epoch_before_does_its_part_again() -> None:
     before = len(one.trained)
     sharing.run_epoch([0, 1] * 60, 2)
     assert len(one.trained) - before >= 40
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_slow_super_learner_of_several_leaves_for_good(size: int) -> None:
+    """Its learners may hold more or fewer, and one would take it for the end alone."""
+    counter = opened(HashStore(), LearnerIndex(1, 2, 0, size), 40)
+    counter.next(0, False)
+    with patch.object(counter, "_leaves", return_value=True):
+        assert counter.next(8, False).is_last == (size > 1)
+
+
+def test_a_loader_that_is_replaced_keeps_no_pool() -> None:
+    learner = Learner(LearnerIndex(0, 1), HashStore(), 8, 2, 1)
+    learner.start_epoch(0)
+    learner.step()
+    pool: Any = weakref.ref(learner.shared._pool())
+    learner.shared.retire()
+    assert pool() is None
 
 
 def test_before_its_second_claim_a_learner_leaves_nothing_to_others() -> None:

@@ -64,6 +64,17 @@ def test_who_has_another_address_now_hears_which(
     assert message.endswith("start this super-learner again, from its checkpoint")
 
 
+def test_who_has_several_addresses_hears_of_a_firewall(
+    course: Course, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It reaches others from another one than that it listens at."""
+    own = course.membership.member._replace(addresses=("127.0.0.2:1",))
+    course.membership.member = own
+    course.run(60, {2})
+    (message,) = caplog.messages
+    assert message.endswith("an address translation on the side of this host")
+
+
 def test_who_is_called_or_alone_hears_nothing(
     course: Course, caplog: pytest.LogCaptureFixture
 ) -> None:

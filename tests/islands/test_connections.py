@@ -268,6 +268,25 @@ def test_a_lost_packet_leaves_no_weights_out(
     assert dials == [1] * num_dials
 
 
+def test_who_is_thought_to_be_lost_is_dialed_once_for_its_weights(
+    ours: Connections, played: Played
+) -> None:
+    """Else each of many absent members would cost every mean three seconds."""
+    ours._take_turn()
+    played.refuses[2] = TimeoutError()
+    ours.on_lost(1, PeerLost(1, "a test", "it broke"))
+    ours._take_turn()
+    dials = list[int]()
+
+    def connect(number: int, *_: object) -> None:
+        dials.append(number)
+        raise PeerLost(number, "connecting", "timed out", "silence")
+
+    played.transport.connect = connect
+    assert ours.pull(1, 60.0) is None
+    assert dials == [1]
+
+
 def test_who_is_in_the_middle_of_giving_is_not_broken_off(
     ours: Connections, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,16 @@ class AsksInside(Linear):
         self.rate = lambda step: step / self.trainer.num_training_batches
 
 
+class HasItsOwn(Linear):
+    """An attribute of the module has the name of one of the Trainer's."""
+
+    num_training_batches = 4
+
+    @override
+    def on_train_start(self) -> None:
+        assert self.num_training_batches == 4
+
+
 class Pairs(Linear):
     @override
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -200,6 +210,7 @@ CASES = {
     "a function in a hook asks": Case(
         EQUAL, "`on_train_start` asks how many", module=AsksInside
     ),
+    "a name of its own": Case(SHARED, "Learners share", module=HasItsOwn),
     "two loaders": Case(
         EQUAL, "several", lambda rank: {"a": rows(), "b": rows()}, module=Pairs
     ),
