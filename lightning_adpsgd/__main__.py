@@ -353,8 +353,7 @@ def _rendezvous(chosen: argparse.Namespace) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     host, port = chosen.host, chosen.port
-    say = partial(_say_where, host, port)
-    rendezvous.serve(host, port, stop, on_ready=say)
+    rendezvous.serve(host, port, stop, on_ready=partial(_say_where, host, port))
 
 
 def _say_where(host: str, port: int, found: str) -> None:

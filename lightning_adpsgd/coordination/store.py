@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch._C._distributed_c10d import Store, TCPStore
 
+from lightning_adpsgd.transport.network_interfaces import family_of
 from lightning_adpsgd.weights.worker import CallTimedOut, TimedCalls
 
 # How long a failure waits for the store of a host that may be stopped. torch's client
@@ -47,8 +48,7 @@ def serve_near(host: str, timeout: timedelta) -> tuple[Store, str]:
     Args:
         host: address of this host that the other learners can reach.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as listener:
+    with socket.create_server((host, 0), family=family_of(host)) as listener:
         port, place = listener.getsockname()[1], listener.detach()
     store = store_at(
         place, host, port, is_master=True, wait_for_workers=False, timeout=timeout

@@ -90,7 +90,7 @@ class LeaderBroadcast:
             raise
 
     def _await(self, key: str) -> str:
-        # Not `Store.wait`: it keeps the thread that watches for failures from looking.
+        # Not `Store.wait`: other threads' calls of this connection would wait for it.
         while not self._store.check([key]):
             self._raise_if_failed()
             time.sleep(_LOOK_S)
@@ -323,8 +323,8 @@ class ClaimCounter:
         if self._is_dealt and self._leaves(num_held):
             number = self._look()
             # All learners hear it, who may hold more or fewer than this one.
-            is_last = waits or self._index.super_learner_size > 1
-            is_last = is_last or number >= self._num_units
+            are_several = self._index.super_learner_size > 1
+            is_last = waits or are_several or number >= self._num_units
             return Claim(None, self._num_units if is_last else number, is_last)
         number = self._draw(num_held)
         num_claimed = max(number + 1, self._index.num_super_learners)

@@ -11,11 +11,7 @@ from collections.abc import Collection
 
 from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.section_links import SectionLinks
-from lightning_adpsgd.transport.links.sockets import (
-    Address,
-    is_of_this_host,
-    source_towards,
-)
+from lightning_adpsgd.transport.links.sockets import Address, is_local, source_towards
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +53,7 @@ class CallersWatch:
 
 def _remedy(own: Address, other: Address) -> str:
     here = source_towards(other)
-    if here in ("", own.host) or is_of_this_host(own):
+    if not here or is_local(own):
         return "Look for a firewall or an address translation on the side of this host"
     return (
         f"The address of this host towards {other.host} is {here} now: start this "

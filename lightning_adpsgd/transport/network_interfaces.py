@@ -80,6 +80,11 @@ def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return getattr(address, "ipv4_mapped", None) or address
 
 
+def family_of(host: str) -> socket.AddressFamily:
+    """IPv6 or IPv4, whichever an address in numbers belongs to."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def port_range() -> str:
     """The range of ports that the system assigns to listeners, as "low-high"."""
     try:

@@ -94,6 +94,14 @@ def status_of(ours: Connections, member: Member) -> Status:
     return ours._peers[member.incarnation].status
 
 
+def lose_one(ours: Connections, played: Played, answer: OSError) -> None:
+    """Breaks the connection to a member, whose host then answers a probe so."""
+    ours._take_turn()
+    played.refuses[2] = answer
+    ours.on_lost(1, PeerLost(1, "a test", "it broke"))
+    ours._take_turn()
+
+
 def test_members_that_join_are_counted_and_dialed(
     ours: Connections, played: Played
 ) -> None:
@@ -111,10 +119,7 @@ def test_members_that_join_are_counted_and_dialed(
 def test_the_host_of_a_lost_peer_is_asked_and_a_refusal_evicts_it(
     ours: Connections, played: Played
 ) -> None:
-    ours._take_turn()
-    played.refuses[2] = ConnectionRefusedError()
-    ours.on_lost(1, PeerLost(1, "a test", "it broke"))
-    ours._take_turn()
+    lose_one(ours, played, ConnectionRefusedError())
     assert played.probed == [2]
     assert played.evicted == [ONE]
     assert (ours.lost, status_of(ours, ONE)) == (1, Status.SUSPECT)
@@ -272,10 +277,7 @@ def test_who_is_thought_to_be_lost_is_dialed_once_for_its_weights(
     ours: Connections, played: Played
 ) -> None:
     """Else each of many absent members would cost every mean three seconds."""
-    ours._take_turn()
-    played.refuses[2] = TimeoutError()
-    ours.on_lost(1, PeerLost(1, "a test", "it broke"))
-    ours._take_turn()
+    lose_one(ours, played, TimeoutError())
     dials = list[int]()
 
     def connect(number: int, *_: object) -> None:

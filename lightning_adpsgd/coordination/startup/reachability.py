@@ -19,6 +19,7 @@ from lightning_adpsgd.transport.links.sockets import Address
 from lightning_adpsgd.transport.network_interfaces import (
     VARIABLE,
     Interface,
+    family_of,
     is_loopback,
     port_range,
 )
@@ -249,9 +250,8 @@ def _interface_of(location: LearnerLocation, endpoint: Address) -> Interface | N
 
 
 def _listen(address: str) -> socket.socket | None:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with suppress(OSError):
-        listener = socket.create_server((address, 0), family=family)
+        listener = socket.create_server((address, 0), family=family_of(address))
         listener.settimeout(None)  # whatever the program's default for sockets is
         return listener
     return None

@@ -6,9 +6,11 @@ import ssl
 import struct
 import sys
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 from lightning_adpsgd.transport.base import Evidence
+from lightning_adpsgd.transport.network_interfaces import family_of
 
 # A host that is gone is noticed on a silent connection after 1 + 2 * 1 seconds.
 _KEEPALIVE = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 2))
@@ -112,24 +114,20 @@ def source_towards(address: Address) -> str:
 
     Nothing is sent.
     """
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect(address)
-            return str(sock.getsockname()[0])
-    except OSError:
-        return ""
+    kind = family_of(address.host), socket.SOCK_DGRAM
+    with suppress(OSError), socket.socket(*kind) as sock:
+        sock.connect(address)
+        return str(sock.getsockname()[0])
+    return ""
 
 
-def is_of_this_host(address: Address) -> bool:
+def is_local(address: Address) -> bool:
     """Whether an address belongs to an interface of this host."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.bind((address.host, 0))
-    except OSError:
-        return False
-    return True
+    kind = family_of(address.host), socket.SOCK_DGRAM
+    with suppress(OSError), socket.socket(*kind) as sock:
+        sock.bind((address.host, 0))
+        return True
+    return False
 
 
 def evidence_of(error: object) -> Evidence:
