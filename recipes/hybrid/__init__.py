@@ -2,5 +2,5 @@
 
 Begin with `stages/__init__.py`, the table of stages. On the way from a recording to
 words they are `prepare` (utterances), `features` (frames), `align` or `triphone`
-(labels), `train` (network), `graph` (search graph), `decode` (words) and `score`.
+(labels), `graph` (search graph), `train` (network), `decode` (words) and `score`.
 """

@@ -1,15 +1,18 @@
 """A transformer of which no learner could hold a replica, under a limit of memory.
 
 The limit is one of the kernel on the private memory of each process (RLIMIT_DATA), set
-when all is imported and nothing is built.
+when all is imported and nothing is built. The learners are forked from a program of
+their own: what a worker's other tests have left in its heap is used again under any
+limit, or cannot be used at all, and so would decide what fits.
 """
 
 import ctypes
-import gc
+import json
 import resource
+import subprocess
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +23,9 @@ from torch.utils.data import DataLoader, Subset
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
-from tests.helpers import PATIENCE
-from tests.learners import Learned, Rows, learners, trainer_of, values
+from tests import warm
+from tests.helpers import PATIENCE, PATIENCE_S
+from tests.learners import Learned, Rows, learners, trainer_of
 from tests.sharded import needs_fsdp2_on_cpus
 
 pytestmark = needs_fsdp2_on_cpus
@@ -34,18 +38,6 @@ LIMIT = 4.4
 """In replicas. With gradients, Adam's moments and the buckets of DDP one takes 5."""
 
 _ARENAS, _MMAP_THRESHOLD = -8, -3
-
-
-class Mallinfo2(ctypes.Structure):
-    """What the C library tells of its allocator (`man mallinfo2`)."""
-
-    _fields_: ClassVar = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
 
 
 class Block(nn.Module):
@@ -111,13 +103,9 @@ def limit_memory(num_bytes: int) -> None:
     libc.pthread_attr_init(attributes)
     libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(1 << 20))
     libc.pthread_setattr_default_np(attributes)
-    gc.collect()
     status = Path("/proc/self/status").read_text()
     used = int(status.partition("VmData:")[2].split()[0]) << 10
-    # What was freed before would be used again under any limit: 0.4 of a replica, say.
-    libc.mallinfo2.restype = Mallinfo2
-    limit = used - libc.mallinfo2().fordblks + num_bytes
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_DATA, (used + num_bytes, used + num_bytes))
 
 
 def train(strategy: Any, num_learners: int, rank: int) -> tuple[list[float], int]:
@@ -125,8 +113,8 @@ def train(strategy: Any, num_learners: int, rank: int) -> tuple[list[float], int
     limit_memory(int(LIMIT * WEIGHTS))
     trainer, module = trainer_of(strategy, num_learners), Large()
     trainer.fit(module, DataLoader(Subset(Rows(4, 1, (4, WIDTH)), [rank] * STEPS)))
-    done = strategy.gossip_statistics()
-    return module.losses, done.exchanges
+    exchanges = 0 if strategy == "ddp" else strategy.gossip_statistics().exchanges
+    return module.losses, exchanges
 
 
 def gossip_of(inside: Any, size: int) -> HADPSGDStrategy:
@@ -135,11 +123,41 @@ def gossip_of(inside: Any, size: int) -> HADPSGDStrategy:
     )
 
 
+STRATEGIES = {
+    "sharded": lambda: gossip_of("model_parallel", 2),
+    "gossip": lambda: gossip_of("ddp", 1),
+    "ddp": lambda: "ddp",
+}
+
+
+def program(name: str, num: int) -> None:
+    """Prints the error of each learner, or what it returned."""
+    for outcome in learners(num, partial(train, STRATEGIES[name](), num), 300):
+        print(json.dumps({"error": outcome.error, "value": outcome.value}), flush=True)
+
+
+def outcomes_of(name: str, num: int) -> list[dict[str, Any]]:
+    """What learners print that a program without other tests starts."""
+    code = f"from {__name__} import program; program({name!r}, {num})"
+    ended = subprocess.run(
+        [warm.python(), "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        timeout=PATIENCE_S * 12,
+    )
+    lines = [line for line in ended.stdout.splitlines() if line.startswith('{"error"')]
+    assert len(lines) == num, ended.stdout
+    return [json.loads(line) for line in lines]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_two_learners_train_what_one_could_not_hold() -> None:
-    program = partial(train, gossip_of("model_parallel", 2), 4)
-    for losses, num_exchanges in values(learners(4, program, 300)):
+    for outcome in outcomes_of("sharded", 4):
+        assert not outcome["error"]
+        losses, num_exchanges = outcome["value"]
         assert len(losses) == STEPS
         assert losses[-1] < losses[0]
         assert num_exchanges > 0
@@ -147,9 +165,9 @@ def test_two_learners_train_what_one_could_not_hold() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("strategy", [gossip_of("ddp", 1), "ddp"])
-def test_whole_replicas_do_not_fit_the_limit(strategy: Any) -> None:
+@pytest.mark.parametrize("name", ["gossip", "ddp"])
+def test_whole_replicas_do_not_fit_the_limit(name: str) -> None:
     """Not even without gossip; otherwise the test above would show nothing."""
-    outcomes = learners(2, partial(train, strategy, 2), 300)
-    assert any("can't allocate memory" in outcome.error for outcome in outcomes)
-    assert not any(outcome.value for outcome in outcomes)
+    outcomes = outcomes_of(name, 2)
+    assert any("can't allocate memory" in outcome["error"] for outcome in outcomes)
+    assert not any(outcome["value"] for outcome in outcomes)
