@@ -122,7 +122,7 @@ from tests.learners import (
         ),
         (
             {"communication": "ready_pairs", "islands": "tcp://10.0.0.1:1"},
-            r"`communication` must be 'async' with `islands`.*none can be waited for",
+            r"`communication` must be 'async' with `islands`.*no island can wait",
         ),
     ],
 )
