@@ -1,4 +1,4 @@
-"""The options of a simulated cluster, checked once for both of its users."""
+"""The options of a simulated cluster, for `VirtualCluster` and the strategy."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -47,7 +47,15 @@ def dials_and_scenario(
     wire_dtype: WireDtype | None = None,
     **dials: Any,
 ) -> tuple[Dials, Scenario]:
-    """Checks the options of averaging and the super-learners that take part."""
+    """Checks all options of a simulated cluster.
+
+    Returns:
+        The options of averaging; the super-learners that take part, and their speeds.
+
+    Raises:
+        TypeError: An option is unknown, or an argument has a wrong type.
+        ValueError: A value is out of its bounds.
+    """
     check_count("num_super_learners", num_super_learners)
     if isinstance(super_learner_size, str | Sequence):
         raise ValueError(
@@ -57,7 +65,8 @@ def dials_and_scenario(
     if wire_dtype == "auto":
         raise ValueError(
             '`wire_dtype` must name what travels in a virtual cluster, got "auto", '
-            "which measures links; leave it out, or name one, such as `torch.int8`"
+            "which measures real links; leave it out, or name a dtype, such as "
+            "`torch.int8`"
         )
     refuse_former(dials)
     if others := [name for name in dials if name not in ClusterOptions.__annotations__]:
@@ -76,7 +85,7 @@ def dials_and_scenario(
         super_learner_size=super_learner_size,
         wire_dtype=as_dtype(wire_dtype),
         cpu_share=1.0,  # simulated exchanges take nothing from training
-        timeout=timedelta.max,  # no peer is silent, and `max_wait` is simulated
+        timeout=timedelta.max,  # no bound on `max_wait`, which is in simulated seconds
         **dials,
     )
     scenario = Scenario(
