@@ -1,4 +1,4 @@
-"""The joint progress and losses of all learners of a training."""
+"""The progress and the losses of all learners of a training together."""
 
 import math
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Progress(NamedTuple):
-    """The joint progress of all learners; times exclude validation."""
+    """The progress of all learners together; times exclude validation."""
 
     epochs: float
     global_samples: float
@@ -20,7 +20,7 @@ class Progress(NamedTuple):
 
     @classmethod
     def of(cls, rows: list[list[float]], epochs: float) -> "Progress":
-        """Sums the rows that `ConvergenceMonitor` gathers, one per learner."""
+        """Combines the rows that `ConvergenceMonitor` gathers, one per learner."""
         samples, seconds, shares, sums, counts, firsts, held_out = zip(
             *rows, strict=True
         )
@@ -42,7 +42,7 @@ NONE_YET = Progress(0, 0, 0, 0, 0, math.inf, math.inf, math.inf)
 
 
 class LossSums(NamedTuple):
-    """The sum and number of losses since the last call, and the run's first loss."""
+    """The sum and number of losses since the last `take`, and the run's first loss."""
 
     total: float
     number: int

@@ -72,7 +72,7 @@ class Report:
         return [getattr(point, name) for point in self.points]
 
     def to_csv(self, path: str | Path) -> Path:
-        """Writes a row per point, the file whole or not at all, and returns its path."""
+        """Writes a row per point, whole or not at all, and returns the path."""
         path = Path(path)
         with written_whole(path, newline="") as file:
             writer = csv.DictWriter(file, [field.name for field in fields(Point)])

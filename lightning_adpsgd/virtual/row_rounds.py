@@ -172,6 +172,6 @@ def _changing(schedule: Schedule, round: int) -> Tensor:
 
 
 def _multiplies_well(rows: Tensor) -> bool:
-    # On accelerators and in lower precisions, a product may use fewer bits than weights.
+    # On accelerators and in lower precisions, a product may have fewer bits.
     full = torch.get_float32_matmul_precision() == "highest"
     return rows.device.type == "cpu" and full and len(rows) <= _MOST_ROWS
