@@ -1,6 +1,5 @@
 """The options that turn one strategy into a family of algorithms, and their bounds."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from types import NoneType
@@ -41,12 +40,6 @@ _UNITS = {"timeout": " of seconds", "max_wait": " of seconds"}
 _ORDER_OF: dict[str, tuple[Order, str]] = {
     "ready_pairs": ("step_then_average", "is complete before the next forward"),
     "delay_by_one": ("average_then_step", "is joined before the step"),
-}
-_FORMER = {
-    "link_budget": "`gossip_every` and `cpu_share` limit the exchanges",
-    "max_reloads": "a diverged learner reloads a peer's weights up to three times",
-    "max_wait": "give `communication=ReadyPairs(max_wait=...)`, of "
-    "`lightning_adpsgd.dials`",
 }
 
 
@@ -261,13 +254,6 @@ def as_inside(inside: InsideName | ModelParallel) -> tuple[InsideName, int]:
     if isinstance(inside, ModelParallel):
         return "model_parallel", inside.tensor_parallel_size
     return inside, 1
-
-
-def refuse_former(names: Iterable[str]) -> None:
-    """Refuses options of earlier versions, and names their replacements."""
-    for name in names:
-        if name in _FORMER:
-            raise TypeError(f"`{name}` is no longer an option: {_FORMER[name]}")
 
 
 def as_duration(timeout: timedelta | float | None) -> timedelta | None:

@@ -40,10 +40,11 @@ class TrainingClock:
     """
 
     def __init__(self) -> None:
+        self._has_warned = False
         self._reset()
-        self.is_restored = self._has_warned = False
 
     def _reset(self) -> None:
+        self.is_restored = False
         self.steps = self.samples = self._rest = 0
         self._seconds = 0.0
         self._running_since: float | None = None
@@ -53,11 +54,8 @@ class TrainingClock:
 
     def begin(self, trainer: Trainer) -> None:
         """Starts from zero, or from the checkpoint that has been loaded."""
-        if not self.is_restored:
-            self._reset()
-        self.is_restored = False
-        # Checkpoints of version 0.2 have the counts of learner 0 alone.
-        known = self.learners or [self.counts] * trainer.world_size
+        known = self.learners if self.is_restored else [Counts()]
+        self._reset()
         self.learners = dealt(known, trainer.world_size)
         self._begun = self._gathered = self.learners[trainer.global_rank]
         self.steps, self.samples, self._seconds = self._begun
@@ -123,16 +121,10 @@ class TrainingClock:
         more = self.counts.minus(self._gathered)
         return [one.plus(more) for one in self.learners]
 
-    def state_dict(self) -> dict[str, Any]:
-        """The counts of this learner, for a checkpoint."""
-        return {"steps": self.steps, "samples": self.samples, "seconds": self.seconds}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next `begin` continue from a checkpoint."""
-        self.steps, self.samples = state["steps"], state["samples"]
-        self._seconds, self._running_since = state["seconds"], None
-        self._gathered = self.counts
-        self.is_restored = True
+    def load(self, learners: Sequence[Counts]) -> None:
+        """Makes the next `begin` continue from the counts of all learners, if any."""
+        self._reset()
+        self.learners, self.is_restored = learners, bool(learners)
 
 
 class Monitor(Callback):
@@ -207,14 +199,6 @@ class Monitor(Callback):
             if self._is_last:
                 self.clock.start()
 
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return self.clock.state_dict()
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.clock.load_state_dict(state_dict)
-
     # All monitors share the clock, so each writes and reads the same key.
     @override
     def on_save_checkpoint(
@@ -228,7 +212,7 @@ class Monitor(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self.clock.learners = [Counts(*row) for row in checkpoint.get(_CLOCKS, ())]
+        self.clock.load([Counts(*row) for row in checkpoint.get(_CLOCKS, ())])
 
 
 def _all_come_to_save(trainer: Trainer) -> bool:

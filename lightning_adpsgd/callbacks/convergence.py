@@ -280,7 +280,6 @@ class ConvergenceMonitor(Monitor):
     @override
     def state_dict(self) -> dict[str, Any]:
         return {
-            "clock": super().state_dict(),
             "chance": self._chance,
             "best": tuple(self._best),
             "peak_lr": self._peak_lr,
@@ -288,7 +287,6 @@ class ConvergenceMonitor(Monitor):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict["clock"])
         self._chance, self._best = state_dict["chance"], Progress(*state_dict["best"])
         self._peak_lr = state_dict.get("peak_lr", 0.0)  # older checkpoints lack it
         self._restored = True

@@ -11,7 +11,6 @@ from lightning_adpsgd.dials import (
     WireDtype,
     as_dtype,
     as_mode,
-    refuse_former,
 )
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
@@ -68,7 +67,6 @@ def dials_and_scenario(
             "which measures real links; leave it out, or name a dtype, such as "
             "`torch.int8`"
         )
-    refuse_former(dials)
     if others := [name for name in dials if name not in ClusterOptions.__annotations__]:
         raise TypeError(
             f"`{others[0]}` is no option of a virtual cluster, got "

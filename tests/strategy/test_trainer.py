@@ -161,15 +161,6 @@ def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(
             {"exchange_frozen": 0},
             "`exchange_frozen` must be True or False, got 0 .*`exchange_frozen=True`",
         ),
-        (
-            {"link_budget": 1e6},
-            "`link_budget` is no longer an option: .*`gossip_every`",
-        ),
-        ({"max_reloads": 3}, "`max_reloads` is no longer an option: .*three times"),
-        (
-            {"max_wait": 0.1},
-            r"`max_wait` is no longer an option: .*ReadyPairs\(max_w",
-        ),
         ({"cpu_share": "5 %"}, "`cpu_share` must be a number, got '5 %'"),
         ({"work_sharing": 1}, "`work_sharing` must be True or False or None, got 1"),
         ({"after_evaluation": None}, "`after_evaluation` must be one of .* got None"),
