@@ -250,8 +250,9 @@ def _predict(chosen: argparse.Namespace) -> None:
     inner_link = _with_rate(link, "--inner-gbit", chosen.inner_gbit)
 
     def of_mode(mode: Mode) -> Prediction:
+        wire_dtype = chosen.wire_dtype if mode == "async" else None
         return predict(
-            _workload(chosen, mode),
+            Workload(chosen.weight_mb * 1e6, chosen.local_batch, wire_dtype),
             num_super_learners,
             chosen.super_learner_size,
             compute=compute,
@@ -288,11 +289,6 @@ def _note_idle_cores(file: Path) -> None:
         "to `calibrate`",
         file=sys.stderr,
     )
-
-
-def _workload(chosen: argparse.Namespace, mode: Mode) -> Workload:
-    wire_dtype = chosen.wire_dtype if mode == "async" else None
-    return Workload(chosen.weight_mb * 1e6, chosen.local_batch, wire_dtype)
 
 
 def _compute(chosen: argparse.Namespace, found: Calibration) -> Compute:

@@ -25,9 +25,8 @@ class AllreduceWait(Callback):
             that it can send.
     """
 
-    def __init__(self) -> None:
-        self.seconds = self.bytes_sent = 0.0
-        self._last_gradient: float | None = None
+    seconds = bytes_sent = 0.0
+    _last_gradient: float | None = None
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -153,14 +153,11 @@ class ConvergenceMonitor(Monitor):
             self._end(trainer, figures.held_out_loss)
 
     def _figures(self, trainer: Trainer) -> Progress:
-        losses = self._losses.take()
         row = [
             self.clock.samples,
             self.clock.seconds,
             exposed_seconds(trainer) / self.clock.of_this_fit.seconds,
-            losses.total,
-            losses.number,
-            losses.first,
+            *self._losses.take(),
             self._held_out_loss(trainer),
         ]
         return Progress.of(gather(trainer, row), epochs_so_far(trainer))

@@ -41,10 +41,9 @@ class TrainingCurve(Monitor):
             self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
-        losses = self._losses.take()
-        if losses.number and trainer.is_global_zero:
-            loss = losses.total / losses.number
-            log(trainer, {"curve/loss": loss, **self._progress(trainer)})
+        total, number, _ = self._losses.take()
+        if number and trainer.is_global_zero:
+            log(trainer, {"curve/loss": total / number, **self._progress(trainer)})
 
     def _progress(self, trainer: Trainer) -> dict[str, float]:
         seconds, num_learners = self.clock.seconds, trainer.world_size

@@ -44,15 +44,10 @@ def held_out_batches(trainer: Trainer, num_batches: int) -> list[Any]:
 
 
 def _apart(loader: Any) -> Any:
-    """A loader that can be read while the validation reads the same one.
-
-    With persistent workers a loader has a single iterator, which the validation has
-    begun: batches that are taken from it would be missing there.
-    """
-    if not isinstance(loader, DataLoader) or not loader.persistent_workers:
-        return loader
-    loader = copy(loader)
-    loader._iterator = None
+    # With persistent workers a loader has one iterator, which the validation reads.
+    if isinstance(loader, DataLoader) and loader.persistent_workers:
+        loader = copy(loader)
+        loader._iterator = None
     return loader
 
 

@@ -41,14 +41,6 @@ NONE_YET = Progress(0, 0, 0, 0, 0, math.inf, math.inf, math.inf)
 """The progress before the first validation; its losses exceed all others."""
 
 
-class LossSums(NamedTuple):
-    """The sum and number of losses since the last `take`, and the run's first loss."""
-
-    total: float
-    number: int
-    first: float
-
-
 class Losses:
     """Sums losses on their device, so that no step waits for the host."""
 
@@ -65,10 +57,10 @@ class Losses:
         self._sum = loss if self._sum is None else self._sum + loss
         self._count += 1
 
-    def take(self) -> LossSums:
-        """The sums since the last call, and the first loss of the run."""
+    def take(self) -> tuple[float, int, float]:
+        """The sum and number since the last call, and the first loss of the run."""
         first = math.nan if self._first is None else self._first.item()
         sums = 0.0 if self._sum is None else self._sum.item()
-        taken = LossSums(sums, self._count, first)
+        taken = (sums, self._count, first)
         self._sum, self._count = None, 0
         return taken

@@ -156,10 +156,7 @@ def _neighbourhood(scenario: Scenario, form: Form) -> Scenario:
 
 
 def _count(events: Iterable[Event], begin: float, late: int) -> Seen:
-    """Counts the events from the time `begin` on, and ages as the engine does.
-
-    `late` is the number of steps by which a merge is late.
-    """
+    """Counts the events from `begin` on; a merge is `late` steps late."""
     steps, ages = Counter[int](), Counter[int]()
     read: dict[SimulatedExchange, dict[int, int]] = {}
     began, took = dict[SimulatedExchange, float](), list[float]()

@@ -41,9 +41,6 @@ class Workload:
             "auto": the one of float32, int8 and int4 that the engine settles on
             (`gossip.forms.FormChoice`).
         backward: share of a step's time in which gradients become ready, in [0, 1].
-
-    Raises:
-        ValueError: An argument is out of its bounds.
     """
 
     weight_bytes: float

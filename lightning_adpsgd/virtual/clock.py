@@ -151,27 +151,24 @@ class Agenda:
         action(*arguments)
 
 
-class Crossing:
+@dataclass(eq=False)
+class _Transfer:
     """A transfer between two ends, of equally many bytes in both directions."""
 
-    def __init__(
-        self,
-        ends: tuple[int, int],
-        num_bytes: float,
-        now: float,
-        done: Callable[[], None],
-    ) -> None:
-        self.ends, self.done = ends, done
-        self.rate, self.version = 0.0, 0
-        self._left, self._since = num_bytes, now
+    ends: tuple[int, int]
+    left: float  # bytes at the time `since`
+    since: float
+    done: Callable[[], None]
+    rate: float = 0.0
+    version: int = 0
 
     def set_rate(self, now: float, rate: float) -> float:
         """Changes the bytes per second; returns the time at which the transfer ends."""
         if self.rate:
-            self._left = max(0.0, self._left - self.rate * (now - self._since))
-        self._since, self.rate = now, rate
+            self.left = max(0.0, self.left - self.rate * (now - self.since))
+        self.since, self.rate = now, rate
         self.version += 1
-        return now + self._left / rate
+        return now + self.left / rate
 
 
 class Network:
@@ -182,35 +179,35 @@ class Network:
 
     def __init__(self, bandwidth: float, agenda: Agenda) -> None:
         self._bandwidth, self._agenda = bandwidth, agenda
-        self._at: dict[int, list[Crossing]] = {}
+        self._at: dict[int, list[_Transfer]] = {}
 
     def begin(
         self, ends: tuple[int, int], num_bytes: float, done: Callable[[], None]
     ) -> None:
         """Begins a transfer, and calls `done` at its end."""
-        crossing = Crossing(ends, num_bytes, self._agenda.now, done)
+        transfer = _Transfer(ends, num_bytes, self._agenda.now, done)
         for end in ends:
-            self._at.setdefault(end, []).append(crossing)
+            self._at.setdefault(end, []).append(transfer)
         self._share(ends)
 
     def _share(self, ends: tuple[int, int]) -> None:
-        # Each once and in a fixed order, which a set does not have.
+        # Each once and in a fixed order, which a set lacks.
         found = dict.fromkeys(c for end in ends for c in self._at[end])
-        for crossing in found:
-            busier = max(len(self._at[end]) for end in crossing.ends)
+        for transfer in found:
+            busier = max(len(self._at[end]) for end in transfer.ends)
             rate = self._bandwidth / busier
-            if rate != crossing.rate:
-                seconds = crossing.set_rate(self._agenda.now, rate)
-                arrive = (self._arrive, crossing, crossing.version)
+            if rate != transfer.rate:
+                seconds = transfer.set_rate(self._agenda.now, rate)
+                arrive = (self._arrive, transfer, transfer.version)
                 self._agenda.enter(seconds, LANDING, *arrive)
 
-    def _arrive(self, crossing: Crossing, version: int) -> None:
-        if version != crossing.version:  # its rate has changed since
+    def _arrive(self, transfer: _Transfer, version: int) -> None:
+        if version != transfer.version:  # its rate has changed since
             return
-        for end in crossing.ends:
-            self._at[end].remove(crossing)
-        self._share(crossing.ends)  # the other transfers become faster
-        crossing.done()
+        for end in transfer.ends:
+            self._at[end].remove(transfer)
+        self._share(transfer.ends)  # the other transfers become faster
+        transfer.done()
 
 
 def check_count(name: str, value: int) -> None:

@@ -32,7 +32,6 @@ from lightning_adpsgd.virtual.objective import (
     Score,
     Update,
     evaluating,
-    own_generators,
     without_logging,
 )
 from lightning_adpsgd.virtual.options import ClusterOptions, dials_and_scenario
@@ -368,16 +367,17 @@ class _Generator:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        with own_generators(self._device):
+        on_gpu = self._device.type == "cuda"
+        with torch.random.fork_rng([self._device] if on_gpu else []):
             if self._states is None:
                 torch.manual_seed(self._seed)
             else:
                 torch.set_rng_state(self._states[0])
-                if self._device.type == "cuda":
+                if on_gpu:
                     torch.cuda.set_rng_state(self._states[1], self._device)
             yield
             self._states = [torch.get_rng_state()]
-            if self._device.type == "cuda":
+            if on_gpu:
                 self._states.append(torch.cuda.get_rng_state(self._device))
 
 

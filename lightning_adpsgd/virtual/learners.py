@@ -23,7 +23,6 @@ from lightning_adpsgd.mixing.synchronous import make_rounds
 from lightning_adpsgd.virtual.row_exchanges import (
     CommunicationSide,
     RowExchanges,
-    message_bytes,
 )
 from lightning_adpsgd.virtual.row_rounds import RowMixer, stretch_length
 from lightning_adpsgd.virtual.rows import Rows
@@ -55,6 +54,8 @@ class VirtualLearners(ABC):
     """
 
     def __init__(self, module: nn.Module, scenario: Scenario) -> None:
+        self._consensus_row = scenario.num_super_learners
+        self._all = list(range(scenario.num_super_learners))
         size = scenario.super_learner_size
         self.rows = Rows(module, scenario.num_super_learners + 1, shards=size)
         self.seconds = 0.0
@@ -120,14 +121,6 @@ class VirtualLearners(ABC):
     def hold(self, index: int) -> None:
         """Puts the weights of a super-learner into the module."""
         self.rows.hold(index)
-
-    @property
-    def _all(self) -> list[int]:
-        return list(range(self._scenario.num_super_learners))
-
-    @property
-    def _consensus_row(self) -> int:
-        return self._scenario.num_super_learners
 
     def _finite(self) -> list[int]:
         finite = [i for i in self._all if all_finite(self.shown(i))]
@@ -246,7 +239,7 @@ class AsynchronousLearners(VirtualLearners):
         self._timeline = Asynchronous(
             scenario,
             sum(vector.nbytes for vector in self.rows.vectors(0)),
-            message_bytes(self._sides[0], wire_dtype),
+            self._sides[0].message_bytes(wire_dtype),
             dials.max_staleness,
             self._in_pairs,
             dials.max_wait,

@@ -18,6 +18,7 @@ from lightning.pytorch.core.optimizer import (
     _configure_schedulers_automatic_opt,
 )
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
@@ -73,21 +74,14 @@ class Update:
             group["lr"] = rate * factor
 
     def passed(self, interval: str, number: int) -> None:
-        """Advances the schedulers after a step or epoch.
-
-        Args:
-            interval: "step" or "epoch".
-            number: number of epochs so far, or of steps in this epoch, as in Lightning.
-        """
+        """Advances the schedulers after step `number` of an epoch or epoch `number`."""
         for config in self.schedulers:
             if config.interval == interval and number % config.frequency == 0:
                 config.scheduler.step()  # pyright: ignore[reportCallIssue]
 
 
 class Objective:
-    """A module with its loss and optimizer.
-
-    Its arguments are those of `VirtualCluster`.
+    """A module with its loss and optimizer, the arguments of `VirtualCluster`.
 
     Raises:
         ValueError: An argument is missing, or the module is not supported or has no
@@ -120,12 +114,7 @@ class Objective:
         self.device = first.device
 
     def loss(self, batch: Any, number: int = 0) -> Tensor:
-        """The mean loss of a batch, with its autograd graph.
-
-        Args:
-            batch: batch on any device.
-            number: `batch_idx` of the training step.
-        """
+        """The mean loss of batch `number`, from any device, with its autograd graph."""
         if self.device.type != "cpu":
             batch = move_data_to_device(batch, self.device)
         return loss_in(self._loss(batch, number))
@@ -204,21 +193,13 @@ def without_logging(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def own_generators(device: torch.device) -> Iterator[None]:
-    """Restores torch's random generators, of the CPU and of this device, at exit."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        yield
-
-
-@contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode without autograd; torch's generators are restored at exit."""
+    """Evaluation mode without autograd; the random draws of training stay the same."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
-    device = next(module.parameters()).device
+    on_gpu = next(module.parameters()).is_cuda
     try:
-        with torch.no_grad(), own_generators(device):
+        with torch.no_grad(), isolate_rng(include_cuda=on_gpu):
             yield
     finally:
         for part, mode in modes:

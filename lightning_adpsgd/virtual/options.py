@@ -46,15 +46,7 @@ def dials_and_scenario(
     wire_dtype: WireDtype | None = None,
     **dials: Any,
 ) -> tuple[Dials, Scenario]:
-    """Checks all options of a simulated cluster.
-
-    Returns:
-        The options of averaging; the super-learners that take part, and their speeds.
-
-    Raises:
-        TypeError: An option is unknown, or an argument has a wrong type.
-        ValueError: A value is out of its bounds.
-    """
+    """Checks all options, of averaging and of the super-learners that take part."""
     check_count("num_super_learners", num_super_learners)
     if isinstance(super_learner_size, str | Sequence):
         raise ValueError(

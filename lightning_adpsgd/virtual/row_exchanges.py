@@ -80,14 +80,13 @@ class CommunicationSide:
         self._merger.merge_all()
         self._unmerged.merged(self.replica.step)
 
-    def ended(self, first_step: int, num_bytes: int, finite: bool) -> None:
-        """Counts an exchange.
+    def message_bytes(self, wire_dtype: torch.dtype | None) -> int:
+        """The bytes that this end sends in an exchange."""
+        parts = (chunk.parts for chunk in self.replica.chunks)
+        return payload_bytes(codecs_of(self.replica, wire_dtype), parts)
 
-        Args:
-            first_step: number of steps that the weights had seen when they were read.
-            num_bytes: bytes that this end sent.
-            finite: whether all parts were finite.
-        """
+    def ended(self, first_step: int, num_bytes: int, finite: bool) -> None:
+        """Counts an exchange, which has read the weights after `first_step` steps."""
         self.tally.bytes_sent += num_bytes
         self.tally.exchanges += finite
         self.tally.refused += not finite
@@ -226,9 +225,3 @@ class RowExchanges:
             replica = self._sides[end].replica
             self._codecs[lane] = codecs_of(replica, self._wire_dtype)
         return self._codecs[lane]
-
-
-def message_bytes(side: CommunicationSide, wire_dtype: torch.dtype | None) -> int:
-    """The bytes of the messages about all parts of a side, in one direction."""
-    parts = (chunk.parts for chunk in side.replica.chunks)
-    return payload_bytes(codecs_of(side.replica, wire_dtype), parts)
