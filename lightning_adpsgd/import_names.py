@@ -48,10 +48,9 @@ class ImportNames(MetaPathFinder):
     def choose(self, asked: str | None = None) -> str:
         """Chooses the name that this process uses.
 
-        It is the name asked for; otherwise the only one that the file names which
-        imports this package; otherwise the only one already imported. If none of these
-        decides, it is `lightning` if that is installed, with a warning if the other
-        name is imported, too.
+        It is the name asked for, else the only one in the file that imports this
+        package, else the only one already imported, else the first one installed. A
+        choice of `lightning` warns if the other name is imported, too.
 
         Raises:
             ImportError: The other name is in use, or neither is installed.

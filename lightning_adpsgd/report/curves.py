@@ -16,8 +16,7 @@ _MOST_POINTS = 1000
 def read_series(path: Path) -> dict[str, Series]:
     """The callbacks' figures, `val_loss` and `wer`, each as a series over steps.
 
-    A long series is reduced to at most a thousand points, each the mean of consecutive
-    ones.
+    A long series is thinned to at most a thousand points, each the mean of neighbours.
 
     Raises:
         ValueError: A line is cut off, or one of these figures is not a number; the

@@ -10,7 +10,7 @@ from lightning_adpsgd.report.reading import number_in, read_table
 SUFFIX = ".timeline.csv"
 """The suffix of the files, after the name of the learner."""
 
-_NUMBERS = ("begin", "end", "waited", "exchanges", "members", "lost")
+_NUMBERS = ("begin", "end", "waited", "exchanges", "lost")
 
 
 def read_lanes(paths: Sequence[Path]) -> dict[str, Any]:
@@ -21,8 +21,7 @@ def read_lanes(paths: Sequence[Path]) -> dict[str, Any]:
     learner without a step, its first event counts.
 
     Raises:
-        ValueError: A line is cut off or lacks a time; the message names the file and
-            the line.
+        ValueError: A line is cut off or lacks a time; the message has file and line.
     """
     learners = [_read(path) for path in sorted(paths, key=_order)]
     firsts = (

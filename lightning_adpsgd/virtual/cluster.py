@@ -160,11 +160,6 @@ class VirtualCluster:
         Returns:
             The curve and the counters. A run ends at the first point with a non-finite
             training loss, which `Report.diverged` records.
-
-        Raises:
-            TypeError: `data` is none of the above.
-            ValueError: `max_samples` has been reached before, `data` cannot be dealt,
-                or both `lr_schedule` and schedulers of the module are given.
         """
         if max_samples <= self.samples:
             raise ValueError(

@@ -42,7 +42,6 @@ class CommunicationSide:
     Attributes:
         replica: weights of the row, and the changes that await a merge.
         parts: parts of all chunks of the replica, in order.
-        tally: counters of this super-learner.
     """
 
     def __init__(
