@@ -22,10 +22,12 @@ def algorithm_of(trainer: Trainer) -> Algorithm:
     """The name and settings of the algorithm of a Trainer's strategy.
 
     Algorithms of the papers have their names; others are named after communication
-    and topology. Under Lightning's own strategies, all learners are one super-learner.
+    and topology. An island counts as the only super-learner. Under Lightning's own
+    strategies, all learners are one super-learner.
     """
     strategy: Any = trainer.strategy
-    if getattr(strategy, "num_super_learners", 1) > 1:
+    is_island = getattr(getattr(strategy, "dials", None), "islands", None) is not None
+    if is_island or getattr(strategy, "num_super_learners", 1) > 1:
         return _gossiping(strategy)
     # All learners of a simulated super-learner share one process.
     num_learners = max(trainer.world_size, getattr(strategy, "super_learner_size", 1))

@@ -62,8 +62,7 @@ class LearnerRecord(NamedTuple):
         train_seconds: Training time without validation.
         exposed_seconds: Time for which the training thread waited for communication:
             for gossip and, if `AllreduceWait` measures it, for the gradient allreduce.
-        allreduce_bytes: Bytes sent for gradient allreduces, if `AllreduceWait` counts
-            them.
+        allreduce_bytes: Bytes sent for allreduces, if `AllreduceWait` counts them.
         fit_steps: Steps of this `fit`.
         fit_seconds: Training time of this `fit`, without validation.
         staleness: Number of averages by age in steps, in `STALENESS_BINS` bins.

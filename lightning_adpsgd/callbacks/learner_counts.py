@@ -31,9 +31,8 @@ class Counts(NamedTuple):
 def dealt(learners: Sequence[Counts], num_learners: int) -> list[Counts]:
     """The counts from which each of `num_learners` continues.
 
-    If the number of learners is as before, each keeps its own. Otherwise each gets an
-    equal share of all steps and samples, and the longest time, because learners train
-    side by side.
+    As many as before keep their own. Otherwise each gets an equal share of all steps
+    and samples, and the longest time, because learners train side by side.
     """
     if len(learners) == num_learners:
         return list(learners)

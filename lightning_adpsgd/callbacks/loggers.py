@@ -1,7 +1,7 @@
-"""A logger for Weights & Biases that cannot stop a training.
+"""A logger for Weights & Biases that never interrupts a training.
 
-It is offline unless the user is logged in, and never prompts. Without the package there
-is no logger, and without a network it is offline.
+It is offline unless the user is logged in, and never prompts. It needs neither the
+package nor a network.
 """
 
 import importlib.util
@@ -141,8 +141,8 @@ def _wait_until_written() -> None:
     """Ends W&B's service, and so waits until it has written the run.
 
     The service writes the last part after `finish` has returned, and dies with the
-    process that began it. A process of `multiprocessing` ends without the `atexit` hook
-    that would wait for the service, so a short run would be empty.
+    process that began it. A process of `multiprocessing` skips the `atexit` hook that
+    would wait for it, so a short run would be empty.
     """
     import wandb
 

@@ -31,7 +31,7 @@ class Run:
         algorithm: Name in the papers, such as "adpsgd", or "ddp".
         communication: "allreduce", "sync", "delay_by_one", "async" or "ready_pairs";
             "none" for a single learner.
-        num_super_learners: S.
+        num_super_learners: S; 1 for an island, whose row is of its learners alone.
         super_learner_size: N; 0 where super-learners differ in size.
         global_batch: B, samples per step of all learners.
         local_batch: Samples per step of one learner.
