@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -288,22 +289,18 @@ class VirtualCluster:
         ]
 
 
+@dataclass
 class _Curve:
-    def __init__(
-        self,
-        cluster: VirtualCluster,
-        score: Score | None,
-        scores_all: bool,
-        on_point: Callable[[Point], None] | None,
-    ) -> None:
-        self._cluster, self._score, self._on_point = cluster, score, on_point
-        self._scores_all = scores_all
-        self._begin = time.perf_counter()
-        self.points: list[Point] = []
-        self.diverged = ""
+    cluster: VirtualCluster
+    score: Score | None
+    scores_all: bool
+    on_point: Callable[[Point], None] | None
+    begin: float = field(default_factory=time.perf_counter)
+    points: list[Point] = field(default_factory=list)
+    diverged: str = ""
 
     def add(self, losses: Sequence[Tensor] = ()) -> None:
-        cluster, loss = self._cluster, _mean([float(x) for x in losses])
+        cluster, loss = self.cluster, _mean([float(x) for x in losses])
         if losses and not math.isfinite(loss):
             samples = cluster.samples
             self.diverged = f"the training loss was {loss} after {samples} samples"
@@ -321,15 +318,15 @@ class _Curve:
             local_mean=_mean(own),
             local_max=max(own),
             learning_rate=cluster.learning_rate,
-            wall_seconds=time.perf_counter() - self._begin,
+            wall_seconds=time.perf_counter() - self.begin,
         )
         self.points.append(point)
-        if self._on_point is not None:
+        if self.on_point is not None:
             cluster._give_consensus()  # local scores have put other weights there
-            self._on_point(point)
+            self.on_point(point)
 
     def _take_consensus(self) -> tuple[float, float]:
-        learners = self._cluster.learners
+        learners = self.cluster.learners
         try:
             consensus = learners.consensus()
         except FloatingPointError:  # no super-learner has finite weights
@@ -338,19 +335,19 @@ class _Curve:
         return consensus.distance, consensus.relative_distance
 
     def _own_scores(self) -> list[float]:
-        if not self._scores_all:
+        if not self.scores_all:
             return [math.nan]
-        learners, scores = self._cluster.learners, []
+        learners, scores = self.cluster.learners, []
         for index in range(len(learners.steps)):
             learners.hold(index)
             scores.append(self._score_held())
         return scores
 
     def _score_held(self) -> float:
-        if self._score is None:
+        if self.score is None:
             return math.nan
-        with evaluating(self._cluster.module):
-            return float(self._score(self._cluster.module))
+        with evaluating(self.cluster.module):
+            return float(self.score(self.cluster.module))
 
 
 class _Generator:
@@ -358,22 +355,21 @@ class _Generator:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed, self._device = seed, device
-        self._states: list[Tensor] | None = None
+        self._states: list[Tensor] = []
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        on_gpu = self._device.type == "cuda"
-        with torch.random.fork_rng([self._device] if on_gpu else []):
-            if self._states is None:
-                torch.manual_seed(self._seed)
-            else:
+        devices = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            if self._states:
                 torch.set_rng_state(self._states[0])
-                if on_gpu:
-                    torch.cuda.set_rng_state(self._states[1], self._device)
+                for device in devices:
+                    torch.cuda.set_rng_state(self._states[1], device)
+            else:
+                torch.manual_seed(self._seed)
             yield
-            self._states = [torch.get_rng_state()]
-            if on_gpu:
-                self._states.append(torch.cuda.get_rng_state(self._device))
+            of_devices = map(torch.cuda.get_rng_state, devices)
+            self._states = [torch.get_rng_state(), *of_devices]
 
 
 def _mean(values: Sequence[float]) -> float:
