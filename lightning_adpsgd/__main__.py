@@ -215,17 +215,22 @@ def _add_predict(commands: _Commands) -> None:
     add.add_argument("--topology", choices=sorted(TOPOLOGIES), default="ring")
     add.add_argument("--weight-mb", type=float, default=172.6, help="size of weights")
     add.add_argument("--local-batch", type=int, default=128)
-    add.add_argument("--step-s", type=float, help="step time, instead of FILE's")
-    add.add_argument("--spread", type=float, default=0.0, help="spread of log(step)")
-    add.add_argument("--slow", type=float, default=1.0, help="last learner's slowdown")
-    add.add_argument("--gbit", type=float, help="link rate, instead of FILE's")
-    add.add_argument("--inner-gbit", type=float, help="link inside a super-learner")
+    add.add_argument("--step-s", type=float, help="seconds of a step, not FILE's")
+    spread = "standard deviation of the logarithm of step times"
+    add.add_argument("--spread", type=float, default=0.0, help=spread)
+    slow = "factor by which the last learner is slower"
+    add.add_argument("--slow", type=float, default=1.0, help=slow)
+    add.add_argument("--gbit", type=float, help="rate of a link, not FILE's")
+    inner = "rate of a link inside a super-learner; by default that of --gbit"
+    add.add_argument("--inner-gbit", type=float, help=inner)
     wires = ("auto", *get_args(WireDtypeName))
-    add.add_argument("--wire-dtype", choices=wires, default="auto", help="of async")
+    wire = "dtype in which async sends a weight"
+    add.add_argument("--wire-dtype", choices=wires, default="auto", help=wire)
     add.add_argument("--learners-per-machine", type=int, default=1)
-    share = DEFAULT_CPU_SHARE
-    add.add_argument("--cpu-share", type=float, default=share, help="exchanges' share")
-    add.add_argument("--samples", type=float, help="total samples: adds hours")
+    share = "most of the training time that exchanges take"
+    add.add_argument("--cpu-share", type=float, default=DEFAULT_CPU_SHARE, help=share)
+    samples = "number of samples in all; adds the hours to the table"
+    add.add_argument("--samples", type=float, help=samples)
     add.set_defaults(command=_predict)
 
 
