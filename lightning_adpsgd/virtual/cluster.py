@@ -118,8 +118,7 @@ class VirtualCluster:
 
     def weights(self) -> list[Tensor]:
         """The weights of all super-learners as rows, [S, P] for each dtype."""
-        size = self.scenario.num_super_learners
-        return [matrix[:size] for matrix in self.learners.rows.matrices]
+        return [matrix[:-1] for matrix in self.learners.rows.matrices]
 
     # --- training
 
