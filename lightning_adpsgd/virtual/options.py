@@ -14,7 +14,7 @@ from lightning_adpsgd.dials import (
 )
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
-from lightning_adpsgd.virtual.clock import Compute, Link, check_count, check_positive
+from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
 from lightning_adpsgd.virtual.timeline import Scenario
 
 _T = TypeVar("_T")
@@ -47,7 +47,6 @@ def dials_and_scenario(
     **dials: Any,
 ) -> tuple[Dials, Scenario]:
     """Checks all options, of averaging and of the super-learners that take part."""
-    check_count("num_super_learners", num_super_learners)
     if isinstance(super_learner_size, str | Sequence):
         raise ValueError(
             "`super_learner_size` must be one number in a virtual cluster, which has "
