@@ -26,8 +26,7 @@ def algorithm_of(trainer: Trainer) -> Algorithm:
     strategies, all learners are one super-learner.
     """
     strategy: Any = trainer.strategy
-    is_island = getattr(getattr(strategy, "dials", None), "islands", None) is not None
-    if is_island or getattr(strategy, "num_super_learners", 1) > 1:
+    if is_island(trainer) or getattr(strategy, "num_super_learners", 1) > 1:
         return _gossiping(strategy)
     # All learners of a simulated super-learner share one process.
     num_learners = max(trainer.world_size, getattr(strategy, "super_learner_size", 1))
@@ -37,6 +36,12 @@ def algorithm_of(trainer: Trainer) -> Algorithm:
     if isinstance(strategy, DDPStrategy):
         name = "ddp"
     return Algorithm(name, "complete", "allreduce", 1, num_learners)
+
+
+def is_island(trainer: Trainer) -> bool:
+    """Whether the learners of this job are an island among others."""
+    dials = getattr(trainer.strategy, "dials", None)
+    return getattr(dials, "islands", None) is not None
 
 
 def batches_per_step(trainer: Trainer) -> int:

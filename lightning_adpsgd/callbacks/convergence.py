@@ -62,9 +62,8 @@ class ConvergenceMonitor(Monitor):
         run: The summary row; None before the end.
 
     Raises:
-        ValueError: `patience` is not positive; `runs` is given, and `name` or
-            `algorithm` is no file name; or, at the first validation, nothing is logged
-            as `held_out`.
+        ValueError: `patience` is not positive; with `runs`, a name is no file name; or,
+            at the first validation, nothing is logged as `held_out`.
     """
 
     def __init__(

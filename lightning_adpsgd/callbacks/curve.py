@@ -14,8 +14,8 @@ from lightning_adpsgd.callbacks.reporting import log, loss_of
 class TrainingCurve(Monitor):
     """Logs the loss of learner 0 against global samples and training time.
 
-    There is a point every `log_every_n_steps` of the Trainer, with the mean loss since
-    the previous point; if that is 0, there is none. docs/monitoring.md has the figures.
+    Every `log_every_n_steps` of the Trainer (0: never) there is a point, with the mean
+    loss since the one before. docs/monitoring.md has the figures.
     """
 
     def __init__(self) -> None:

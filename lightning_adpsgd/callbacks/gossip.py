@@ -7,6 +7,7 @@ from typing import NamedTuple
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
+from lightning_adpsgd.callbacks.algorithms import is_island
 from lightning_adpsgd.callbacks.allreduce import AllreduceWait
 from lightning_adpsgd.callbacks.clock import Monitor, TrainingClock
 from lightning_adpsgd.callbacks.reporting import (
@@ -66,8 +67,8 @@ class LearnerRecord(NamedTuple):
         fit_steps: Steps of this `fit`.
         fit_seconds: Training time of this `fit`, without validation.
         staleness: Number of averages by age in steps, in `STALENESS_BINS` bins.
-        peer_ages: Age of each super-learner, in the order of their numbers; NaN if this
-            learner does not exchange with it. Empty if nothing is recorded.
+        peer_ages: Age of each super-learner; NaN if this learner does not exchange with
+            it. Empty for islands, and if nothing is recorded.
     """
 
     steps: float
@@ -207,6 +208,8 @@ def _summarize_ages(records: list[LearnerRecord]) -> dict[str, float]:
 
 
 def _ages(trainer: Trainer, ages: Mapping[int, int]) -> tuple[float, ...]:
+    if is_island(trainer):  # its peers come and go, and have any number
+        return ()
     # An entry for each super-learner, so that the rows of all learners have one length.
     num_super_learners = getattr(trainer.strategy, "num_super_learners", 0)
     return tuple(float(ages.get(s, math.nan)) for s in range(num_super_learners))

@@ -56,9 +56,8 @@ class _Counts(NamedTuple):
 
     @classmethod
     def of(cls, trainer: Trainer) -> "_Counts":
-        return cls(
-            trainer.global_step, exposed_seconds(trainer), statistics_of(trainer)
-        )
+        gossip = statistics_of(trainer)
+        return cls(trainer.global_step, exposed_seconds(trainer), gossip)
 
 
 class Timeline(Callback):

@@ -206,9 +206,7 @@ def _exchange(replica: Replica, codec: Codec, theirs: Tensor) -> None:
 
 
 def measure_wire(num_bytes: int) -> dict[str, float]:
-    """Measures the link between the two processes of the default process group.
-
-    Both processes call it.
+    """Measures the link between two processes, the default group, which both call it.
 
     Returns:
         `bandwidth`, `latency`, `round` and `gradient` of `Calibration`.

@@ -126,11 +126,8 @@ class StepTimes:
 class Agenda:
     """Future actions, in the order of simulated time.
 
-    At the same time, actions of lower rank come first, and among these the ones that
-    were entered earlier.
-
-    Attributes:
-        now: time of the last action that was performed.
+    At the same time, lower ranks come first, and then earlier entries. `now` is the
+    time of the last action.
     """
 
     def __init__(self) -> None:
