@@ -77,5 +77,5 @@ class Report:
         with written_whole(path, newline="") as file:
             writer = csv.DictWriter(file, [field.name for field in fields(Point)])
             writer.writeheader()
-            writer.writerows(map(asdict, self.points))
+            writer.writerows(asdict(point) for point in self.points)
         return path

@@ -128,10 +128,10 @@ def test_a_loader_with_persistent_workers_is_validated_whole() -> None:
     """It has one iterator, which the validation reads."""
 
     class Counts(pl.Callback):
-        def on_validation_start(self, *_: Any) -> None:
+        def on_validation_start(self, *_: Any, **__: Any) -> None:
             seen.append(0)
 
-        def on_validation_batch_end(self, *_: Any) -> None:
+        def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
             seen[-1] += 1
 
     seen = list[int]()

@@ -286,6 +286,7 @@ def test_a_patience_of_no_validation_is_refused():
 
 @pytest.mark.parametrize("argument", ["name", "algorithm"])
 def test_a_name_that_is_no_file_is_refused_before_the_training(tmp_path, argument):
+    given: dict[str, Any] = {argument: "a/b"}
     with pytest.raises(ValueError, match=f"`{argument}` of a run must be the name of"):
-        ConvergenceMonitor(runs=tmp_path, **{argument: "a/b"})
-    ConvergenceMonitor(**{argument: "a/b"})
+        ConvergenceMonitor(runs=tmp_path, **given)
+    ConvergenceMonitor(**given)
