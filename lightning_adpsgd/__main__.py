@@ -215,12 +215,12 @@ def _add_predict(commands: _Commands) -> None:
     add.add_argument("--topology", choices=sorted(TOPOLOGIES), default="ring")
     add.add_argument("--weight-mb", type=float, default=172.6, help="size of weights")
     add.add_argument("--local-batch", type=int, default=128)
-    add.add_argument("--step-s", type=float, help="seconds of a step, not FILE's")
+    add.add_argument("--step-s", type=float, help="seconds of a step; else FILE's")
     spread = "standard deviation of the logarithm of step times"
     add.add_argument("--spread", type=float, default=0.0, help=spread)
     slow = "factor by which the last learner is slower"
     add.add_argument("--slow", type=float, default=1.0, help=slow)
-    add.add_argument("--gbit", type=float, help="rate of a link, not FILE's")
+    add.add_argument("--gbit", type=float, help="rate of a link; else FILE's")
     inner = "rate of a link inside a super-learner; by default that of --gbit"
     add.add_argument("--inner-gbit", type=float, help=inner)
     wires = ("auto", *get_args(WireDtypeName))
