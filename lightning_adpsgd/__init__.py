@@ -1,8 +1,8 @@
 """Data-parallel training that keeps going when a network or a machine is slow.
 
 Importing this package makes the strategy names (`"hadpsgd"`, `"adpsgd"`, ...) known to
-Lightning. Everything else is imported when it is first used, so that an import costs
-nothing and can happen while torch itself is being imported.
+Lightning. Everything else is imported when it is first used. So an import costs almost
+nothing, and may happen while torch itself is being imported.
 """
 
 from importlib import import_module

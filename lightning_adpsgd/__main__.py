@@ -1,5 +1,6 @@
-"""The command line: checks a machine, predicts a cluster's speed, serves the rendezvous
-of islands, makes credentials, one file of a sharded checkpoint and a page of trainings.
+"""The command line. It checks a machine, predicts a cluster's speed, serves the
+rendezvous of islands, makes credentials, converts a sharded checkpoint to one file, and
+makes a page of trainings.
 
 lightning-adpsgd doctor
 lightning-adpsgd calibrate --out machine.json
@@ -46,7 +47,7 @@ from lightning_adpsgd.virtual.clock import Compute, Link, check_count, check_pos
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _PATIENCE = timedelta(minutes=5)
-# Fewer bytes cross as fast as none, and more are in no machine's memory.
+# Fewer bytes take no longer than an empty message; no machine has memory for more.
 _LEAST_MB, _MOST_MB = 1e-3, 1e6
 _MODES: dict[str, Mode] = {
     "ddp": "allreduce",
@@ -88,18 +89,18 @@ def _add_doctor(commands: _Commands) -> None:
     add = commands.add_parser(
         "doctor",
         help="check the installation and this machine",
-        description="Looks at the installation and at this machine. A problem "
-        "begins with `!`, with the remedy below, and makes the exit status 1.",
+        description="Looks at the installation and at this machine. A line that begins "
+        "with `!` is a problem, with its remedy below; the exit status is then 1.",
     )
     add.set_defaults(command=_doctor)
 
 
 def _doctor(chosen: argparse.Namespace) -> int:
-    is_amiss = False
+    has_problem = False
     for finding in doctor.examine():
         print(finding, flush=True)
-        is_amiss |= bool(finding.remedy)
-    return int(is_amiss)
+        has_problem |= bool(finding.remedy)
+    return int(has_problem)
 
 
 # --- calibrate
@@ -110,8 +111,9 @@ def _add_calibrate(commands: _Commands) -> None:
         "calibrate",
         help="measure this machine and its link",
         description="Measures memory, arithmetic and a link. Without --master the link "
-        "is this machine's loopback; with it, run the same command on two machines, "
-        "with --rank 0 on that of the address and --rank 1 on the other.",
+        "is this machine's loopback. With --master, run the same command on two "
+        "machines: with --rank 0 on the machine of that address, which writes the "
+        "file, and with --rank 1 on the other.",
     )
     add.add_argument("--out", type=Path, default=Path("calibration.json"))
     add.add_argument("--master", metavar="HOST:PORT", help="address of rank 0")
@@ -119,7 +121,8 @@ def _add_calibrate(commands: _Commands) -> None:
     add.add_argument("--weight-mb", type=float, default=64.0, help="size of weights")
     add.add_argument("--step-s", type=float, help="seconds of your training step")
     processor = (
-        "its processor seconds, of all threads; by default it keeps no core busy"
+        "processor seconds of that step, in all threads together; by default the step "
+        "counts as keeping no core busy"
     )
     add.add_argument("--step-processor-s", type=float, default=0.0, help=processor)
     add.set_defaults(command=_calibrate)
@@ -130,6 +133,8 @@ def _calibrate(chosen: argparse.Namespace) -> None:
     num_bytes = _num_bytes(chosen.weight_mb)
     if chosen.master is not None:
         wire = _measure_wire(chosen.master, chosen.rank, num_bytes)
+    elif chosen.rank:
+        raise ValueError("`--master` must be given with `--rank 1`, got none")
     else:
         wire = _measure_loopback(num_bytes)
     if chosen.rank:
@@ -160,8 +165,8 @@ def _check_step(seconds: float | None, processor_seconds: float) -> None:
         check_positive("--step-s", seconds)
     elif processor_seconds:
         raise ValueError(
-            f"`--step-s` must be given with `--step-processor-s {processor_seconds}`, "
-            "which is of the same step"
+            f"`--step-s` must be given with `--step-processor-s {processor_seconds}`: "
+            "both are of the same step"
         )
 
 
@@ -210,17 +215,22 @@ def _add_predict(commands: _Commands) -> None:
     add.add_argument("--topology", choices=sorted(TOPOLOGIES), default="ring")
     add.add_argument("--weight-mb", type=float, default=172.6, help="size of weights")
     add.add_argument("--local-batch", type=int, default=128)
-    add.add_argument("--step-s", type=float, help="step time, instead of FILE's")
-    add.add_argument("--spread", type=float, default=0.0, help="spread of log(step)")
-    add.add_argument("--slow", type=float, default=1.0, help="last learner's slowdown")
-    add.add_argument("--gbit", type=float, help="link rate, instead of FILE's")
-    add.add_argument("--inner-gbit", type=float, help="link inside a super-learner")
+    add.add_argument("--step-s", type=float, help="seconds of a step; else FILE's")
+    spread = "standard deviation of the logarithm of step times"
+    add.add_argument("--spread", type=float, default=0.0, help=spread)
+    slow = "factor by which the last learner is slower"
+    add.add_argument("--slow", type=float, default=1.0, help=slow)
+    add.add_argument("--gbit", type=float, help="rate of a link; else FILE's")
+    inner = "rate of a link inside a super-learner; by default that of --gbit"
+    add.add_argument("--inner-gbit", type=float, help=inner)
     wires = ("auto", *get_args(WireDtypeName))
-    add.add_argument("--wire-dtype", choices=wires, default="auto", help="of async")
+    wire = "dtype in which async sends a weight"
+    add.add_argument("--wire-dtype", choices=wires, default="auto", help=wire)
     add.add_argument("--learners-per-machine", type=int, default=1)
-    share = DEFAULT_CPU_SHARE
-    add.add_argument("--cpu-share", type=float, default=share, help="exchanges' share")
-    add.add_argument("--samples", type=float, help="total samples: adds hours")
+    share = "most of the training time that exchanges take"
+    add.add_argument("--cpu-share", type=float, default=DEFAULT_CPU_SHARE, help=share)
+    samples = "number of samples in all; adds the hours to the table"
+    add.add_argument("--samples", type=float, help=samples)
     add.set_defaults(command=_predict)
 
 
@@ -234,21 +244,25 @@ def _predict(chosen: argparse.Namespace) -> None:
             f"`--super-learner-size` must divide `--learners`, got "
             f"{chosen.super_learner_size} and {chosen.learners}"
         )
-    if chosen.samples is not None:
-        check_positive("--samples", chosen.samples)
+    for name in ("weight_mb", "local_batch", "slow", "samples", "step_s"):
+        if (value := getattr(chosen, name)) is not None:
+            check_positive("--" + name.replace("_", "-"), value)
+    check_positive("--spread", chosen.spread, or_zero=True)
     if chosen.step_s is not None:
-        check_positive("--step-s", chosen.step_s)
         found = found.with_step(chosen.step_s)
-    compute, link = _compute(chosen, found), _with_rate(found.link, chosen.gbit)
+    compute = _compute(chosen, found)
+    link = _with_rate(found.link, "--gbit", chosen.gbit)
+    inner_link = _with_rate(link, "--inner-gbit", chosen.inner_gbit)
 
     def of_mode(mode: Mode) -> Prediction:
+        wire_dtype = chosen.wire_dtype if mode == "async" else None
         return predict(
-            _workload(chosen, mode),
+            Workload(chosen.weight_mb * 1e6, chosen.local_batch, wire_dtype),
             num_super_learners,
             chosen.super_learner_size,
             compute=compute,
             link=link,
-            inner_link=_with_rate(link, chosen.inner_gbit),
+            inner_link=inner_link,
             topology=chosen.topology,
             communication=mode,
             cpu_share=chosen.cpu_share,
@@ -275,30 +289,29 @@ def _rows(of_mode: Callable[[Mode], Prediction]) -> list[tuple[str, Prediction]]
 
 def _note_idle_cores(file: Path) -> None:
     print(
-        f"note: {file} has no processor seconds of a step, so steps of learners that "
-        "share a machine are taken to keep no core busy; give `--step-processor-s` to "
-        "`calibrate`",
+        f"note: {file} has no processor seconds of a step, so the prediction takes "
+        "steps to keep no core of the shared machine busy; give `--step-processor-s` "
+        "to `calibrate`",
         file=sys.stderr,
     )
-
-
-def _workload(chosen: argparse.Namespace, mode: Mode) -> Workload:
-    wire_dtype = chosen.wire_dtype if mode == "async" else None
-    return Workload(chosen.weight_mb * 1e6, chosen.local_batch, wire_dtype)
 
 
 def _compute(chosen: argparse.Namespace, found: Calibration) -> Compute:
     if found.step_seconds is None:
         raise ValueError(
-            "the seconds of a step are missing. Give `--step-s` to `predict` or "
+            "the seconds of a step are missing. Give `--step-s` to `predict` or to "
             "`calibrate`"
         )
     slow = {chosen.learners - 1: chosen.slow}
     return Compute(found.step_seconds, chosen.spread, slow if chosen.slow != 1 else {})
 
 
-def _with_rate(link: Link, gbit: float | None) -> Link:
-    return link if gbit is None else replace(link, bandwidth=gbit * 1e9 / 8)
+def _with_rate(link: Link, name: str, gbit: float | None) -> Link:
+    if gbit is None:
+        return link
+    if not gbit > 0:  # infinity is a link that costs no time
+        raise ValueError(f"`{name}` must be positive, got {gbit}")
+    return replace(link, bandwidth=gbit * 1e9 / 8)
 
 
 def _table(
@@ -419,8 +432,9 @@ def _add_report(commands: _Commands) -> None:
     add = commands.add_parser(
         "report",
         help="make a page from the files of trainings",
-        description="Makes one HTML file of curves, speeds, lanes of learners and word "
-        "errors that lie below folders. It needs no network and nothing beside it.",
+        description="Makes one HTML file of the curves, speeds, timelines and word "
+        "errors that it finds below folders. The page needs no other file and no "
+        "network.",
     )
     add.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     add.add_argument("--out", type=Path, default=Path("report.html"))

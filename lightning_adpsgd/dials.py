@@ -1,6 +1,5 @@
 """The options that turn one strategy into a family of algorithms, and their bounds."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from types import NoneType
@@ -42,12 +41,6 @@ _ORDER_OF: dict[str, tuple[Order, str]] = {
     "ready_pairs": ("step_then_average", "is complete before the next forward"),
     "delay_by_one": ("average_then_step", "is joined before the step"),
 }
-_FORMER = {
-    "link_budget": "`gossip_every` and `cpu_share` limit the exchanges",
-    "max_reloads": "a diverged learner reloads a peer's weights up to three times",
-    "max_wait": "give `communication=ReadyPairs(max_wait=...)`, of "
-    "`lightning_adpsgd.dials`",
-}
 
 
 @dataclass(frozen=True)
@@ -55,9 +48,9 @@ class ReadyPairs:
     """`communication="ready_pairs"` with a user-defined longest wait.
 
     Args:
-        max_wait: longest wait for a partner at a step boundary, in seconds; less than a
-            tenth of a step may keep equally fast learners in the same pairs. None: a
-            quarter of the duration of the learner's last few steps.
+        max_wait: longest wait for a partner at a step boundary, in seconds. A wait
+            shorter than a tenth of a step may keep equally fast learners in the same
+            pairs. None: a quarter of the median duration of the learner's last steps.
     """
 
     max_wait: float | None = None
@@ -68,7 +61,7 @@ class ModelParallel:
     """`inside="model_parallel"` with layers that several learners share.
 
     Args:
-        tensor_parallel_size: T, the number of learners that share each layer; must
+        tensor_parallel_size: T, the number of learners that share each layer; it must
             divide the number of learners of a super-learner.
     """
 
@@ -107,7 +100,6 @@ class Dials:
     tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
-        _check_one_of("wire_dtype", self.wire_dtype, _WIRE_DTYPES)
         _check_one_of("order", self.order, (None, *get_args(Order)))
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name), field.type)
@@ -135,8 +127,7 @@ class Dials:
     def start_patience(self) -> timedelta:
         """The time for which a learner waits at the start for later ones.
 
-        Machines and queues may take minutes to start, however short the timeout is
-        later.
+        Machines and queues may take minutes to start, even if the timeout is short.
         """
         return max(self.timeout, default_pg_timeout)
 
@@ -191,7 +182,7 @@ class Dials:
     def _check_with_islands(self, islands: str) -> None:
         RendezvousAddress.parse(islands)
         check_any_size(self.topology)
-        no_rounds = "islands come and go, so that none can be waited for"
+        no_rounds = "islands come and go, so no island can wait for another"
         no_peer = "an island may be alone, with no peer to wait for"
         self._check_fixed(
             "`islands`",
@@ -265,13 +256,6 @@ def as_inside(inside: InsideName | ModelParallel) -> tuple[InsideName, int]:
     return inside, 1
 
 
-def refuse_former(names: Iterable[str]) -> None:
-    """Refuses options of earlier versions, and names their replacements."""
-    for name in names:
-        if name in _FORMER:
-            raise TypeError(f"`{name}` is no longer an option: {_FORMER[name]}")
-
-
 def as_duration(timeout: timedelta | float | None) -> timedelta | None:
     """Converts a timeout, a duration or a number of seconds, into a duration."""
     _check_type("timeout", timeout, timedelta | float | None)
@@ -284,11 +268,17 @@ def as_duration(timeout: timedelta | float | None) -> timedelta | None:
 
 
 def as_dtype(wire_dtype: WireDtype | Literal["auto"] | None) -> WireChoice:
-    """Converts a dtype or its name into a dtype; "auto" and None stay."""
-    if not isinstance(wire_dtype, str) or wire_dtype == "auto":
-        return wire_dtype
-    _check_one_of("wire_dtype", wire_dtype, (None, "auto", *get_args(WireDtypeName)))
-    return getattr(torch, wire_dtype)
+    """Converts the name of a dtype into the dtype; "auto" and None stay as they are.
+
+    Raises:
+        ValueError: An exchange cannot send weights in this dtype.
+    """
+    if isinstance(wire_dtype, str) and wire_dtype != "auto":
+        names = (None, "auto", *get_args(WireDtypeName))
+        _check_one_of("wire_dtype", wire_dtype, names)
+        return getattr(torch, wire_dtype)
+    _check_one_of("wire_dtype", wire_dtype, _WIRE_DTYPES)
+    return wire_dtype
 
 
 def _check_type(name: str, value: Any, annotation: Any) -> None:
@@ -297,7 +287,7 @@ def _check_type(name: str, value: Any, annotation: Any) -> None:
         return
     kinds = get_args(annotation) or (annotation,)
     if not {*kinds} <= {*_CALLED}:
-        return  # another check knows its values
+        return  # another check covers its values
     types = (*kinds, int) if float in kinds else kinds
     # A bool is an int in Python, and True would pass for 1.
     as_number = isinstance(value, bool) and bool not in kinds

@@ -1,4 +1,4 @@
-"""Files that are never seen half written."""
+"""Files that no reader ever finds half written."""
 
 import hashlib
 import io
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TextIO
 from uuid import uuid4
 
 _UNFINISHED = ".unfinished"
-_BOOT, _NUMBERS = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
+_BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
 _ABANDONED_S = 24 * 3600.0
 """The time without a write after which a file of an unknown process is abandoned."""
 
@@ -48,7 +48,7 @@ def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
     number = f"{os.getpid()}.{uuid4().hex[:8]}"
-    name = f".{path.name}.{_process_numbers()}.{number}{_UNFINISHED}"
+    name = f".{path.name}.{_pid_namespace()}.{number}{_UNFINISHED}"
     unfinished = path.with_name(name)
     try:
         with unfinished.open("xb") as file:
@@ -58,8 +58,10 @@ def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
             os.replace(unfinished, path)
     except BaseException as error:
-        unfinished.unlink(missing_ok=True)
-        # An error without a number would lose its message by a name.
+        # Never written, or on a disk that refuses this, too: the first error says why.
+        with suppress(OSError):
+            unfinished.unlink()
+        # With a file name, an error without a number would no longer show its message.
         if isinstance(error, OSError) and error.errno and error.filename is None:
             error.filename = str(path)
         raise
@@ -69,16 +71,16 @@ def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
 def remove_leftovers(folder: Path) -> None:
     """Removes the unfinished files of writers that were killed.
 
-    The name of such a file says which process of which host or container writes it.
-    There it is removed when that process is gone, elsewhere when nobody has written to
-    it for a day.
+    The name of such a file says which process writes it, on which host or in which
+    container. There the file is removed once that process is gone. Elsewhere it is
+    removed if nobody has written to it for a day.
     """
     for path in list(folder.glob(f".*{_UNFINISHED}")):
-        # Gone meanwhile, or with another kind of name.
+        # The file is gone meanwhile, or its name has another form.
         with suppress(OSError, ValueError):
-            numbers, pid = path.name.rsplit(".", 4)[1:3]
+            namespace, pid = path.name.rsplit(".", 4)[1:3]
             age_s = time.time() - path.stat().st_mtime
-            is_dead = numbers == _process_numbers() and not _is_running(pid)
+            is_dead = namespace == _pid_namespace() and not _is_running(pid)
             if is_dead or age_s > _ABANDONED_S:
                 path.unlink()
 
@@ -90,7 +92,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Brings the names of a folder to the disk."""
+    """Writes the file names of a folder to the disk."""
     number = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # some network file systems refuse it
@@ -104,17 +106,17 @@ def _is_running(pid: str) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # of another user
+    except PermissionError:  # it belongs to another user
         pass
     return True
 
 
 @cache
-def _process_numbers() -> str:
-    """Identifies the process numbering of this boot; containers have their own."""
+def _pid_namespace() -> str:
+    """Identifies the PID namespace of this boot; a container has its own."""
     text = boot_id()
     with suppress(OSError):
-        text += os.readlink(_NUMBERS)
+        text += os.readlink(_NAMESPACE)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

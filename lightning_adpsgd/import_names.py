@@ -24,7 +24,7 @@ from typing import Any
 
 LIGHTNING, OTHER = "lightning", "pytorch_lightning"
 ROOTS = {LIGHTNING: LIGHTNING, OTHER: OTHER, "lightning_fabric": OTHER}
-"""Packages that a program may import, and the name that each belongs to."""
+"""The packages that a program may import, each with the name that it belongs to."""
 
 _RENAMED = (
     ("lightning.pytorch", OTHER),
@@ -48,8 +48,9 @@ class ImportNames(MetaPathFinder):
     def choose(self, asked: str | None = None) -> str:
         """Chooses the name that this process uses.
 
-        It is the name asked for, or named in the file that imports this package, or
-        already imported. If both remain, it is `lightning`, with a warning.
+        It is the name asked for, else the only one in the file that imports this
+        package, else the only one already imported, else the first one installed. A
+        choice of `lightning` warns if the other name is imported, too.
 
         Raises:
             ImportError: The other name is in use, or neither is installed.
@@ -69,7 +70,7 @@ class ImportNames(MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Finds a module for Python's import system; None: it is found as usual."""
+        """Finds a module for Python's import system; None: the next finder does."""
         if self.chosen == LIGHTNING or not fullname.startswith(f"{_PACKAGE}."):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -83,7 +84,7 @@ class ImportNames(MetaPathFinder):
 
 
 def import_names() -> ImportNames:
-    """The import hook of this process, which is asked first."""
+    """The import hook of this process; the first call puts it before all others."""
     for finder in sys.meta_path:
         if isinstance(finder, ImportNames):
             return finder
@@ -97,7 +98,7 @@ def lightning_version() -> str:
 
 
 def refusal(chosen: str | None, other: str | None) -> str:
-    """The message on strategies that do not fit a Trainer, with the remedy."""
+    """The message for a Trainer that the strategies do not fit, with the remedy."""
     return (
         f"lightning_adpsgd uses `{chosen}` in this process, and its strategies do not "
         f"fit a Trainer or Fabric of `{other}`: use one of both in a program, and "
@@ -136,9 +137,9 @@ def _only(names: Iterable[str]) -> str | None:
 
 
 def _named_by_the_importer() -> Iterator[str]:
-    """The other imports of the file that imports this package, above or below.
+    """The names in the file that imports this package, above that import or below.
 
-    Sorted imports list this package before `pytorch_lightning`.
+    Below matters, because sorted imports have this package before `pytorch_lightning`.
     """
     frame: Any = sys._getframe()
     while frame and str(frame.f_globals.get("__name__")).partition(".")[0] in _INSIDE:

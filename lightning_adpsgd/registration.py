@@ -2,13 +2,13 @@
 
 `install` hooks the imports of Lightning's two registries, the Trainer's and Fabric's,
 under both of its import names, and registers the strategies in each as soon as it
-exists. It runs when this package is imported, and also when torch is, by way of
-`installation/lightning_adpsgd_names.py`, an entry point of the group `torch.backends`:
-`Trainer(strategy="hadpsgd")` then needs no import. `TORCH_DEVICE_BACKEND_AUTOLOAD=0`
-turns the entry point off.
+exists. It runs when this package is imported, and also when torch is imported, through
+`installation/lightning_adpsgd_names.py`, an entry point of the group `torch.backends`.
+So `Trainer(strategy="hadpsgd")` needs no import of this package.
+`TORCH_DEVICE_BACKEND_AUTOLOAD=0` turns the entry point off.
 
-This module is loaded in the middle of torch's own import. It and its imports use only
-the standard library, and it never raises.
+Because this module is loaded in the middle of torch's own import, it and its imports
+use only the standard library, and it never raises.
 """
 
 import sys
@@ -25,13 +25,13 @@ from typing import Any
 from lightning_adpsgd.import_names import ROOTS, import_names, refusal
 from lightning_adpsgd.strategy.names import NAMES
 
-# This name is for the Trainer alone, and has no launcher: it runs in one process.
+# Only the Trainer has this name. It has no launcher, because it runs in one process.
 VIRTUAL = "hadpsgd_virtual"
 _LAUNCHERS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 
 
 def install() -> None:
-    """Registers the names now, or when Lightning is imported; may be repeated."""
+    """Registers the names now, or when Lightning is imported; may be called again."""
     try:
         import_names()
         for name in _REGISTRIES:
@@ -80,7 +80,7 @@ def _make(root: str, kind: str, **dials: Any) -> Any:
     return resolve_name(f"lightning_adpsgd.{kind}")(**dials)
 
 
-# The attribute of a registry, and the class that its names make.
+# The name of a registry in its module, and the class of which its strategies are made.
 _TRAINER = ("StrategyRegistry", "strategy.trainer:HADPSGDStrategy")
 _FABRIC = ("STRATEGY_REGISTRY", "strategy.fabric:HADPSGDFabricStrategy")
 _REGISTRIES = {
@@ -98,7 +98,7 @@ class _RegistryFinder(MetaPathFinder):
     def find_spec(self, fullname: str, *_: Any, **__: Any) -> ModuleSpec | None:
         if fullname != self.registry or self not in sys.meta_path:
             return None
-        # Once is enough, and without this finder the search cannot come back here.
+        # It is needed once, and without it the search below cannot come back here.
         sys.meta_path.remove(self)
         spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:

@@ -47,3 +47,14 @@ def test_an_error_in_words_of_its_own_keeps_them(tmp_path: Path) -> None:
         written_whole(tmp_path / "a"),
     ):
         raise OSError("not that kind of file")
+
+
+def test_a_disk_that_refuses_to_remove_a_file_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "unlink", raise_full_disk)
+    with (
+        pytest.raises(ValueError, match="the cause"),
+        bytes_written_whole(tmp_path / "a"),
+    ):
+        raise ValueError("the cause")

@@ -1,8 +1,8 @@
-"""Monitors that write figures of a training to any Lightning logger.
+"""Callbacks that write figures of a training to any Lightning logger.
 
-docs/monitoring.md has what each of them writes. All but `SaveWithinEpoch` work under
-every strategy, and leave out figures that the strategy lacks; it writes nothing where
-learners get equal shares.
+docs/monitoring.md has what each of them writes. They work under every strategy, and
+leave out figures that it lacks. Only `SaveWithinEpoch`, which writes checkpoints, needs
+learners that share their epochs.
 """
 
 from lightning_adpsgd.callbacks.allreduce import AllreduceWait

@@ -9,7 +9,7 @@ from lightning_adpsgd.strategy.names import NAMES
 
 
 class Algorithm(NamedTuple):
-    """The fields of `runs.Run` that a strategy decides; N is 0 where sizes differ."""
+    """The fields of `runs.Run` that a strategy decides; N is 0 if sizes differ."""
 
     algorithm: str
     topology: str
@@ -19,15 +19,16 @@ class Algorithm(NamedTuple):
 
 
 def algorithm_of(trainer: Trainer) -> Algorithm:
-    """The algorithm of a Trainer's strategy.
+    """The name and settings of the algorithm of a Trainer's strategy.
 
-    Algorithms from the papers keep their names; others are named after communication
-    and topology. Under Lightning's own strategies, all learners are one super-learner.
+    Algorithms of the papers have their names; others are named after communication
+    and topology. An island counts as the only super-learner. Under Lightning's own
+    strategies, all learners are one super-learner.
     """
     strategy: Any = trainer.strategy
-    if getattr(strategy, "num_super_learners", 1) > 1:
+    if is_island(trainer) or getattr(strategy, "num_super_learners", 1) > 1:
         return _gossiping(strategy)
-    # All learners of a virtual super-learner share one process.
+    # All learners of a simulated super-learner share one process.
     num_learners = max(trainer.world_size, getattr(strategy, "super_learner_size", 1))
     if num_learners == 1:
         return Algorithm("sgd", "none", "none", 1, 1)
@@ -37,11 +38,17 @@ def algorithm_of(trainer: Trainer) -> Algorithm:
     return Algorithm(name, "complete", "allreduce", 1, num_learners)
 
 
+def is_island(trainer: Trainer) -> bool:
+    """Whether the learners of this job are an island among others."""
+    dials = getattr(trainer.strategy, "dials", None)
+    return getattr(dials, "islands", None) is not None
+
+
 def batches_per_step(trainer: Trainer) -> int:
     """The number of loader batches in one step of all learners together.
 
-    Each learner takes one batch. Learners that share layers take one together, and so
-    does a virtual super-learner.
+    Each learner takes one batch. Learners that share layers take one batch together,
+    and so do the learners of a simulated super-learner.
     """
     num_super_learners = getattr(trainer.strategy, "num_super_learners", 1)
     return max(trainer.world_size // learners_per_reader(trainer), num_super_learners)

@@ -1,4 +1,4 @@
-"""The time for which training waits for DDP's gradient allreduce."""
+"""The time that training waits for DDP's gradient allreduce."""
 
 import time
 
@@ -14,19 +14,19 @@ from typing_extensions import override
 class AllreduceWait(Callback):
     """Measures the wait for DDP's gradient allreduce after the last gradient is ready.
 
-    The part that DDP hides behind the backward pass is not counted. The figure stays 0
-    on CUDA and similar devices, where the host does not wait for collectives, and with
-    a user-defined communication hook.
+    The part that runs beside the backward pass is not counted. The wait stays 0 on CUDA
+    and similar devices, where the host does not wait for collectives, and with a
+    user-defined communication hook.
 
     Attributes:
-        seconds: Total wait so far.
-        bytes_sent: Bytes that this learner has sent so far, counted as the minimum for
-            an allreduce over N learners: 2 (N - 1)/N of the gradient's bytes.
+        seconds: Total wait in this `fit` so far.
+        bytes_sent: Bytes that this learner has sent in this `fit` so far. An allreduce
+            over N learners counts as 2 (N - 1)/N of the gradient's bytes, the least
+            that it can send.
     """
 
-    def __init__(self) -> None:
-        self.seconds = self.bytes_sent = 0.0
-        self._last_gradient: float | None = None
+    seconds = bytes_sent = 0.0
+    _last_gradient: float | None = None
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -27,23 +27,24 @@ Outputs = Tensor | Mapping[str, Any] | None
 class TrainingClock:
     """The training time, samples and steps of one learner, without validation.
 
-    After a resume it continues from the checkpoint. As many learners as before continue
-    each from its own counts. Another number continues from equal shares of the summed
-    steps and samples, and from the longest time.
+    After a resume it continues from the checkpoint. If the number of learners is as
+    before, each continues from its own counts. Otherwise each continues from an equal
+    share of all steps and samples, and from the longest time.
 
     Attributes:
         steps: Optimizer steps.
         samples: Samples of this learner. Where T learners share layers, and so read the
             same samples, each counts 1/T.
         is_restored: Whether the next `begin` continues from a checkpoint.
-        learners: Counts of all learners, when they were last gathered.
+        learners: Counts of all learners as of the last `gather`.
     """
 
     def __init__(self) -> None:
+        self._has_warned = False
         self._reset()
-        self.is_restored = self._has_warned = False
 
     def _reset(self) -> None:
+        self.is_restored = False
         self.steps = self.samples = self._rest = 0
         self._seconds = 0.0
         self._running_since: float | None = None
@@ -52,12 +53,9 @@ class TrainingClock:
         self.learners: Sequence[Counts] = []
 
     def begin(self, trainer: Trainer) -> None:
-        """Runs from zero, or from the checkpoint that has been loaded."""
-        if not self.is_restored:
-            self._reset()
-        self.is_restored = False
-        # Older checkpoints have the counts of learner 0 alone.
-        known = self.learners or [self.counts] * trainer.world_size
+        """Starts from zero, or from the checkpoint that has been loaded."""
+        known = self.learners if self.is_restored else [Counts()]
+        self._reset()
         self.learners = dealt(known, trainer.world_size)
         self._begun = self._gathered = self.learners[trainer.global_rank]
         self.steps, self.samples, self._seconds = self._begun
@@ -116,32 +114,26 @@ class TrainingClock:
         self.learners = [Counts.of(row) for row in gather(trainer, self._gathered)]
 
     def estimate(self) -> list[Counts]:
-        """The counts of all learners, without asking them.
+        """Estimates the counts of all learners without a collective.
 
-        Each is taken to have done as much as this one since they were last gathered.
+        Since the last `gather`, each is taken to have done as much as this learner.
         """
         more = self.counts.minus(self._gathered)
         return [one.plus(more) for one in self.learners]
 
-    def state_dict(self) -> dict[str, Any]:
-        """The counts of this learner, for a checkpoint."""
-        return {"steps": self.steps, "samples": self.samples, "seconds": self.seconds}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next `begin` continue from a checkpoint."""
-        self.steps, self.samples = state["steps"], state["samples"]
-        self._seconds, self._running_since = state["seconds"], None
-        self._gathered = self.counts
-        self.is_restored = True
+    def load(self, learners: Sequence[Counts]) -> None:
+        """Makes the next `begin` continue from the counts of all learners, if any."""
+        self._reset()
+        self.learners, self.is_restored = learners, bool(learners)
 
 
 class Monitor(Callback):
-    """A base class of monitors, with a clock and hooks for steps and validations.
+    """The base class of monitors, with a clock and hooks for batches and validations.
 
     Attributes:
         clock: Time, samples and steps of this learner. From the start of training on,
-            all monitors of a trainer have one clock. It is paused during a validation,
-            and until the last of them has measured.
+            all monitors of a Trainer share one clock. It is paused from the beginning
+            of a validation until the last monitor has measured.
     """
 
     def __init__(self) -> None:
@@ -153,14 +145,14 @@ class Monitor(Callback):
         """Called after each training batch, which the clock has counted."""
 
     def measure(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measures, at the end of each validation in `fit`, which all learners reach.
+        """Called at the end of each validation in `fit`, which all learners reach.
 
-        The consensus model is still in place, and the clock is paused.
+        The module still holds the consensus model, and the clock is paused.
         """
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # What an evaluation has loaded, or a `fit` that failed before it began.
+        # An evaluation may have loaded counts, or a `fit` that failed before it began.
         self.clock.is_restored = False
         self._has_begun = False
 
@@ -188,7 +180,7 @@ class Monitor(Callback):
         self.count(trainer, outputs, batch)
 
     def on_consensus_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called at a validation while the weights are still this learner's own."""
+        """Called before a validation, while the module holds this learner's weights."""
         self._has_begun = True
         self.clock.stop()
 
@@ -207,15 +199,7 @@ class Monitor(Callback):
             if self._is_last:
                 self.clock.start()
 
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return self.clock.state_dict()
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.clock.load_state_dict(state_dict)
-
-    # Monitors have one clock, so each would write and read the same.
+    # All monitors share the clock, so each writes and reads the same key.
     @override
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -228,14 +212,14 @@ class Monitor(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self.clock.learners = [Counts(*row) for row in checkpoint.get(_CLOCKS, ())]
+        self.clock.load([Counts(*row) for row in checkpoint.get(_CLOCKS, ())])
 
 
 def _all_come_to_save(trainer: Trainer) -> bool:
-    """Whether all learners are at this save, so that a collective ends.
+    """Whether all learners make this save, so that a collective does not hang.
 
-    Learners that gossip meet in any case, to take the mean of their weights. Others are
-    not asked: their save may be that of one learner, such as at a signal.
+    Learners that gossip meet at every save, to take the mean of their weights. Under
+    other strategies one learner may save alone, for example after a signal.
     """
     runs = trainer.state.status == TrainerStatus.RUNNING
     return runs and gossip_of(trainer) is not None

@@ -34,18 +34,17 @@ from lightning_adpsgd.callbacks.reporting import (
 )
 from lightning_adpsgd.weights.shards import is_sharded
 
-_Halves = Sequence[Tensor]  # two estimates of one gradient, over different batches
+_Halves = Sequence[Tensor]  # two estimates of one gradient, from different batches
 
 
 class EffectiveRate(NamedTuple):
     """The effective learning rate and noise of arXiv 2112.01433.
 
     Attributes:
-        share: alpha_e / alpha; NaN if g vanishes or is lost in the noise of its
-            batches.
+        share: alpha_e / alpha; NaN if g is zero or is lost in the noise of its batches.
         noise: |eta|^2, in squared units of the weights.
         agreement: Cosine between two estimates of g. It is near 1 with enough batches;
-            near 0, the other figures are meaningless.
+            if it is near 0, the other figures are meaningless.
     """
 
     share: float
@@ -56,11 +55,11 @@ class EffectiveRate(NamedTuple):
 def effective_rate(
     lr: float, of_one_step: Tensor, means: _Halves, gradients: _Halves
 ) -> EffectiveRate:
-    """Measures the part of a step of the mean weights that goes along the gradient.
+    """Computes the part of a step of the mean weights that goes along the gradient.
 
-    The two halves are estimates over different batches, so their product lacks the
-    noise that two factors over the same batches share. If all weights are equal, the
-    share is 1 for any batches.
+    The two halves are estimates from different batches. So their product lacks the
+    noise that two factors from the same batches would share. If all learners have equal
+    weights, the share is 1 for any batches.
 
     Args:
         lr: alpha.
@@ -90,23 +89,23 @@ class ConsensusMonitor(Monitor):
 
     The distance is logged at each validation in `fit`. The other figures take time and
     need batches; docs/monitoring.md has all of them. Those of `gradients` use the first
-    `gradients` + 1 training batches. Each validation measures the noise with another
-    one of these, and the rest, split in two halves, give g_a and g. (The latest batches
-    are unsuitable, because a step has just reduced their losses.) The rate is that of
-    the first parameter group.
+    `gradients` + 1 training batches: at each validation, another one of them gives the
+    noise, and two halves of the rest give g_a and g. (The latest batches are
+    unsuitable, because a step has just reduced their losses.) The learning rate is that
+    of the first parameter group.
 
     Args:
         held_out: Number of batches of the first validation loader that each learner
-            evaluates with its own weights. They are read once and kept.
-        gradients: Number of training batches of each learner for g_a and g, even. They
+            evaluates with its own weights. They are read once, and kept on the device.
+        gradients: Even number of training batches of each learner for g_a and g. These
             and one more are kept on the device.
-        loss: Function from module and batch to the mean loss. By default it is
-            `training_step` without its logging; pass a function if that step updates
+        loss: Function from module and batch to the mean loss; by default
+            `training_step` without its logging. Pass a function if that step changes
             state, such as a metric, or optimizes manually.
 
     Attributes:
-        effective_rate: Figures of the last validation; None before the first, or
-            without `gradients`.
+        effective_rate: Figures of `gradients` at the last validation; None before the
+            first, or without `gradients`.
 
     Raises:
         ValueError: A number of batches is negative, or `gradients` is odd. At the start
@@ -133,7 +132,7 @@ class ConsensusMonitor(Monitor):
         self._kept: list[Any] = []
         self._num_validations = 0
         self._local_loss = math.nan
-        # Over the batch of one step, and over two halves.
+        # This learner's gradients: of the batch of one step, and of the two halves.
         self._local: list[Tensor] = []
         self.effective_rate: EffectiveRate | None = None
 
@@ -170,7 +169,7 @@ class ConsensusMonitor(Monitor):
             turns = self._in_turn()
             self._local = [self._gradient(trainer, pl_module, one) for one in turns]
 
-    # The consensus model is in place, and the clock is still paused.
+    # The module holds the consensus model, and the clock is still paused.
     @override
     def on_validation_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule

@@ -1,8 +1,8 @@
-"""The convergence of a training: losses, divergence, and the summary row of the run.
+"""The convergence of a training: losses, divergence, and the run's summary row.
 
-A run counts as diverged when its held-out loss is non-finite or at chance level. Chance
-level is the loss of an untrained model: ``log(num_classes)`` for a cross-entropy. The
-diverged runs of arXiv 2112.01433 are also at chance level, at 10.37 = log 32,000.
+A run counts as diverged if its held-out loss is non-finite or at chance level. That is
+the loss of an untrained model, ``log(num_classes)`` for a cross-entropy. The diverged
+runs of arXiv 2112.01433 are at chance level, too: 10.37 = log 32,000.
 """
 
 import math
@@ -23,10 +23,16 @@ from lightning_adpsgd.callbacks.diagnostic_files import DiagnosticFiles
 from lightning_adpsgd.callbacks.gossip import exposed_seconds
 from lightning_adpsgd.callbacks.progress import NONE_YET, Losses, Progress
 from lightning_adpsgd.callbacks.reporting import epochs_so_far, gather, log, loss_of
-from lightning_adpsgd.callbacks.runs import Run, results_of, settings_of, write_run
+from lightning_adpsgd.callbacks.runs import (
+    Run,
+    check_name,
+    results_of,
+    settings_of,
+    write_run,
+)
 from lightning_adpsgd.strategy.fast_forward import batch_size
 
-_MARGIN = 0.05  # a held-out loss this far below chance level has learned something
+_MARGIN = 0.05  # a model this far below chance level has learned something
 
 
 class ConvergenceMonitor(Monitor):
@@ -43,10 +49,11 @@ class ConvergenceMonitor(Monitor):
             acts. It acts at once on a non-finite loss.
         runs: Folder for the file with the run's row, which `runs.read_runs` reads; an
             error of the disk is a warning. None: no file.
-        name: Name of the run; by default made of its settings and a random suffix.
+        name: Name of the run and of its file; by default made of its settings and a
+            random suffix.
         algorithm: Name of the algorithm; by default that of the strategy.
         seed: Random seed of the run; by default that of `seed_everything`.
-        wer: Name under which a word error rate is logged, if any.
+        wer: Name under which a word error rate is logged; None: there is none.
 
     Attributes:
         progress: Progress as of the last validation; None before the first.
@@ -55,8 +62,8 @@ class ConvergenceMonitor(Monitor):
         run: The summary row; None before the end.
 
     Raises:
-        ValueError: `patience` is not positive; or, at the first validation, nothing was
-            logged as `held_out`.
+        ValueError: `patience` is not positive; with `runs`, a name is no file name; or,
+            at the first validation, nothing is logged as `held_out`.
     """
 
     def __init__(
@@ -75,6 +82,9 @@ class ConvergenceMonitor(Monitor):
         super().__init__()
         if patience < 1:
             raise ValueError(f"`patience` must be at least 1, got {patience}")
+        if runs is not None:  # at the end it would be too late
+            check_name("name", name or "default")
+            check_name("algorithm", algorithm or "default")
         self._held_out, self._given_chance = held_out, chance
         self._stop, self._patience = stop, patience
         self._runs, self._name, self._algorithm = runs, name, algorithm
@@ -142,14 +152,11 @@ class ConvergenceMonitor(Monitor):
             self._end(trainer, figures.held_out_loss)
 
     def _figures(self, trainer: Trainer) -> Progress:
-        losses = self._losses.take()
         row = [
             self.clock.samples,
             self.clock.seconds,
             exposed_seconds(trainer) / self.clock.of_this_fit.seconds,
-            losses.total,
-            losses.number,
-            losses.first,
+            *self._losses.take(),
             self._held_out_loss(trainer),
         ]
         return Progress.of(gather(trainer, row), epochs_so_far(trainer))
@@ -166,11 +173,11 @@ class ConvergenceMonitor(Monitor):
 
     def _is_at_chance(self, loss: float) -> bool:
         assert self._chance is not None
-        # A comparison with a chance level of NaN is false, and marks nothing.
+        # With a chance level of NaN, the comparison is false.
         return not math.isfinite(loss) or loss >= self._chance - _MARGIN
 
     def _end(self, trainer: Trainer, loss: float) -> None:
-        # Decided by figures that were gathered, so that all learners decide alike.
+        # All learners decide alike, because the figures were gathered.
         trainer.should_stop = True
         rank_zero_warn(
             f"The training has diverged and stops: held-out loss {loss:.4g}, chance "
@@ -204,7 +211,7 @@ class ConvergenceMonitor(Monitor):
     ) -> None:
         if isinstance(exception, FloatingPointError):
             self.diverged = True
-            # Loggers write files, too, and their error would take this one's place.
+            # Loggers write files, too, and their error would replace this one.
             with self._files.may_fail():
                 self._summarize(trainer)
 
@@ -230,9 +237,9 @@ class ConvergenceMonitor(Monitor):
             seed = int(os.environ["PL_GLOBAL_SEED"])
         wer = trainer.callback_metrics.get(self._wer) if self._wer else None
         lr, suffix = self._peak_lr or None, uuid.uuid4().hex[:8]
-        made_up = f"{algorithm.algorithm}-B{batch}-lr{lr}-seed{seed}-{suffix}"
+        default = f"{algorithm.algorithm}-B{batch}-lr{lr}-seed{seed}-{suffix}"
         return Run(
-            name=self._name or made_up,
+            name=self._name or default,
             **algorithm._asdict(),
             global_batch=batch,
             local_batch=batch // num_learners,
@@ -269,7 +276,6 @@ class ConvergenceMonitor(Monitor):
     @override
     def state_dict(self) -> dict[str, Any]:
         return {
-            "clock": super().state_dict(),
             "chance": self._chance,
             "best": tuple(self._best),
             "peak_lr": self._peak_lr,
@@ -277,7 +283,6 @@ class ConvergenceMonitor(Monitor):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict["clock"])
         self._chance, self._best = state_dict["chance"], Progress(*state_dict["best"])
         self._peak_lr = state_dict.get("peak_lr", 0.0)  # older checkpoints lack it
         self._restored = True

@@ -1,4 +1,4 @@
-"""The loss of learner 0 while training runs, without a collective or any waiting."""
+"""The loss of learner 0 between validations, without a collective or any wait."""
 
 import time
 from typing import Any
@@ -14,8 +14,8 @@ from lightning_adpsgd.callbacks.reporting import log, loss_of
 class TrainingCurve(Monitor):
     """Logs the loss of learner 0 against global samples and training time.
 
-    There is one point every `log_every_n_steps` of the Trainer, with the mean loss
-    since the previous one; at 0, there is none. docs/monitoring.md has the figures.
+    Every `log_every_n_steps` of the Trainer (0: never) there is a point, with the mean
+    loss since the one before. docs/monitoring.md has the figures.
     """
 
     def __init__(self) -> None:
@@ -32,19 +32,18 @@ class TrainingCurve(Monitor):
     def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
         if (loss := loss_of(trainer, outputs)) is not None:
             self._losses.add(loss)
-        # `Trainer` gives itself this attribute, of which its type does not know.
+        # `Trainer` has this attribute, although its type does not declare it.
         every = getattr(trainer, "log_every_n_steps", 50)
-        # Batches may share a step.
+        # Several batches may make one step.
         steps, before = self.clock.steps, self._steps
         self._steps = steps
         if every and steps != before and steps % every == 0:
             self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
-        losses = self._losses.take()
-        if losses.number and trainer.is_global_zero:
-            loss = losses.total / losses.number
-            log(trainer, {"curve/loss": loss, **self._progress(trainer)})
+        total, number, _ = self._losses.take()
+        if number and trainer.is_global_zero:
+            log(trainer, {"curve/loss": total / number, **self._progress(trainer)})
 
     def _progress(self, trainer: Trainer) -> dict[str, float]:
         seconds, num_learners = self.clock.seconds, trainer.world_size

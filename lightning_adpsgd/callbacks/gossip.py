@@ -7,6 +7,7 @@ from typing import NamedTuple
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
+from lightning_adpsgd.callbacks.algorithms import is_island
 from lightning_adpsgd.callbacks.allreduce import AllreduceWait
 from lightning_adpsgd.callbacks.clock import Monitor, TrainingClock
 from lightning_adpsgd.callbacks.reporting import (
@@ -19,7 +20,7 @@ from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 
 STALENESS_BINS = 64
-"""Number of bins of one step of staleness; the last one holds all older averages."""
+"""Number of bins, one per step of staleness; the last one also holds all above."""
 
 _MAX_LISTED_LEARNERS = 64
 
@@ -53,21 +54,21 @@ class GossipMonitor(Monitor):
 
 
 class LearnerRecord(NamedTuple):
-    """The counters of one learner; see `Statistics`.
+    """The counters of one learner; `Statistics` describes those not described here.
 
-    `steps`, `samples` and `train_seconds` include the training before a resume. With
-    another number of learners, each has an equal share of its steps and samples, and
-    the longest time.
+    `steps`, `samples` and `train_seconds` include the training before a resume
+    (`TrainingClock`). All others are of this `fit`.
 
     Attributes:
         train_seconds: Training time without validation.
         exposed_seconds: Time for which the training thread waited for communication:
             for gossip and, if `AllreduceWait` measures it, for the gradient allreduce.
-        fit_steps: Steps of this `fit`, as all other counters are of it.
+        allreduce_bytes: Bytes sent for allreduces, if `AllreduceWait` counts them.
+        fit_steps: Steps of this `fit`.
         fit_seconds: Training time of this `fit`, without validation.
         staleness: Number of averages by age in steps, in `STALENESS_BINS` bins.
-        peer_ages: Age of each super-learner, in their order; NaN if this learner does
-            not exchange with it. Empty if nothing is recorded.
+        peer_ages: Age of each super-learner; NaN if this learner does not exchange with
+            it. Empty for islands, and if nothing is recorded.
     """
 
     steps: float
@@ -86,7 +87,7 @@ class LearnerRecord(NamedTuple):
 
     @classmethod
     def from_row(cls, row: list[float]) -> "LearnerRecord":
-        """The record from a row that `row` has made."""
+        """The record of a row as `row` makes it."""
         scalars = len(cls._fields) - 2
         bins = scalars + STALENESS_BINS
         figures = (*row[:scalars], tuple(row[scalars:bins]), tuple(row[bins:]))
@@ -207,7 +208,9 @@ def _summarize_ages(records: list[LearnerRecord]) -> dict[str, float]:
 
 
 def _ages(trainer: Trainer, ages: Mapping[int, int]) -> tuple[float, ...]:
-    # One entry per super-learner, so that the rows of all learners are equally long.
+    if is_island(trainer):  # its peers come and go, and have any number
+        return ()
+    # An entry for each super-learner, so that the rows of all learners have one length.
     num_super_learners = getattr(trainer.strategy, "num_super_learners", 0)
     return tuple(float(ages.get(s, math.nan)) for s in range(num_super_learners))
 

@@ -1,4 +1,4 @@
-"""The counts of all learners, which a checkpoint keeps and any number continue from."""
+"""The counts of all learners, from which any number of learners can continue."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, row: Iterable[float]) -> "Counts":
-        """The counts from a row of numbers that was gathered."""
+        """The counts in a row of floating-point numbers, as it was gathered."""
         steps, samples, seconds = row
         return cls(round(steps), round(samples), seconds)
 
@@ -23,16 +23,16 @@ class Counts(NamedTuple):
         return Counts(steps, samples, self.seconds + more.seconds)
 
     def minus(self, less: "Counts") -> "Counts":
-        """What these have more than others."""
+        """The difference of both."""
         steps, samples = self.steps - less.steps, self.samples - less.samples
         return Counts(steps, samples, self.seconds - less.seconds)
 
 
 def dealt(learners: Sequence[Counts], num_learners: int) -> list[Counts]:
-    """The counts with which a number of learners continue.
+    """The counts from which each of `num_learners` continues.
 
-    As many learners as before continue with their own. Other numbers get equal shares
-    of all steps and samples, and the longest time, since learners train side by side.
+    As many as before keep their own. Otherwise each gets an equal share of all steps
+    and samples, and the longest time, because learners train side by side.
     """
     if len(learners) == num_learners:
         return list(learners)

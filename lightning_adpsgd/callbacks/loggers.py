@@ -1,6 +1,6 @@
 """A logger for Weights & Biases that never interrupts a training.
 
-It runs offline unless the user is logged in, and never prompts. It needs neither the
+It is offline unless the user is logged in, and never prompts. It needs neither the
 package nor a network.
 """
 
@@ -22,9 +22,9 @@ AXES = {
     "learners": ("global_samples",),
     "wer": ("global_samples", "epochs"),
 }
-"""The x axes that each group of figures can have; the first is the default.
+"""The x axes of each group of figures; the first one is the default.
 
-`gossip` uses the axes of `learners`; only `wer` is drawn against `wer/global_samples`.
+`gossip` has the axis of `learners`, and the figure `wer` has that of the group `wer`.
 """
 
 
@@ -37,7 +37,7 @@ def make_wandb_logger(
         folder: Folder that gets the subfolder `wandb/` with its files; created if
             missing.
         name: Name of the run.
-        project: Name of the run's project.
+        project: Name of the project.
         init: Further arguments of `wandb.init`: `id`, `group`, `tags`, `config` ...
 
     Returns:
@@ -60,8 +60,8 @@ def make_wandb_logger(
         save_dir=folder,
         offline=offline,
         settings=wandb.Settings(
-            # Lightning sets it in the environment, which wandb has already read to tell
-            # whether the user is logged in.
+            # Lightning sets the mode in the environment, but `wandb.login` has already
+            # read that.
             mode="offline" if offline else "online",
             silent=True,
             console="off",
@@ -69,7 +69,7 @@ def make_wandb_logger(
         ),
         **init,
     )
-    # Lightning always passes it; recent versions warn that it has no effect.
+    # Lightning always passes `anonymous`; recent versions warn that it has no effect.
     getattr(logger, "_wandb_init", {}).pop("anonymous", None)
     return logger
 
@@ -87,12 +87,12 @@ def _is_logged_in() -> bool:
         return False
     try:
         return bool(wandb.login(prompt=False))
-    except Exception:  # old versions have no such argument, a broken key raises
+    except Exception:  # an old version has no `prompt`; a broken key raises
         return False
 
 
 def define_axes(run: Any) -> None:
-    """Tells a run of Weights & Biases which figures are the x axes of which others."""
+    """Sets the x axes of the figures of a run of Weights & Biases."""
     for group, axes in AXES.items():
         for axis in axes:
             run.define_metric(f"{group}/{axis}")
@@ -104,9 +104,9 @@ def define_axes(run: Any) -> None:
 class WandbRun(Callback):
     """Sets the x axes and settings of a run of Weights & Biases, and finishes it.
 
-    A forked learner would otherwise leave the run open. A further `fit` or evaluation
-    with the same logger continues the run, as with Lightning's logger alone. The
-    settings are the options of the strategy, as `strategy/<name>`.
+    Without it, a forked learner leaves the run open. A further `fit` or evaluation with
+    the same logger continues the run, as with Lightning's logger alone. The settings
+    are the options of the strategy, as `strategy/<name>`.
     """
 
     @override
@@ -138,10 +138,11 @@ def _finish(logger: Any) -> None:
 
 
 def _wait_until_written() -> None:
-    """Ends W&B's service, which writes the last part of a run after `finish` returned.
+    """Ends W&B's service, and so waits until it has written the run.
 
-    It dies with the process that began it, and the processes of `multiprocessing` end
-    without the `atexit` hook that would wait for it: a short run would be left empty.
+    The service writes the last part after `finish` has returned, and dies with the
+    process that began it. A process of `multiprocessing` skips the `atexit` hook that
+    would wait for it, so a short run would be empty.
     """
     import wandb
 

@@ -1,8 +1,9 @@
-"""Losses and gradients of a module, measured without side effects."""
+"""Losses and gradients of a module, measured without a side effect on training."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import reduce
 from itertools import islice
 from typing import Any
@@ -13,6 +14,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.backends import cudnn
+from torch.utils.data import DataLoader
 
 from lightning_adpsgd.virtual.objective import (
     loss_in,
@@ -33,16 +35,26 @@ def training_loss(module: LightningModule, batch: Any) -> Tensor:
 
 def held_out_batches(trainer: Trainer, num_batches: int) -> list[Any]:
     """The first batches of the first validation loader, on the device."""
+    if not num_batches:
+        return []
     with isolate_rng(), torch.inference_mode(False):
         loader = CombinedLoader(trainer.val_dataloaders, "sequential").flattened[0]
-        batches = list(islice(iter(loader), num_batches))
+        batches = list(islice(_apart(loader), num_batches))
         return [trainer.strategy.batch_to_device(batch) for batch in batches]
+
+
+def _apart(loader: Any) -> Any:
+    # With persistent workers a loader has one iterator, which the validation reads.
+    if isinstance(loader, DataLoader) and loader.persistent_workers:
+        loader = copy(loader)
+        loader._iterator = None
+    return loader
 
 
 def mean_loss(
     trainer: Trainer, module: LightningModule, batches: Sequence[Any], loss: Loss
 ) -> float:
-    """The mean loss over batches of equal weight; NaN without batches."""
+    """The mean of the losses of batches; NaN without batches."""
     if not batches:
         return math.nan
     with _unnoticed(trainer, gradients=False):
@@ -53,7 +65,7 @@ def mean_loss(
 def mean_gradient(
     trainer: Trainer, module: LightningModule, batches: Sequence[Any], loss: Loss
 ) -> Tensor:
-    """The mean gradient over batches, as one vector over all trainable weights.
+    """The mean gradient over batches, as one vector over all trainable parameters.
 
     The module is in evaluation mode: dropout is off, and batch-norm keeps its
     statistics.
@@ -66,7 +78,7 @@ def mean_gradient(
 
 
 def _gradient(loss: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    # Not `backward`: DDP would reduce its gradients with those of other learners.
+    # After `backward`, DDP would reduce the gradients with those of other learners.
     gradients = torch.autograd.grad(
         loss, weights, allow_unused=True, materialize_grads=True
     )
@@ -77,7 +89,7 @@ def _gradient(loss: Tensor, weights: Sequence[Tensor]) -> Tensor:
 def _unnoticed(trainer: Trainer, gradients: bool) -> Iterator[None]:
     with (
         isolate_rng(),
-        torch.inference_mode(False),  # the mode of validation, without gradients
+        torch.inference_mode(False),  # validation is in inference mode
         torch.set_grad_enabled(gradients),
         trainer.precision_plugin.forward_context(),
     ):

@@ -1,4 +1,4 @@
-"""The joint progress and losses of all learners of a training."""
+"""The progress and the losses of all learners of a training together."""
 
 import math
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Progress(NamedTuple):
-    """The joint progress of all learners; times exclude validation."""
+    """The progress of all learners together; times exclude validation."""
 
     epochs: float
     global_samples: float
@@ -20,7 +20,7 @@ class Progress(NamedTuple):
 
     @classmethod
     def of(cls, rows: list[list[float]], epochs: float) -> "Progress":
-        """Sums the rows that `ConvergenceMonitor` gathers, one per learner."""
+        """Combines the rows that `ConvergenceMonitor` gathers, one per learner."""
         samples, seconds, shares, sums, counts, firsts, held_out = zip(
             *rows, strict=True
         )
@@ -41,14 +41,6 @@ NONE_YET = Progress(0, 0, 0, 0, 0, math.inf, math.inf, math.inf)
 """The progress before the first validation; its losses exceed all others."""
 
 
-class LossSums(NamedTuple):
-    """The sum and number of losses since the last call, and the run's first loss."""
-
-    total: float
-    number: int
-    first: float
-
-
 class Losses:
     """Sums losses on their device, so that no step waits for the host."""
 
@@ -65,10 +57,10 @@ class Losses:
         self._sum = loss if self._sum is None else self._sum + loss
         self._count += 1
 
-    def take(self) -> LossSums:
-        """The sums since the last call, and the first loss of the run."""
+    def take(self) -> tuple[float, int, float]:
+        """The sum and number since the last call, and the first loss of the run."""
         first = math.nan if self._first is None else self._first.item()
         sums = 0.0 if self._sum is None else self._sum.item()
-        taken = LossSums(sums, self._count, first)
+        taken = (sums, self._count, first)
         self._sum, self._count = None, 0
         return taken

@@ -16,14 +16,14 @@ from lightning_adpsgd.callbacks.gossip import statistics_of
 from lightning_adpsgd.callbacks.reporting import consensus_of
 
 _KEY = "lightning_adpsgd/progress"
-_WINDOW = 8  # updates; with fewer, long steps would make the speed jump
+_WINDOW = 8  # updates; with fewer, the speed would jump where steps are long
 
 
 class ProgressLine(Monitor):
     """Shows the speed and gossip of all learners in the progress bar (tqdm or rich).
 
-    docs/monitoring.md has the figures, which are those of the last eight updates. An
-    update costs each learner one addition in the job's store, and waits for no other
+    docs/monitoring.md has the figures, which are those since the eighth update before.
+    An update costs each learner an addition in the job's store, and waits for no other
     learner.
 
     Args:
@@ -99,10 +99,10 @@ class Look(NamedTuple):
 
 
 class GlobalCount:
-    """A sum over all learners, to which each adds without waiting for the others.
+    """A sum over all learners, to which each adds without waiting for another.
 
     Args:
-        begin: part of this learner that is already included in the sum.
+        begin: value of this learner's part above which it is added to the sum.
         store: store that holds the sum; None: the store of torch.distributed, if there
             is a process group.
     """
@@ -114,8 +114,7 @@ class GlobalCount:
     def up_to(self, own: int) -> int:
         """Adds the growth of this learner's part, and returns the sum over all.
 
-        If the store is gone, the sum stays unchanged, because other parts report that
-        failure.
+        If the store is gone, the sum stays as it is: the failure is reported elsewhere.
         """
         if self._store is None:
             return own

@@ -1,4 +1,4 @@
-"""Gathers the figures of all learners, and passes them to loggers and users."""
+"""The figures of all learners, gathered, and written to loggers and for users."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from lightning_adpsgd.mixing.statistics import Statistics
 
 
 def log(trainer: Trainer, figures: Mapping[str, float]) -> None:
-    """Writes figures to all loggers of the trainer, at the last finished step."""
+    """Writes figures to all loggers of the Trainer, at the last finished step."""
     step = trainer.global_step - 1  # as Lightning numbers the figures of `self.log`
     for logger in trainer.loggers:
         logger.log_metrics(dict(figures), step=step)
@@ -35,11 +35,11 @@ def gather(trainer: Trainer, row: Sequence[float]) -> list[list[float]]:
 def loss_of(
     trainer: Trainer, outputs: Tensor | Mapping[str, Any] | None
 ) -> Tensor | None:
-    """The loss that a training step returned, detached; None if it returned none."""
+    """The loss in what a training step returned, detached; None without a loss."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor):
         return None
-    # Lightning has divided it by the batches over which gradients are summed.
+    # Lightning has divided it by the number of accumulated batches.
     return loss.detach() * trainer.accumulate_grad_batches
 
 
@@ -73,11 +73,11 @@ def consensus_distances(trainer: Trainer) -> dict[str, float]:
 
 
 def summary(trainer: Trainer) -> str:
-    """One line on what this learner has done; communicates with no other learner.
+    """One line on what this learner has done, without communication.
 
-    It is meant for `trainer.print(summary(trainer))` after a fit, under any strategy. A
-    process that has forked or spawned the learners does not know their figures; call it
-    in `on_train_end` instead.
+    Use it as `trainer.print(summary(trainer))` after `fit`, under any strategy. If the
+    main process has forked or spawned the learners, it does not know their figures; in
+    that case call it in `on_train_end`.
     """
     done = f"{trainer.global_step} steps"
     if (statistics := gossip_of(trainer)) is not None:

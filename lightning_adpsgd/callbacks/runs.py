@@ -1,10 +1,9 @@
-"""The summary of a training run as one row: written whole or not at all, and read back.
+"""The summary of a training run as one row, which is written to a file and read back.
 
 Each run writes its own file, `<name>.run.csv`, so that any number of processes can
 finish at the same time without a lock, on one machine or on a shared file system.
-`read_runs` collects the files of a folder, and `fetch_runs` gets the same rows of a
-project from Weights & Biases. They are the table behind a plot of loss against batch
-size.
+`read_runs` collects the files of a folder; `fetch_runs` gets the same rows of a project
+from Weights & Biases. They are the table behind a plot of loss against batch size.
 """
 
 import csv
@@ -23,20 +22,20 @@ PREFIX = "run/"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The settings and results of a run; a figure that it lacks is None.
+    """The settings and results of a run; what is unknown is None.
 
-    The settings come first, up to `seed`.
+    The settings come first, up to `seed`; the rest are results.
 
     Attributes:
         name: Name of the run and of its file.
         algorithm: Name in the papers, such as "adpsgd", or "ddp".
         communication: "allreduce", "sync", "delay_by_one", "async" or "ready_pairs";
             "none" for a single learner.
-        num_super_learners: S.
+        num_super_learners: S; 1 for an island, whose row is of its learners alone.
         super_learner_size: N; 0 where super-learners differ in size.
         global_batch: B, samples per step of all learners.
         local_batch: Samples per step of one learner.
-        lr: Highest learning rate used.
+        lr: Highest learning rate of the run.
         epochs: Number of epochs trained, with a fraction for a partial epoch.
         global_samples: Number of samples of all learners.
         train_seconds: Training time without validation.
@@ -98,16 +97,21 @@ def write_run(run: Run, folder: str | Path) -> Path:
     Raises:
         ValueError: The run's name is not a valid file name.
     """
-    if not run.name or Path(run.name).name != run.name:
-        raise ValueError(
-            f"`name` of a run must be the name of a file, got {run.name!r}"
-        )
+    check_name("name", run.name)
     path = Path(folder, run.name + SUFFIX)
     with written_whole(path, newline="") as file:
         writer = csv.DictWriter(file, _NAMES)
         writer.writeheader()
         writer.writerow(asdict(run))
     return path
+
+
+def check_name(argument: str, name: str) -> None:
+    """Raises ValueError unless a run's name or a part of it is a valid file name."""
+    if not name or Path(name).name != name:
+        raise ValueError(
+            f"`{argument}` of a run must be the name of a file, got {name!r}"
+        )
 
 
 def read_runs(folder: str | Path) -> list[Run]:

@@ -1,8 +1,8 @@
-"""A record of each learner's last steps: when it computed, waited and exchanged.
+"""A record of each learner's last steps: when it stepped, waited and exchanged.
 
-The file of a learner is `<name>.timeline.csv`, with one line for each step and
-validation, in order. `python -m lightning_adpsgd report` draws the files of a folder as
-lanes.
+The file of a learner is `<name>.timeline.csv`, with one line for each step and each
+validation, in their order. `python -m lightning_adpsgd report` draws the files of a
+folder as one lane per learner.
 """
 
 import csv
@@ -25,17 +25,17 @@ SUFFIX = ".timeline.csv"
 
 
 class Entry(NamedTuple):
-    """A step, or another `event`: one line of the file.
+    """One line of the file: a step, or another `event`.
 
     Attributes:
         begin: Seconds since 1970, by the clock of the learner's host when the training
             began.
-        end: The same.
+        end: As `begin`.
         waited: Seconds in between for which the training thread waited for others.
-        exchanges: Number of exchanges with a peer that ended meanwhile.
-        peers: Super-learners in these exchanges, separated by spaces, if known.
+        exchanges: Number of exchanges with a peer that ended in between.
+        peers: Super-learners of these exchanges, separated by spaces, if known.
         members: Number of super-learners present; 0 if it never changes.
-        lost: Number of super-learners that disappeared without a goodbye meanwhile.
+        lost: Number of super-learners that disappeared in between without a goodbye.
         event: "validation", "end" or the error that ended the learner; "" for a step.
     """
 
@@ -56,9 +56,8 @@ class _Counts(NamedTuple):
 
     @classmethod
     def of(cls, trainer: Trainer) -> "_Counts":
-        return cls(
-            trainer.global_step, exposed_seconds(trainer), statistics_of(trainer)
-        )
+        gossip = statistics_of(trainer)
+        return cls(trainer.global_step, exposed_seconds(trainer), gossip)
 
 
 class Timeline(Callback):
@@ -66,13 +65,13 @@ class Timeline(Callback):
 
     Each learner rewrites `folder/<name>.timeline.csv` at each validation, at the end,
     after an error, and every `every_s` seconds in between. The file of a killed learner
-    is complete up to its last write. An error of the disk is a warning. Nothing is
+    has all up to its last write. An error of the disk is a warning. Nothing is
     communicated. With `AllreduceWait` among the callbacks, waits for the gradient
     allreduce are included.
 
     Args:
         folder: Folder of the files, the same for all learners of a run.
-        steps: Number of last steps that are kept.
+        steps: Number of lines that are kept, the latest ones.
         every_s: Seconds between two writes.
         name: Name of this learner; by default its global rank. Islands that share a
             folder need different names, because each has a learner 0.
@@ -101,7 +100,7 @@ class Timeline(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._entries.clear()
-        # A host's clock may be set while the training runs.
+        # The host's clock may be set anew while the training runs.
         self._since_1970 = time.time() - time.monotonic()
         self._before, self._written = _Counts.of(trainer), self._now()
 
@@ -152,7 +151,7 @@ class Timeline(Callback):
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
     ) -> None:
-        self._before = None  # errors from here on are not of this training
+        self._before = None  # later errors do not belong to this training
 
     def _note(self, event: str, begin: float) -> None:
         self._entries.append(Entry(begin, self._now(), event=event))
@@ -192,7 +191,7 @@ def _entry(begin: float, end: float, before: _Counts, after: _Counts) -> Entry:
 
 
 def _peers_met(before: _Counts, after: _Counts) -> list[int]:
-    """The peers that were heard from: their age has not grown with the steps."""
+    """The peers of exchanges in between: their age has grown by less than the steps."""
     steps, ages = after.step - before.step, before.gossip.peer_ages
     found = sorted(after.gossip.peer_ages.items())
     return [peer for peer, age in found if peer in ages and age < ages[peer] + steps]

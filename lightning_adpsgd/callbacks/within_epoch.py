@@ -20,9 +20,9 @@ class SaveWithinEpoch(Callback):
 
     `trainer.fit(ckpt_path=path)` continues with the remaining samples of the epoch,
     with any number of learners. All learners meet at a checkpoint, so fast ones wait
-    for the slowest one's step. Once the first learner has its last batch of an epoch,
-    nothing is written until the next epoch. Where learners get equal shares of the
-    epochs it writes nothing, and warns.
+    for the slowest one's step. Once one learner has its last batch of an epoch, nothing
+    is written until the next epoch. If learners get equal shares of the epochs, it
+    writes nothing and warns.
 
     Args:
         path: Path of the checkpoint; each one replaces the last.
@@ -40,7 +40,7 @@ class SaveWithinEpoch(Callback):
 
     @override
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        # All other callbacks have then seen the batch that the checkpoint includes.
+        # At the end of the list, so that all others have seen the batch before a save.
         others = [one for one in trainer.callbacks if one is not self]
         trainer.callbacks = [*others, self]
 
@@ -64,8 +64,8 @@ class SaveWithinEpoch(Callback):
             self._epoch, self._num_points = sharing.under_way.number, 0
         at_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         every = max(1, self._every_n_batches // strategy.super_learner_size)
-        # At its last batch a learner goes through all remaining checkpoints, as the
-        # others will.
+        # At its last batch a learner comes to all remaining checkpoints, as the others
+        # will do.
         while self._num_points < _num_due(sharing, every, at_last):
             self._num_points += 1
             if sharing.all_go_on(at_last):

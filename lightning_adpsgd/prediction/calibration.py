@@ -1,7 +1,7 @@
-"""Measures a machine and its link, as input for `prediction.model`.
+"""Measures a machine and its link for `prediction.model`.
 
-The measurements run the engine's own functions: its arithmetic, and with one peer the
-speed of the link and the remaining cost of a round. A small JSON file keeps the
+The measurements run the engine's own functions: its arithmetic alone, and with one peer
+the speed of the link and what a round costs beyond it. A small JSON file keeps the
 numbers.
 """
 
@@ -41,9 +41,9 @@ from lightning_adpsgd.weights.replica import Replica
 _PATIENCE = timedelta(minutes=2)
 _REPETITIONS, _QUESTIONS = 5, 200
 _CHUNK_ELEMENTS = GossipOptions.chunk_elements
-# The total processor time of an exchange in float32, over its arithmetic: it includes
-# network threads, the kernel, merges, and caches lost to training. Measured over Gloo
-# with 34 MB of weights at 1 Gbit/s and 200 Mbit/s, on one machine.
+# The processor time of an exchange in float32 as a multiple of its arithmetic. It
+# includes network threads, the kernel, merges, and the caches that training loses.
+# Measured over Gloo with 34 MB of weights at 1 Gbit/s and 200 Mbit/s, on one machine.
 _ALL_WORK = 3.5
 
 
@@ -52,17 +52,17 @@ class Calibration:
     """The speed of a machine and its link.
 
     Args:
-        bandwidth: bytes per second of the link, each way while both ends send.
-        latency: seconds from one end of the link to the other.
-        copy: seconds per byte copied in memory.
+        bandwidth: bytes per second of the link in each direction, while both ends send.
+        latency: seconds that a message takes from one end of the link to the other.
+        copy: seconds per byte of a copy in memory.
         exchange: seconds per byte of the arithmetic of an exchange.
-        lattice: the same, where 8 or 4 bits of a weight are sent.
+        lattice: seconds per byte of the same, if 8 or 4 bits of a weight are sent.
         merge: seconds per byte of the merge of an exchange.
-        round: seconds per byte of a round of two, in addition to the link.
-        gradient: seconds per byte of an all-reduce of two, in addition to the link.
+        round: seconds per byte of a round of two, in addition to its link.
+        gradient: seconds per byte of an all-reduce of two, in addition to its link.
         cores: number of cores of this machine, which its learners share.
         step_seconds: seconds of a learner's step; None if it was not measured.
-        step_processor_seconds: processor seconds of such a step.
+        step_processor_seconds: processor seconds of that step, in all threads together.
 
     Raises:
         ValueError: A number is negative, zero where it must be positive, or non-finite.
@@ -91,22 +91,22 @@ class Calibration:
         return Link(self.bandwidth, self.latency)
 
     def with_step(self, seconds: float) -> "Calibration":
-        """The same with steps of other seconds, which keep as many cores busy."""
+        """The same, but a step takes these seconds; it keeps as many cores busy."""
         processor = self.step_processor_seconds * seconds
         processor /= self.step_seconds or seconds
         return replace(self, step_seconds=seconds, step_processor_seconds=processor)
 
     def costs(self, learners_per_machine: int = 1) -> Costs:
-        """The processor work of communication, for learners that share a machine.
+        """The processor work of communication if learners share a machine.
 
         Learners that wait for one another also need their cores at the same moment: to
         copy weights before a round and to merge after it, or to copy gradients into
         buckets and back. The rest of a round, apart from its link, is waiting.
-        Exchanges use the cores that a step leaves free if it was measured, and
-        otherwise as many as they need.
+        Exchanges use the cores that a step leaves free. If its processor seconds were
+        not measured, that is all of them.
 
         Raises:
-            ValueError: The number is not whole, or below 1.
+            ValueError: `learners_per_machine` is not whole, or below 1.
         """
         check_count("learners_per_machine", learners_per_machine)
         crowd = max(1.0, learners_per_machine / self.cores) - 1
@@ -196,7 +196,7 @@ def _exchange(replica: Replica, codec: Codec, theirs: Tensor) -> None:
             if codec.dtype != part.dtype:
                 message = torch.empty(codec.length(len(own)), dtype=codec.dtype)
                 codec.encode(own, message, part.place)
-                # As if the peer had the same weights, which changes no duration.
+                # The peer is taken to have the same weights, which changes no duration.
                 own, other = message, message.clone()
             codec.change(own, other, change, part.place)
             part.add(change, 0.5)
@@ -206,7 +206,7 @@ def _exchange(replica: Replica, codec: Codec, theirs: Tensor) -> None:
 
 
 def measure_wire(num_bytes: int) -> dict[str, float]:
-    """Measures the default process group of two processes, which both call this.
+    """Measures the link between two processes, the default group, which both call it.
 
     Returns:
         `bandwidth`, `latency`, `round` and `gradient` of `Calibration`.
@@ -217,7 +217,7 @@ def measure_wire(num_bytes: int) -> dict[str, float]:
     weights = torch.randn(num_bytes // 4)
     latency = _ping(transport)
     crossing = _together(lambda: _swap(transport, weights))
-    # Not the exact mean, which would be computed by an all-reduce.
+    # The exact mean would be computed by an all-reduce.
     thirds = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64) / 3
     schedule = Schedule(find_topology(thirds), 2)
     mixer = RoundMixer([weights], transport, SuperLearnerGroup(), schedule, _PATIENCE)
@@ -248,7 +248,7 @@ def _ping(transport: DistributedTransport) -> float:
 
 
 def _swap(transport: DistributedTransport, weights: Tensor) -> None:
-    """Swaps chunk by chunk; posts the next one before the last has arrived."""
+    """Swaps weights chunk by chunk; posts a chunk before the last one has arrived."""
     peer = 1 - transport.index
     into = torch.empty_like(weights)
     pairs = zip(*(v.split(_CHUNK_ELEMENTS) for v in (into, weights)), strict=True)
@@ -269,7 +269,7 @@ def _mix(mixer: RoundMixer) -> None:
 
 
 def _reduce(weights: Tensor) -> None:
-    """Reduces as DDP does: copies to buckets, reduces all at once, copies back."""
+    """Averages as DDP does: copies to buckets, reduces all at once, copies back."""
     buckets = [part.clone() for part in weights.split(BUCKET_BYTES // 4)]
     works = [dist.all_reduce(bucket, async_op=True) for bucket in buckets]
     for work, bucket, part in zip(

@@ -1,7 +1,8 @@
-"""The exchanges of super-learners that do not wait, once they have settled.
+"""The exchanges of super-learners that do not wait, in the steady state.
 
-A neighbourhood of a few super-learners is simulated on the event clock of the virtual
-cluster. It stands for any number, because exchanges reach only neighbours.
+They are those of a neighbourhood of a few super-learners, simulated on the event clock
+of the virtual cluster. It stands for any number, because an exchange reaches neighbours
+alone.
 """
 
 import itertools
@@ -28,22 +29,22 @@ from lightning_adpsgd.virtual.timeline import (
 )
 
 _LOCAL = 32  # super-learners of a neighbourhood
-_CROSSINGS = 12  # after which a neighbourhood has settled
-_LONGEST = 64  # steps of a simulated crossing
-_MOST_EVENTS = 1 << 19  # of a neighbourhood where a few are very fast
+_CROSSINGS = 12  # exchanges one after another, until the steady state
+_LONGEST = 64  # steps that a simulated exchange may take
+_MOST_EVENTS = 1 << 19  # reached if a few super-learners are very fast
 
 
 class Form(NamedTuple):
-    """An exchange with one wire dtype; in all learners of a super-learner together."""
+    """An exchange with one wire dtype, for all learners of a super-learner together."""
 
     dtype: torch.dtype
     message_bytes: float
-    arithmetic: float  # seconds, for which a fast link waits
+    arithmetic: float  # seconds, which bound the speed of a fast link
     work: float  # processor seconds at one end
 
 
 class Seen(NamedTuple):
-    """What was exchanged in the steady state."""
+    """The exchanges in the steady state."""
 
     exchanges: float  # per step of a super-learner
     merging: float  # share of the steps that had something to merge
@@ -51,7 +52,7 @@ class Seen(NamedTuple):
     seconds: float  # of an exchange
 
     def slower(self, times: int) -> "Seen":
-        """The same on a slower link, where a crossing takes many steps in any case."""
+        """The same on a slower link, if an exchange takes many steps on both."""
         return Seen(
             self.exchanges / times,
             self.merging / times,
@@ -66,15 +67,15 @@ def observe(
     weight_bytes: float,
     steps: Sequence[float],
 ) -> tuple[Form, Seen]:
-    """The form that the engine keeps to, and what is exchanged in it.
+    """The form that the engine settles on, and the exchanges in this form.
 
     Args:
-        forms: what the engine chooses from, the widest first.
+        forms: forms that the engine chooses from, the widest first.
         steps: mean seconds of a step of each super-learner.
     """
     if scenario.num_super_learners == 1:
         return forms[0], Seen(0.0, 0.0, {}, 0.0)
-    long = LONG * median(steps)  # a lane narrows by the steps of its own end
+    long = LONG * median(steps)  # each end judges by its own steps
     for form in forms[:-1]:
         if _crossing_seconds(form, scenario) >= long:
             continue
@@ -85,7 +86,7 @@ def observe(
 
 
 def _crossing_seconds(form: Form, scenario: Scenario) -> float:
-    """The least time of an exchange: its links are idle."""
+    """The time of an exchange whose links are otherwise idle."""
     size = scenario.super_learner_size
     return _link(form, scenario).seconds(form.message_bytes / size)
 
@@ -100,19 +101,19 @@ def _link(form: Form, scenario: Scenario) -> Link:
 def _watch(
     form: Form, scenario: Scenario, weight_bytes: float, steps: Sequence[float]
 ) -> Seen:
-    """The exchanges of a neighbourhood in the steady state.
+    """Simulates a neighbourhood, and counts its exchanges in the steady state.
 
-    Where a crossing takes very many steps, a faster link is simulated and its figures
-    are scaled, so that the work has a bound.
+    If an exchange takes very many steps, a faster link is simulated and the figures are
+    scaled, so that the work has a bound.
     """
     near = _neighbourhood(scenario, form)
     num, size = near.num_super_learners, near.super_learner_size
-    step = median(steps[:num])  # half of them step as often, however slow the others
+    step = median(steps[:num])  # half of them are at least as fast
     times = math.ceil(_crossing_seconds(form, scenario) / (_LONGEST * step)) or 1
     local = _faster(near, times)
     crossing = local.link.seconds(form.message_bytes / size)
     num_peers = len(local.topology.part(0, num, 0).takes) - 1
-    # At first many ask at once; then they take turns.
+    # At the start many ask at the same time; in the steady state they take turns.
     begin = 10 * local.gossip_every * step
     begin += max(2 * num_peers, _CROSSINGS) * crossing
     timeline = Asynchronous(local, weight_bytes, form.message_bytes)
@@ -120,12 +121,12 @@ def _watch(
     seen = list(itertools.islice(until, _MOST_EVENTS))
     if len(seen) == _MOST_EVENTS:
         begin = seen[-1].seconds / 3
-    late = int(size > 1)  # what a super-learner has gathered is merged a step later
+    late = int(size > 1)  # several learners merge a step later, when they have gathered
     return _count(seen, begin, late).slower(times)
 
 
 def _faster(scenario: Scenario, times: int) -> Scenario:
-    """The same with links that are so many times as fast, and rounds as frequent."""
+    """The same with links so many times as fast, and rounds so many times as often."""
     link = scenario.link
     return replace(
         scenario,
@@ -135,7 +136,7 @@ def _faster(scenario: Scenario, times: int) -> Scenario:
 
 
 def _neighbourhood(scenario: Scenario, form: Form) -> Scenario:
-    """A few super-learners instead of thousands, which exchanges cannot tell apart."""
+    """The same with a few super-learners for thousands; exchanges see no difference."""
     num, topology = scenario.num_super_learners, scenario.topology
     if num > _LOCAL and TOPOLOGIES.get(topology.name) is topology:
         if topology is TOPOLOGIES["complete"]:
@@ -155,7 +156,7 @@ def _neighbourhood(scenario: Scenario, form: Form) -> Scenario:
 
 
 def _count(events: Iterable[Event], begin: float, late: int) -> Seen:
-    """Counts events from a time on, with ages as the engine counts them."""
+    """Counts the events from `begin` on; a merge is `late` steps late."""
     steps, ages = Counter[int](), Counter[int]()
     read: dict[SimulatedExchange, dict[int, int]] = {}
     began, took = dict[SimulatedExchange, float](), list[float]()

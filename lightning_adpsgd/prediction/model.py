@@ -1,8 +1,8 @@
-"""Predicts the samples per second of a hypothetical cluster.
+"""Predicts the samples per second of a cluster that need not exist.
 
-`predict` runs no model, only the event clock of the virtual cluster (`timeline`). In
-modes that wait, it follows all super-learners. In "async" each is as fast as on its
-own, and the simulation of a neighbourhood (`exchanges`) gives the rate and staleness of
+`predict` trains nothing; it runs the event clock of the virtual cluster (`timeline`).
+In modes that wait, it simulates all super-learners. In "async" each is as fast as on
+its own, and a simulated neighbourhood (`exchanges`) gives the rate and staleness of
 exchanges. The equations are in docs/prediction.md.
 """
 
@@ -23,11 +23,11 @@ from lightning_adpsgd.virtual.clock import Compute, Link, StepTimes, check_posit
 from lightning_adpsgd.virtual.timeline import Scenario, lockstep
 
 Mode = Literal["sync", "delay_by_one", "async", "allreduce"]
-"""The strategies' communication modes, and their control: DDP over all learners."""
+"""Communication modes of the strategies, and "allreduce": DDP over all learners."""
 
-_DRAWS = 2000  # steps of a super-learner alone, for their mean
-_SETTLED, _MEASURED = 20, 40  # rounds of all in lockstep; of few learners more
-_LEARNER_ROUNDS = 8000
+_DRAWS = 2000  # steps of a super-learner on its own, of which the mean is taken
+_SETTLED, _MEASURED = 20, 40  # rounds in lockstep: left out at first, then measured
+_LEARNER_ROUNDS = 8000  # rounds times learners; few learners measure more rounds
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Workload:
     Args:
         weight_bytes: bytes of the model in float32.
         local_batch_size: number of samples in a step of one learner.
-        wire_dtype: what a weight is sent as in "async", a dtype or its name; None:
-            float32. "auto" is the widest of float32, int8 and int4 that the engine
-            settles on (`gossip.forms.FormChoice`).
+        wire_dtype: dtype in which "async" sends a weight, or its name; None: float32.
+            "auto": the one of float32, int8 and int4 that the engine settles on
+            (`gossip.forms.FormChoice`).
         backward: share of a step's time in which gradients become ready, in [0, 1].
     """
 
@@ -58,21 +58,23 @@ class Workload:
 
 @dataclass(frozen=True)
 class Costs:
-    """The processor time of communication.
+    """The processor time of communication, by default none.
 
-    Where nothing else is said, it is in seconds per byte of the weights.
+    Unless a description says otherwise, a cost is in seconds per byte of the weights.
 
     Args:
-        round: work of a synchronous round that its links do not hide.
-        gradient: work of a DDP step that links and the backward pass do not hide.
+        round: work of a synchronous round that does not run beside its links.
+        gradient: work of a DDP step that runs neither beside its links nor beside the
+            backward pass.
         exchange: arithmetic of an exchange in float32, which limits its speed on a fast
             link.
-        lattice: the same, where a weight is sent in 8 or 4 bits.
+        lattice: arithmetic of an exchange that sends a weight in 8 or 4 bits.
         merge: work of a step boundary with a merge.
         step: extra seconds per step (not per byte) while learners that share cores
             compute at the same time.
         work: processor work of an exchange in float32 at one end, `exchange` included,
-            in addition to training. The rest of it is in proportion to the bytes sent.
+            in addition to training. All but `exchange` is in proportion to the bytes
+            sent.
         cores: number of cores (not seconds) of a learner; a fraction if it shares them.
         busy: average number of these cores that a step keeps busy.
         machine_cores: number of cores of the machine, including other learners'.
@@ -97,13 +99,13 @@ class Prediction:
     Attributes:
         samples_per_second: samples of all learners per second.
         steps_per_second: steps of a learner per second, on average.
-        exposed: share of the time in which a learner waits for communication, or for
-            slower learners in modes that wait.
+        exposed: share of the time for which a learner waits for communication and, in
+            modes that wait, for slower learners.
         exchanges_per_step: number of exchanges of a super-learner per step; number of
             rounds in modes that wait.
         staleness: share of exchanges or rounds by age, the number of optimizer steps
             from reading the weights to the merge.
-        wire_dtype: what a weight is sent as.
+        wire_dtype: dtype in which a weight is sent.
     """
 
     samples_per_second: float
@@ -114,7 +116,7 @@ class Prediction:
     wire_dtype: torch.dtype = torch.float32
 
     def hours(self, num_samples: float) -> float:
-        """The hours until this many samples have been seen, over all epochs."""
+        """The hours for a total number of samples, over all epochs."""
         return num_samples / self.samples_per_second / 3600
 
     @property
@@ -189,7 +191,7 @@ def _check(workload: Workload, communication: str, cpu_share: float) -> None:
         raise ValueError(f"`cpu_share` must be in (0, 1], got {cpu_share}")
 
 
-# --- where all wait
+# --- modes that wait
 
 
 def _in_step(
@@ -267,7 +269,7 @@ def _mean_factor(scenario: Scenario) -> float:
     return (num - len(slow) + sum(slow)) / num
 
 
-# --- where no learner waits
+# --- the mode in which no learner waits
 
 
 def _without_waiting(
@@ -300,7 +302,7 @@ def _without_waiting(
 
 
 def _with_enough_cores(scenario: Scenario, costs: Costs) -> tuple[Scenario, Costs]:
-    """Makes steps that want more cores than a learner has as long as those take."""
+    """The same, but steps take longer if they need more cores than a learner has."""
     times = max(1.0, costs.busy / costs.cores)
     compute = replace(scenario.compute, seconds=times * scenario.compute.seconds)
     return replace(scenario, compute=compute), replace(costs, busy=costs.busy / times)
@@ -309,7 +311,7 @@ def _with_enough_cores(scenario: Scenario, costs: Costs) -> tuple[Scenario, Cost
 def _alone(scenario: Scenario, num_bytes: float) -> list[float]:
     """The mean seconds of a gradient of each super-learner, on its own clock."""
     size, compute = scenario.super_learner_size, scenario.compute
-    if size == 1:  # the mean is known
+    if size == 1:  # the mean is `compute.seconds`, and need not be measured
         compute = replace(compute, spread=0.0)
     num_steps = _DRAWS if compute.spread else 1
 
@@ -320,7 +322,7 @@ def _alone(scenario: Scenario, num_bytes: float) -> list[float]:
         return end / num_steps
 
     slow = {learner // size for learner in compute.slow}
-    # All super-learners without a slow learner are alike.
+    # One measurement serves all super-learners without a slow learner.
     usual = mean_of(next(i for i in itertools.count() if i not in slow))
     numbers = range(scenario.num_super_learners)
     return [mean_of(i) if i in slow else usual for i in numbers]
@@ -336,7 +338,7 @@ class _Cores:
     def __init__(
         self, form: Form, scenario: Scenario, costs: Costs, step: float
     ) -> None:
-        # Each learner carries its part of the weights.
+        # Each learner exchanges its part of the weights.
         self._work = form.work / scenario.super_learner_size
         self._step, self._busy = step, costs.busy * step
         self._all = costs.cores * step
@@ -357,12 +359,12 @@ class _Cores:
         work = exchanges * self._work
         missing = self._busy + work - self._all
         busy = min((self._busy + work) / self._all, 1.0)
-        all_are_busy = busy**self._machine  # the probability, given each core's share
+        all_are_busy = busy**self._machine  # the probability, if each core is so busy
         return max(missing, work * all_are_busy)
 
 
 def _last(too_many: Callable[[float], bool]) -> float:
-    """The largest share in [0, 1] that is not too large."""
+    """The largest share in [0, 1] that is not too large, found by bisection."""
     low, high = 0.0, 1.0
     if not too_many(high):
         return high
@@ -373,7 +375,7 @@ def _last(too_many: Callable[[float], bool]) -> float:
 
 
 def _forms(workload: Workload, size: int, costs: Costs) -> Iterator[Form]:
-    """What the engine chooses from, the widest first."""
+    """The forms that the engine chooses from, the widest first."""
     weight_bytes = workload.weight_bytes
     dtypes = wire_dtypes(as_dtype(workload.wire_dtype))
     if weight_bytes / size < WORTH_BYTES:  # each learner exchanges its shard

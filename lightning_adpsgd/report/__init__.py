@@ -1,8 +1,8 @@
-"""A page about trainings, made from their files, for a browser without a network.
+"""A page about trainings, made from their files, for any browser.
 
-`collect` reads folders, `page_of` turns the findings into one HTML file that draws
-itself, and `write_page` writes it. None of them trains, scores or averages anything,
-and they need only Python.
+`collect` reads folders, `page_of` makes one HTML page of what it finds, and
+`write_page` writes that. The page draws itself, and needs no network. All three need
+only Python, and neither train, score nor average anything.
 """
 
 from lightning_adpsgd.report.collect import Report, collect

@@ -1,16 +1,16 @@
-"""Reads the folders of trainings: runs, scores, lanes of learners, and notes.
+"""Reads the folders of trainings: runs, scores, timelines of learners, and notes.
 
 Files are recognised by their names, anywhere below a folder:
 
     metrics.csv        figures of a run, of Lightning's `CSVLogger`
     hparams.yaml       beside it: the settings that `ConvergenceMonitor` has logged
     *.run.csv          the summary row of a run, of `ConvergenceMonitor(runs=...)`
-    *.timeline.csv     what a learner did in its last steps, of `Timeline`
+    *.timeline.csv     the last steps of a learner, of `Timeline`
     score.json         word error rates of a run, of the recipes
     utterances.json    aligned words of its worst utterances
     *.page.json        title, facts, notes and tables for the page
 
-Hidden folders hold unfinished work, and are skipped.
+Hidden folders are skipped, because they hold unfinished work.
 """
 
 import os
@@ -39,10 +39,10 @@ class Report:
     """The contents of a page, as JSON values.
 
     Attributes:
-        runs: Name, settings and results, and series of figures of each run.
-        lanes: Name of a run, and the lanes of its learners.
-        scores: Name of a run, and its word error rates.
-        words: Name of a run, and its utterances.
+        runs: For each run its name, its settings and results, and series of figures.
+        lanes: For each timeline the name of the run, and a lane per learner.
+        scores: For each score the name of the run, and its word error rates.
+        words: For each score the name of the run, and its utterances.
         notes: Contents of each `*.page.json`.
     """
 
@@ -57,8 +57,8 @@ def collect(folders: Sequence[Path]) -> Report:
     """Reads all recognised files below folders.
 
     Raises:
-        ValueError: A folder is missing, is a file or holds no file of a run, or a file
-            cannot be read; the message has file and line.
+        ValueError: A folder is missing, is a file or holds no file of a run; or the
+            contents of a file are not as expected, and the message names its line.
     """
     report = Report()
     for folder in folders:
@@ -103,9 +103,9 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def _outermost(files: Iterable[Path]) -> Iterator[Path]:
-    """The outermost folders of figures; the parts of a run lie below its own."""
+    """The outermost folders of figures; those below are of parts of the same run."""
     kept: list[Path] = []
-    for path in files:  # a folder comes before those below it
+    for path in files:  # the files of a folder precede those of its subfolders
         if path.name == _METRICS and not any(map(path.parent.is_relative_to, kept)):
             kept.append(path.parent)
             yield path.parent
@@ -144,7 +144,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 def _typed(cells: dict[str, str]) -> dict[str, Any]:
-    # A name is text, "001" too.
+    # A name such as "001" stays as it is.
     return {k: cell if k == "name" else _value(cell) for k, cell in cells.items()}
 
 
@@ -169,7 +169,7 @@ def _prefix_names(report: Report, prefix: str) -> None:
         chart["runs"] = [f"{prefix}: {name}" for name in chart["runs"]]
 
 
-# --- what else there is
+# --- timelines, scores and notes
 
 
 def _lanes(

@@ -6,7 +6,7 @@ from pathlib import Path
 from lightning_adpsgd.report.reading import number_in, read_table
 
 Series = list[tuple[float, float]]
-"""Optimizer steps in ascending order, and the figure at each."""
+"""Pairs of an optimizer step and the figure at that step, in ascending order."""
 
 _GROUPS = ("convergence/", "curve/", "gossip/", "learners/", "run/", "wer/")
 _OTHERS = ("val_loss", "wer")
@@ -14,18 +14,18 @@ _MOST_POINTS = 1000
 
 
 def read_series(path: Path) -> dict[str, Series]:
-    """The callbacks' figures and `val_loss`, each against steps.
+    """The callbacks' figures, `val_loss` and `wer`, each as a series over steps.
 
-    A long series is reduced to a thousand points, each the mean of consecutive values.
+    A long series is thinned to at most a thousand points, each the mean of neighbours.
 
     Raises:
         ValueError: A line is cut off, or one of these figures is not a number; the
-            message has file and line.
+            message names the file and the line.
     """
     found: dict[str, dict[float, float]] = {}
     for where, cells in read_table(path):
         step = number_in(where, "step", cells.get("step", "0"))
-        # Programs log other figures too, which are not checked.
+        # A program may log other figures, too, which are not read.
         for name, cell in cells.items():
             if name in _OTHERS or name.startswith(_GROUPS):
                 values = found.setdefault(name, {})

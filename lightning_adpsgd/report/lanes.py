@@ -8,24 +8,26 @@ from typing import Any
 from lightning_adpsgd.report.reading import number_in, read_table
 
 SUFFIX = ".timeline.csv"
-"""The suffix of the files; the name of the learner precedes it."""
+"""The suffix of the files, after the name of the learner."""
 
-_NUMBERS = ("begin", "end", "waited", "exchanges", "members", "lost")
+_NUMBERS = ("begin", "end", "waited", "exchanges", "lost")
 
 
 def read_lanes(paths: Sequence[Path]) -> dict[str, Any]:
     """The lanes of the learners of one run, in the order of their names.
 
-    A step is (begin, end, waited, exchanges, peers, lost) and an event (begin, end,
-    text). Times are seconds since `start`, the whole second in which the first step
-    begins.
+    A step is (begin, end, waited, exchanges, peers, lost), and an event (begin, end,
+    text). Times are seconds since `start`, the whole second of the first step; of a
+    learner without a step, its first event counts.
 
     Raises:
         ValueError: A line is cut off or lacks a time; the message has file and line.
     """
     learners = [_read(path) for path in sorted(paths, key=_order)]
-    starts = (one[0] for learner in learners for one in learner["steps"][:1])
-    start = math.floor(min(starts, default=0.0))
+    firsts = (
+        entry for one in learners for entry in (one["steps"] or one["events"])[:1]
+    )
+    start = math.floor(min((begin for begin, *_ in firsts), default=0.0))
     for learner in learners:
         for entries in (learner["steps"], learner["events"]):
             entries[:] = [_since(start, entry) for entry in entries]

@@ -1,4 +1,4 @@
-"""The page: one HTML file that contains its data, style and program."""
+"""The page: one HTML file with its data, its style and its program."""
 
 import datetime
 import html
@@ -35,7 +35,7 @@ def page_of(report: Report, title: str | None = None) -> str:
         "TITLE": html.escape(heading, quote=False),
         "STYLE": _asset("page.css"),
         "PROGRAM": "\n".join(map(_asset, _PROGRAM)),
-        # Last, because the data may contain the other placeholders.
+        # The last one, because the data may contain the other placeholders.
         "DATA": _json(data),
     }
     text = _asset("page.html")
@@ -50,6 +50,6 @@ def _asset(name: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that cannot end an HTML element."""
+    """JSON without "<", so that it cannot end its HTML element."""
     text = json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""Readers for files of figures, whose errors name the file and the line."""
+"""Readers of JSON and CSV files, whose errors name the file and the line."""
 
 import csv
 import json
@@ -9,10 +9,11 @@ from typing import Any
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """The value of a JSON file.
+    """The value in a JSON file.
 
     Raises:
-        ValueError: The file is not JSON, perhaps truncated, or holds another type.
+        ValueError: The file is not JSON, perhaps because it is truncated, or its value
+            has another type.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -30,11 +31,11 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 
 def read_table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The lines of a CSV file without empty cells, each with its place.
+    """The file and number of each line of a CSV file, and its cells that are not empty.
 
     Raises:
-        ValueError: A line has more or fewer cells than the first; the file may be
-            truncated.
+        ValueError: A line has more or fewer cells than there are headings, perhaps
+            because the file is truncated.
     """
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         lines = csv.reader(file)
@@ -50,7 +51,7 @@ def read_table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def number_in(where: str, name: str, cell: str) -> float:
-    """The number in a cell; a ValueError names the place if there is none."""
+    """The number in a cell; if there is none, a ValueError names the line."""
     try:
         return float(cell)
     except ValueError:
@@ -58,7 +59,7 @@ def number_in(where: str, name: str, cell: str) -> float:
 
 
 def plain(value: Any) -> Any:
-    """A value for JSON: numbers with eight digits, and None for non-finite ones."""
+    """A value for JSON: numbers have eight digits, and non-finite ones become None."""
     if isinstance(value, dict):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Word error rates and aligned errors, from the files of a scored recognition."""
+"""Word error rates and aligned words, from the files of a scored recognition."""
 
 import base64
 from pathlib import Path
@@ -10,10 +10,10 @@ UTTERANCES = "utterances.json"
 
 
 def read_score(path: Path) -> dict[str, Any] | None:
-    """The error rates of each part of a test; None if the file has none.
+    """The error counts of each part of a test; None if the file has other contents.
 
     Raises:
-        ValueError: The file is not complete JSON, or a part has no counts.
+        ValueError: The file is not complete JSON, or a part has no number of words.
     """
     score = read_json(path, object)
     parts = score.get("parts") if isinstance(score, dict) else None
@@ -28,11 +28,11 @@ def read_score(path: Path) -> dict[str, Any] | None:
 
 
 def read_utterances(path: Path) -> list[dict[str, Any]]:
-    """The utterances with aligned words, the worst first, some with sound.
+    """The utterances with aligned words, the worst first, some with their sound.
 
     Raises:
         ValueError: The file is not complete JSON, an utterance has no aligned words, or
-            its sound is missing.
+            its sound is missing or lies outside of the folder.
     """
     listed = read_json(path, list)
     return [_with_sound(path, number, one) for number, one in enumerate(listed)]

@@ -32,7 +32,6 @@ from lightning_adpsgd.dials import (
     as_duration,
     as_inside,
     as_mode,
-    refuse_former,
 )
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
 from lightning_adpsgd.mixing.synchronous import Order
@@ -176,7 +175,6 @@ class HADPSGDOptions(_DDPStrategy):
             TypeError: An argument has a wrong type, or is unknown.
             ValueError: An argument is out of its bounds.
         """
-        refuse_former(ddp)
         duration, (mode, max_wait) = as_duration(timeout), as_mode(communication)
         kind, shared_by = as_inside(inside)
         super().__init__(timeout=duration or default_pg_timeout, **ddp)

@@ -1,8 +1,8 @@
-"""Simulated time: the next event, the duration of a step, the sharing of links.
+"""Simulated time: the order of events, the duration of steps, the sharing of links.
 
-Seconds here are simulated. The same seed gives the same times, and the step times of a
-learner do not depend on the others. Nothing here knows weights, topologies or modes;
-`timeline` has the events.
+All seconds are simulated. The same seed gives the same times, and a learner's step
+times do not depend on the other learners. This module knows no weights, topologies or
+modes; `timeline` has the events.
 """
 
 import heapq
@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 
-# At the same time messages land first, then steps end, and then exchanges begin, which
-# find the weights of all that stepped at that time. Patience ends last.
+# The order of events at the same time. Messages arrive first, and then steps end. Only
+# then do exchanges begin, so that they read the weights after these steps. The longest
+# waits for a partner end last.
 LANDING, STEPPING, ASKING, SKIPPING = range(4)
 
 BUCKET_BYTES = 25 << 20
-"""Gradients that torch's DDP reduces together while the rest is computed."""
+"""The size of a bucket: the gradients that torch's DDP reduces together."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Compute:
         seconds: mean seconds of a step.
         spread: standard deviation of the logarithm of the step times, which are
             lognormal with mean `seconds`; 0: all steps take equally long.
-        slow: factor by which a learner, by its number, is slower than the others.
+        slow: factors by which slow learners are slower than the others, by the number
+            of the learner.
 
     Raises:
         ValueError: A time or factor is not positive.
@@ -51,8 +53,9 @@ class Link:
     """The connection of a learner to the others.
 
     Args:
-        bandwidth: bytes per second each way, shared by all exchanges under way.
-        latency: seconds from one end to the other.
+        bandwidth: bytes per second in each direction, shared equally by all exchanges
+            under way.
+        latency: seconds that a message takes from one end to the other.
 
     Raises:
         ValueError: The bandwidth is not positive, or the latency is negative or
@@ -68,7 +71,7 @@ class Link:
         check_positive("latency", self.latency, or_zero=True)
 
     def seconds(self, num_bytes: float) -> float:
-        """The seconds for this many bytes to cross, alone on the link."""
+        """The seconds that this many bytes take if nothing else is on the link."""
         return self.latency + num_bytes / self.bandwidth
 
     def allreduce_seconds(self, num_bytes: float, num_learners: int) -> float:
@@ -108,7 +111,7 @@ class StepTimes:
         self._location = math.log(compute.seconds) - compute.spread**2 / 2
 
     def end(self, learner: int, begin: float) -> float:
-        """The time at which a step ends that a learner begins at `begin`."""
+        """The time at which a learner's next step ends, which begins at `begin`."""
         return begin + self._draw(learner) * self._compute.slow.get(learner, 1.0)
 
     def _draw(self, learner: int) -> float:
@@ -123,8 +126,8 @@ class StepTimes:
 class Agenda:
     """Future actions, in the order of simulated time.
 
-    Among actions at the same time, lower ranks come first, then earlier entries. `now`
-    is the time of the last action.
+    At the same time, lower ranks come first, and then earlier entries. `now` is the
+    time of the last action.
     """
 
     def __init__(self) -> None:
@@ -135,7 +138,7 @@ class Agenda:
     def enter(
         self, seconds: float, rank: int, action: Callable[..., None], *arguments: object
     ) -> None:
-        """Schedules an action at a time that has not passed."""
+        """Schedules an action; its time must not be before `now`."""
         entry = (seconds, rank, next(self._numbers), action, arguments)
         heapq.heappush(self._entries, entry)
 
@@ -145,66 +148,63 @@ class Agenda:
         action(*arguments)
 
 
-class Crossing:
-    """Bytes under way between two ends, as many in each direction."""
+@dataclass(eq=False)
+class _Transfer:
+    """A transfer between two ends, of equally many bytes in both directions."""
 
-    def __init__(
-        self,
-        ends: tuple[int, int],
-        num_bytes: float,
-        now: float,
-        done: Callable[[], None],
-    ) -> None:
-        self.ends, self.done = ends, done
-        self.rate, self.version = 0.0, 0
-        self._left, self._since = num_bytes, now
+    ends: tuple[int, int]
+    left: float  # bytes at the time `since`
+    since: float
+    done: Callable[[], None]
+    rate: float = 0.0
+    version: int = 0
 
-    def go_on(self, now: float, rate: float) -> float:
-        """Changes the rate from now on; returns the time at which it will be done."""
+    def set_rate(self, now: float, rate: float) -> float:
+        """Changes the bytes per second; returns the time at which the transfer ends."""
         if self.rate:
-            self._left = max(0.0, self._left - self.rate * (now - self._since))
-        self._since, self.rate = now, rate
+            self.left = max(0.0, self.left - self.rate * (now - self.since))
+        self.since, self.rate = now, rate
         self.version += 1
-        return now + self._left / rate
+        return now + self.left / rate
 
 
 class Network:
-    """Moves bytes between ends; all crossings of an end share its link equally.
+    """Moves bytes between ends; all transfers of an end share its link equally.
 
-    A crossing is as fast as the busier of its two ends allows.
+    A transfer is as fast as the busier of its two ends allows.
     """
 
     def __init__(self, bandwidth: float, agenda: Agenda) -> None:
         self._bandwidth, self._agenda = bandwidth, agenda
-        self._at: dict[int, list[Crossing]] = {}
+        self._at: dict[int, list[_Transfer]] = {}
 
     def begin(
         self, ends: tuple[int, int], num_bytes: float, done: Callable[[], None]
     ) -> None:
-        """Sends bytes both ways from now on."""
-        crossing = Crossing(ends, num_bytes, self._agenda.now, done)
+        """Begins a transfer, and calls `done` at its end."""
+        transfer = _Transfer(ends, num_bytes, self._agenda.now, done)
         for end in ends:
-            self._at.setdefault(end, []).append(crossing)
+            self._at.setdefault(end, []).append(transfer)
         self._share(ends)
 
     def _share(self, ends: tuple[int, int]) -> None:
-        # In order, and each once: a set has no order.
+        # Each once and in a fixed order, which a set lacks.
         found = dict.fromkeys(c for end in ends for c in self._at[end])
-        for crossing in found:
-            busier = max(len(self._at[end]) for end in crossing.ends)
+        for transfer in found:
+            busier = max(len(self._at[end]) for end in transfer.ends)
             rate = self._bandwidth / busier
-            if rate != crossing.rate:
-                seconds = crossing.go_on(self._agenda.now, rate)
-                arrive = (self._arrive, crossing, crossing.version)
+            if rate != transfer.rate:
+                seconds = transfer.set_rate(self._agenda.now, rate)
+                arrive = (self._arrive, transfer, transfer.version)
                 self._agenda.enter(seconds, LANDING, *arrive)
 
-    def _arrive(self, crossing: Crossing, version: int) -> None:
-        if version != crossing.version:  # it has got another rate
+    def _arrive(self, transfer: _Transfer, version: int) -> None:
+        if version != transfer.version:  # its rate has changed since
             return
-        for end in crossing.ends:
-            self._at[end].remove(crossing)
-        self._share(crossing.ends)  # the others share what it leaves
-        crossing.done()
+        for end in transfer.ends:
+            self._at[end].remove(transfer)
+        self._share(transfer.ends)  # the other transfers become faster
+        transfer.done()
 
 
 def check_count(name: str, value: int) -> None:
@@ -216,7 +216,7 @@ def check_count(name: str, value: int) -> None:
 
 
 def check_positive(name: str, value: float, or_zero: bool = False) -> None:
-    """Raises ValueError unless a value is finite and positive, or 0 with `or_zero`."""
+    """Raises ValueError unless a value is finite and positive; `or_zero` allows 0."""
     if not (0 < value < math.inf or (or_zero and value == 0)):
         bound = "at least 0" if or_zero else "positive"
         raise ValueError(f"`{name}` must be {bound} and finite, got {value}")

@@ -1,15 +1,17 @@
 """Many super-learners in one process, on a simulated clock.
 
 `VirtualCluster` trains S super-learners of N learners each, with the topologies, modes
-and arithmetic of the strategies, one gradient after the other on one device. The time
-of steps and messages is simulated. As on a cluster, it decides which super-learners
-meet and how stale their weights are. The same seed gives the same run, bit for bit.
+and arithmetic of the strategies. It computes one gradient after the other on one
+device. The times of steps and messages are simulated; as on a cluster, they decide
+which super-learners meet and how stale their weights are. The same seed gives the same
+run, bit for bit.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -31,7 +33,6 @@ from lightning_adpsgd.virtual.objective import (
     Score,
     Update,
     evaluating,
-    own_generators,
     without_logging,
 )
 from lightning_adpsgd.virtual.options import ClusterOptions, dials_and_scenario
@@ -44,10 +45,10 @@ class VirtualCluster:
     `num_super_learners=1` is the control: synchronous SGD with allreduce.
 
     Args:
-        module: LightningModule (its `training_step` and `configure_optimizers` are
-            used, without a Trainer), or any module with `loss` and `optimizer`, on its
-            final device. All super-learners start from its weights, and `fit` leaves
-            the consensus model in it.
+        module: LightningModule, whose `training_step` and `configure_optimizers` are
+            used without a Trainer; or any module if `loss` and `optimizer` are given.
+            It must be on its final device. All super-learners start from its weights,
+            and `fit` leaves the consensus model in it.
         num_super_learners: S.
         super_learner_size: N.
         topology: as for `HADPSGDStrategy`.
@@ -59,23 +60,23 @@ class VirtualCluster:
             Each super-learner has its own.
         gradient_clip: largest norm of a super-learner's mean gradient, over the weights
             of its optimizer; None: no bound.
-        samples_in: function that counts the samples of a batch; by default the length
-            of its first tensor.
+        samples_in: function that counts the samples of a batch; by default it takes
+            the length of the first tensor in the batch.
         **options: `compute`: time that a learner computes for a step. `link`: link of
             each learner to its counterparts in other super-learners. `inner_link`: link
-            to the others of its super-learner. `seed`: seed of everything drawn at
-            random: times, topologies, order of samples, dropout. `order`,
-            `mixing_gain`, `gossip_every`, `wire_dtype` and `max_staleness` as for
+            of each learner to the others of its super-learner. `seed`: seed of all that
+            is random: times, topologies, the order of samples, dropout. `order`,
+            `mixing_gain`, `gossip_every`, `wire_dtype` and `max_staleness`: as for
             `HADPSGDStrategy`, but `wire_dtype` is None by default, and never "auto".
 
     Raises:
-        TypeError: There is no such option, or an argument has a wrong type.
+        TypeError: An option is unknown, or an argument has a wrong type.
         ValueError: A value is out of its bounds.
 
     Attributes:
-        scenario: number of super-learners, and their speed.
-        learners: weights, simulated time and counters.
-        samples: number of samples that all learners have seen.
+        scenario: numbers of super-learners and learners, and their speeds.
+        learners: weights, simulated time and counters of all super-learners.
+        samples: number of samples that all learners together have seen.
         learning_rate: learning rate of the last step in the first parameter group.
     """
 
@@ -106,7 +107,7 @@ class VirtualCluster:
         ]
         self._gradient_clip, self._samples_in = gradient_clip, samples_in
         self._sources: list[list[Source]] = []
-        self._dice = _Dice(self.scenario.seed, self._objective.device)
+        self._generator = _Generator(self.scenario.seed, self._objective.device)
         self.samples = 0
         self.learning_rate = self._updates[0].optimizer.param_groups[0]["lr"]
 
@@ -117,8 +118,7 @@ class VirtualCluster:
 
     def weights(self) -> list[Tensor]:
         """The weights of all super-learners as rows, [S, P] for each dtype."""
-        size = self.scenario.num_super_learners
-        return [matrix[:size] for matrix in self.learners.rows.matrices]
+        return [matrix[:-1] for matrix in self.learners.rows.matrices]
 
     # --- training
 
@@ -140,26 +140,26 @@ class VirtualCluster:
 
         Args:
             data: function from the number of a learner to the batches of its next
-                epoch; or a data set or loader, whose samples are dealt to the learners
-                in a new order in each epoch. A loader must not have a sampler of its
-                own.
+                epoch; or a data set or a loader, whose samples are dealt to the
+                learners in a new order in each epoch. A loader must not have a sampler
+                of its own.
             max_samples: number of samples of all learners together, over all calls.
             local_batch_size: batch size of each learner if `data` is a data set or a
                 loader; by default that of the loader.
-            lr_schedule: function from the samples of all learners to a factor on the
-                learning rates. It replaces schedulers that the module configures, which
-                count a super-learner's own steps.
-            evaluate: score of the consensus model at each point: a function of the
-                module, or batches for the mean loss.
+            lr_schedule: function from the number of samples that all learners have seen
+                to a factor on the learning rates. It excludes schedulers that the
+                module configures, which count a super-learner's own steps.
+            evaluate: function of the module that scores the consensus model at each
+                point, or batches of which the mean loss is that score.
             every_samples: number of samples between two points; by default a twentieth
-                of all.
-            local_losses: whether to evaluate each super-learner's local weights too.
-            on_point: function called with each new point; the module then has the
+                of those of this call.
+            local_losses: whether to score each super-learner's local weights, too.
+            on_point: function called with each new point; the module then holds the
                 consensus model.
 
         Returns:
-            The curve and the counters. A non-finite loss ends the run, which
-            `Report.diverged` records.
+            The curve and the counters. A run ends at the first point with a non-finite
+            training loss, which `Report.diverged` records.
         """
         if max_samples <= self.samples:
             raise ValueError(
@@ -170,12 +170,12 @@ class VirtualCluster:
         if lr_schedule is not None and any(u.schedulers for u in self._updates):
             raise ValueError(
                 "`lr_schedule` takes the place of the schedulers that "
-                "`configure_optimizers` gives; leave one of the two out"
+                "`configure_optimizers` returns; leave one of the two out"
             )
         every = every_samples or -(-(max_samples - self.samples) // 20)
         score = self._objective.score(evaluate, self._samples_in)
         curve = _Curve(self, score, local_losses, on_point)
-        with self._dice.in_place(), without_logging(self.module):
+        with self._generator.in_place(), without_logging(self.module):
             self._deal(data, local_batch_size)
             curve.add()
             self._run(curve, max_samples, every, lr_schedule)
@@ -190,9 +190,9 @@ class VirtualCluster:
         )
 
     def _give_consensus(self) -> None:
-        """Leaves the last mean in the module, for whoever saves it."""
+        """Leaves the last mean in the module, in memory of its own, to be saved."""
         self.learners.hold_consensus()
-        # `torch.save` writes all of the memory that a weight is a view of.
+        # With a view, `torch.save` would write the whole matrix behind it.
         self.learners.rows.release()
 
     def _run(
@@ -244,12 +244,13 @@ class VirtualCluster:
     def _gradient(self, update: Update, batches: list[Any], number: int) -> Tensor:
         """Puts the mean of the learners' gradients into the module."""
         update.optimizer.zero_grad()
-        self.module.zero_grad()  # of weights that no optimizer has, too
+        self.module.zero_grad()  # includes parameters that no optimizer has
         rows, several = self.learners.rows, len(batches) > 1
         before = rows.buffers() if several else []
         loss = self._add_gradient(batches[0], number, len(batches))
         if several:
-            # As in DDP, all learners begin with the buffers of the first, which stay.
+            # As in DDP, all learners begin with the buffers of the first learner, and
+            # its buffers are kept.
             after = rows.buffers()
             for batch in batches[1:]:
                 rows.put_buffers(before)
@@ -287,22 +288,18 @@ class VirtualCluster:
         ]
 
 
+@dataclass
 class _Curve:
-    def __init__(
-        self,
-        cluster: VirtualCluster,
-        score: Score | None,
-        scores_all: bool,
-        on_point: Callable[[Point], None] | None,
-    ) -> None:
-        self._cluster, self._score, self._on_point = cluster, score, on_point
-        self._scores_all = scores_all
-        self._begin = time.perf_counter()
-        self.points: list[Point] = []
-        self.diverged = ""
+    cluster: VirtualCluster
+    score: Score | None
+    scores_all: bool
+    on_point: Callable[[Point], None] | None
+    begin: float = field(default_factory=time.perf_counter)
+    points: list[Point] = field(default_factory=list)
+    diverged: str = ""
 
     def add(self, losses: Sequence[Tensor] = ()) -> None:
-        cluster, loss = self._cluster, _mean([float(x) for x in losses])
+        cluster, loss = self.cluster, _mean([float(x) for x in losses])
         if losses and not math.isfinite(loss):
             samples = cluster.samples
             self.diverged = f"the training loss was {loss} after {samples} samples"
@@ -320,58 +317,58 @@ class _Curve:
             local_mean=_mean(own),
             local_max=max(own),
             learning_rate=cluster.learning_rate,
-            wall_seconds=time.perf_counter() - self._begin,
+            wall_seconds=time.perf_counter() - self.begin,
         )
         self.points.append(point)
-        if self._on_point is not None:
-            cluster._give_consensus()  # the scores of all may have put others there
-            self._on_point(point)
+        if self.on_point is not None:
+            cluster._give_consensus()  # local scores have put other weights there
+            self.on_point(point)
 
     def _take_consensus(self) -> tuple[float, float]:
-        learners = self._cluster.learners
+        learners = self.cluster.learners
         try:
             consensus = learners.consensus()
-        except FloatingPointError:  # no weights are finite, nor is their mean
+        except FloatingPointError:  # no super-learner has finite weights
             return math.nan, math.nan
         learners.hold_consensus()
         return consensus.distance, consensus.relative_distance
 
     def _own_scores(self) -> list[float]:
-        if not self._scores_all:
+        if not self.scores_all:
             return [math.nan]
-        learners, scores = self._cluster.learners, []
+        learners, scores = self.cluster.learners, []
         for index in range(len(learners.steps)):
             learners.hold(index)
             scores.append(self._score_held())
         return scores
 
     def _score_held(self) -> float:
-        if self._score is None:
+        if self.score is None:
             return math.nan
-        with evaluating(self._cluster.module):
-            return float(self._score(self._cluster.module))
+        with evaluating(self.cluster.module):
+            return float(self.score(self.cluster.module))
 
 
-class _Dice:
-    """The random generator of one cluster, which replaces torch's during `fit`."""
+class _Generator:
+    """The random generators of one cluster, which replace torch's during `fit`."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed, self._device = seed, device
-        self._states: list[Tensor] | None = None
+        self._states: list[Tensor] = []
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        with own_generators(self._device):
-            if self._states is None:
-                torch.manual_seed(self._seed)
-            else:
+        devices = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            if self._states:
                 torch.set_rng_state(self._states[0])
-                if self._device.type == "cuda":
-                    torch.cuda.set_rng_state(self._states[1], self._device)
+                for device in devices:
+                    torch.cuda.set_rng_state(self._states[1], device)
+            else:
+                torch.manual_seed(self._seed)
             yield
-            self._states = [torch.get_rng_state()]
-            if self._device.type == "cuda":
-                self._states.append(torch.cuda.get_rng_state(self._device))
+            of_devices = map(torch.cuda.get_rng_state, devices)
+            self._states = [torch.get_rng_state(), *of_devices]
 
 
 def _mean(values: Sequence[float]) -> float:

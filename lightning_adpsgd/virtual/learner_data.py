@@ -21,7 +21,7 @@ class Source:
 
     Attributes:
         epochs: number of finished epochs.
-        batches: number of batches taken in this epoch.
+        batches: number of batches taken in the current epoch.
     """
 
     def __init__(self, batches_of: BatchesOf, learner: int) -> None:
@@ -42,7 +42,10 @@ class Source:
         self._batches = iter(self._batches_of(self._learner))
         for batch in self._batches:
             return batch
-        raise ValueError(f"learner {self._learner} got no batches for an epoch")
+        raise ValueError(
+            f"`data` must give each learner a batch in every epoch, but learner "
+            f"{self._learner} got no batches"
+        )
 
 
 def shares_of(
@@ -51,15 +54,16 @@ def shares_of(
     num_learners: int,
     seed: int,
 ) -> BatchesOf:
-    """Deals the samples of a data set in each epoch, each sample to one learner.
+    """Deals the samples of a data set to the learners, in a new order in each epoch.
 
-    A learner's share of an epoch is that of torch's `DistributedSampler` with the same
-    seed, and thus of Lightning's training with as many processes. A loader gives its
-    data set and its own loading options.
+    The shares are those of torch's `DistributedSampler` with the same seed, and so of
+    Lightning's training with as many processes. If they would be unequal, it repeats a
+    few samples. Of a loader the data set, `collate_fn` and `drop_last` are used, and
+    its `batch_size` unless another is given.
 
     Raises:
-        ValueError: No batch size is given, or one below 1, or the data set has no
-            length, or fewer samples than there are learners, or the loader has a
+        ValueError: There is no batch size, or it is below 1; the data set has no
+            length, or fewer samples than there are learners; or the loader has a
             sampler of its own.
     """
     loading: dict[str, Any] = {}
@@ -70,7 +74,10 @@ def shares_of(
         batch_size = data.batch_size if batch_size is None else batch_size
         loading = {"collate_fn": data.collate_fn, "drop_last": data.drop_last}
     if batch_size is None:
-        raise ValueError("`local_batch_size` is needed with a data set, got None")
+        raise ValueError(
+            "`local_batch_size` is needed with a data set, or with a loader that has "
+            "no `batch_size`; got None"
+        )
     check_count("local_batch_size", batch_size)
     epochs = [0] * num_learners
 
@@ -86,8 +93,8 @@ def shares_of(
 def _check_length(dataset: Any, num_learners: int) -> None:
     if not hasattr(dataset, "__len__"):
         raise ValueError(
-            f"`data` must have a length to be dealt, got a {type(dataset).__name__}"
-            "; give a function from the number of a learner to its batches"
+            f"`data` must have a length to be dealt, got a {type(dataset).__name__}; "
+            "give a function from the number of a learner to its batches"
         )
     if len(dataset) < num_learners:
         raise ValueError(
@@ -104,7 +111,7 @@ def _check_order(loader: DataLoader[Any], num_samples: int) -> None:
     if not is_plain or getattr(own, "replacement", False) or len(own) != num_samples:
         raise ValueError(
             "`data` must be a loader with a `batch_size` that takes each sample once, "
-            f"got one with a {type(own).__name__}, whose choice is lost when samples "
-            "are dealt; give `Subset(dataset, indices)`, or a function from the number "
-            "of a learner to its batches"
+            f"got one with a {type(own).__name__}, whose choice is lost when the "
+            "samples are dealt to learners; give `Subset(dataset, indices)`, or a "
+            "function from the number of a learner to its batches"
         )

@@ -1,8 +1,8 @@
 """The super-learners of one process: their turns, and the averages around them.
 
-`VirtualLearners` knows weights and time, but neither data nor optimizers. Its caller
-begins a turn, computes a gradient in the module, which then holds that super-learner's
-weights, and makes the step through `update`.
+`VirtualLearners` knows weights and time, but neither data nor optimizers. In a turn,
+the module holds the weights of one super-learner. The caller begins the turn, computes
+a gradient in the module, and makes the optimizer step through `update`.
 """
 
 import math
@@ -23,7 +23,6 @@ from lightning_adpsgd.mixing.synchronous import make_rounds
 from lightning_adpsgd.virtual.row_exchanges import (
     CommunicationSide,
     RowExchanges,
-    message_bytes,
 )
 from lightning_adpsgd.virtual.row_rounds import RowMixer, stretch_length
 from lightning_adpsgd.virtual.rows import Rows
@@ -44,17 +43,19 @@ Closure = Callable[[], Any]
 
 
 class VirtualLearners(ABC):
-    """S super-learners, one of which has its weights in the module at a time.
+    """S super-learners; the module holds the weights of one of them at a time.
 
     The module must be on its final device and in its final dtype.
 
     Attributes:
-        rows: weights; the row after those of the super-learners is the consensus model.
-        seconds: simulated time.
+        rows: weights, a row per super-learner and then one for the consensus model.
+        seconds: simulated time of the last step.
         steps: optimizer steps of each super-learner.
     """
 
     def __init__(self, module: nn.Module, scenario: Scenario) -> None:
+        self._consensus_row = scenario.num_super_learners
+        self._all = list(range(scenario.num_super_learners))
         size = scenario.super_learner_size
         self.rows = Rows(module, scenario.num_super_learners + 1, shards=size)
         self.seconds = 0.0
@@ -78,18 +79,18 @@ class VirtualLearners(ABC):
 
     @property
     def between_rounds(self) -> bool:
-        """Whether weights are comparable: in lockstep, after a step of each."""
+        """Whether all have made as many steps, in lockstep; otherwise always true."""
         return True
 
     @abstractmethod
     def totals(self) -> Statistics:
         """The summed counters of all super-learners, in simulated seconds.
 
-        An exchange counts at each end, and a round in each super-learner.
+        An exchange counts at both of its ends, and a round in each super-learner.
         """
 
     def shown(self, index: int) -> list[Tensor]:
-        """The weights that peers see: x = w + d of a super-learner."""
+        """The weights of a super-learner that its peers see, x = w + d."""
         return [
             torch.cat([rows[0] for _, rows in self._in_stretches([index], number)])
             for number in range(len(self.rows.matrices))
@@ -102,7 +103,7 @@ class VirtualLearners(ABC):
         """Computes the mean of all super-learners whose weights are finite.
 
         It is the mean of the weights that peers see. No exchange changes their sum, so
-        it equals the mean after all merges. Training is not disturbed.
+        this mean equals that of the weights after all merges. Training is unaffected.
 
         Raises:
             FloatingPointError: No super-learner has finite weights.
@@ -121,14 +122,6 @@ class VirtualLearners(ABC):
         """Puts the weights of a super-learner into the module."""
         self.rows.hold(index)
 
-    @property
-    def _all(self) -> list[int]:
-        return list(range(self._scenario.num_super_learners))
-
-    @property
-    def _consensus_row(self) -> int:
-        return self._scenario.num_super_learners
-
     def _finite(self) -> list[int]:
         finite = [i for i in self._all if all_finite(self.shown(i))]
         if not finite:
@@ -136,9 +129,10 @@ class VirtualLearners(ABC):
         return finite
 
     def _average(self, chosen: list[int]) -> Consensus:
-        """Writes the mean of the chosen into the consensus row; measures distances.
+        """Writes the mean of these super-learners into the consensus row.
 
-        It works in stretches, so that each element is read from memory once.
+        It works in stretches, so that each element is read from memory once, both for
+        the mean and for the distances from it.
         """
         squares = norm = 0.0
         for number, matrix in enumerate(self.rows.matrices):
@@ -152,14 +146,14 @@ class VirtualLearners(ABC):
     def _in_stretches(
         self, chosen: list[int], number: int
     ) -> Iterator[tuple[int, Tensor]]:
-        """What peers see of the chosen in a matrix, with the begin of each stretch."""
+        """The stretches of a matrix as `_seen` gives them, each with its begin."""
         matrix = self.rows.matrices[number]
         length = stretch_length(len(chosen), matrix.device)
         for begin in range(0, matrix.shape[1], length):
             yield begin, self._seen(chosen, number, begin, length)
 
     def _seen(self, chosen: list[int], number: int, begin: int, length: int) -> Tensor:
-        """What peers see of the chosen, in a stretch of a matrix, [chosen, element]."""
+        """The weights that peers see, in a stretch of a matrix, [chosen, element]."""
         matrix = self.rows.matrices[number]
         stretch = matrix[:, begin : begin + length]
         rows = stretch[: len(chosen)] if chosen == self._all else stretch[chosen]
@@ -201,7 +195,7 @@ class LockstepLearners(VirtualLearners):
         self._turn = (self._turn + 1) % self._scenario.num_super_learners
         if self._turn == 0:
             # Joins the round that ran beside these gradients. Each row takes in its
-            # part when its own gradient is ready.
+            # change of the round when its own gradient is ready.
             self._communication.before_update()
         self.hold(self._turn)
         return self._turn
@@ -221,15 +215,14 @@ class LockstepLearners(VirtualLearners):
     def totals(self) -> Statistics:
         done, size = self._mixer.statistics(), self._scenario.num_super_learners
         staleness = {steps: size * count for steps, count in done.staleness.items()}
-        # Its waits are those of this process, and not simulated.
+        # Its exposed seconds are real ones of this process, and not simulated.
         return done._replace(staleness=staleness, exposed_seconds=0.0)
 
 
 class AsynchronousLearners(VirtualLearners):
     """Super-learners that step as fast as they compute, with concurrent exchanges.
 
-    In "ready_pairs" exchanges are made at the step boundaries of both ends, and merged
-    there.
+    In "ready_pairs", both ends make and merge an exchange at a step boundary.
     """
 
     def __init__(self, module: nn.Module, dials: Dials, scenario: Scenario) -> None:
@@ -241,12 +234,12 @@ class AsynchronousLearners(VirtualLearners):
             for index in self._all
         ]
         wire_dtype = dials.wire_dtype
-        assert wire_dtype != "auto"  # refused: nothing is measured here
+        assert wire_dtype != "auto"  # `dials_and_scenario` refuses it
         self._exchanges = RowExchanges(self._sides, wire_dtype)
         self._timeline = Asynchronous(
             scenario,
             sum(vector.nbytes for vector in self.rows.vectors(0)),
-            message_bytes(self._sides[0], wire_dtype),
+            self._sides[0].message_bytes(wire_dtype),
             dials.max_staleness,
             self._in_pairs,
             dials.max_wait,
@@ -258,7 +251,7 @@ class AsynchronousLearners(VirtualLearners):
         while not isinstance(event := next(self._timeline), Stepped):
             self._follow(event)
         self.seconds, self._turn = event
-        self._exchanges.before_change(self._turn)  # a forward may change buffers
+        self._exchanges.before_change(self._turn)  # the forward may change buffers
         self.hold(self._turn)
         return self._turn
 
@@ -281,7 +274,7 @@ class AsynchronousLearners(VirtualLearners):
         sides = [(row, self._sides[index]) for row, index in enumerate(chosen)]
         waiting = [pair for pair in sides if pair[1].awaits_merge(number, begin)]
         if waiting:
-            seen = seen.clone()  # these may be the weights themselves
+            seen = seen.clone()  # it may be a view of the weights
         for row, side in waiting:
             side.add_awaiting(seen[row], number, begin)
         return seen

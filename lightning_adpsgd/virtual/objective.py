@@ -18,6 +18,7 @@ from lightning.pytorch.core.optimizer import (
     _configure_schedulers_automatic_opt,
 )
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
@@ -26,8 +27,8 @@ Loss = Callable[[nn.Module, Any], Tensor]
 Score = Callable[[nn.Module], float]
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
-# Hooks that prepare what steps use, or change a batch, a gradient or a step, and that
-# only a Trainer calls. Those after an epoch or a run mostly log: they are not refused.
+# Hooks that only a Trainer calls, and that change a batch, a gradient or a step, or
+# prepare for them. Hooks after an epoch or a run mostly log, and are not refused.
 _HOOKS = (
     "setup",
     "configure_model",
@@ -63,31 +64,28 @@ class Update:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The weights that the optimizer changes."""
+        """The parameters of the optimizer."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def scale(self, factor: float) -> None:
-        """Sets each learning rate to this multiple of its initial value."""
+        """Sets each learning rate to its initial value times a factor."""
         groups = self.optimizer.param_groups
         for group, rate in zip(groups, self._first_rates, strict=True):
             group["lr"] = rate * factor
 
     def passed(self, interval: str, number: int) -> None:
-        """Advances the schedulers after a step or epoch.
-
-        As in Lightning, `number` counts epochs, or the steps of an epoch, from 1.
-        """
+        """Advances the schedulers after step `number` of an epoch or epoch `number`."""
         for config in self.schedulers:
             if config.interval == interval and number % config.frequency == 0:
                 config.scheduler.step()  # pyright: ignore[reportCallIssue]
 
 
 class Objective:
-    """A module with its loss and optimizer; takes arguments of `VirtualCluster`.
+    """A module with its loss and optimizer, the arguments of `VirtualCluster`.
 
     Raises:
-        ValueError: An argument is missing, superfluous or not supported, or the module
-            has no weights.
+        ValueError: An argument is missing, or the module is not supported or has no
+            weights.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class Objective:
     ) -> None:
         self.module, self._make_optimizer = module, optimizer
         if isinstance(module, pl.LightningModule):
-            if loss is None or optimizer is None:  # else treated as a plain module
+            if loss is None or optimizer is None:  # with both, it is as a plain module
                 _check_lightning(module)
             self._loss = _of_batch(module, loss) if loss else training_step_of(module)
         elif loss is None or optimizer is None:
@@ -116,10 +114,7 @@ class Objective:
         self.device = first.device
 
     def loss(self, batch: Any, number: int = 0) -> Tensor:
-        """The mean loss of a batch from any device, with its autograd graph.
-
-        `number` is the `batch_idx` of a training step.
-        """
+        """The mean loss of batch `number`, from any device, with its autograd graph."""
         if self.device.type != "cpu":
             batch = move_data_to_device(batch, self.device)
         return loss_in(self._loss(batch, number))
@@ -128,7 +123,7 @@ class Objective:
         """Makes an optimizer without state over the module's parameters.
 
         Raises:
-            TypeError: The function of the user made no optimizer.
+            TypeError: The user's function does not return an optimizer.
             ValueError: What the module configures is not supported.
         """
         if self._make_optimizer is not None:
@@ -147,7 +142,7 @@ class Objective:
     def score(
         self, evaluate: Score | Iterable[Any] | None, samples_in: Callable[[Any], int]
     ) -> Score | None:
-        """The given function, or a function for the mean loss per sample of batches.
+        """The given function, or one for the mean loss per sample over given batches.
 
         Raises:
             ValueError: There are no batches.
@@ -183,24 +178,18 @@ def loss_in(output: Any) -> Tensor:
 
 @contextmanager
 def without_logging(module: nn.Module) -> Iterator[None]:
-    """Disables `self.log`, which needs a Trainer."""
+    """Disables `self.log` and `self.log_dict`, which need a Trainer; may be nested."""
     is_lightning = isinstance(module, pl.LightningModule)
     names = ("log", "log_dict") if is_lightning else ()
-    for name in names:
-        vars(module)[name] = lambda *_, **__: None
+    own = vars(module)
+    before = {name: own[name] for name in names if name in own}
+    own.update(dict.fromkeys(names, lambda *_, **__: None))
     try:
         yield
     finally:
         for name in names:
-            del vars(module)[name]
-
-
-@contextmanager
-def own_generators(device: torch.device) -> Iterator[None]:
-    """Restores the random generators of this process at exit."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        yield
+            del own[name]
+        own.update(before)
 
 
 @contextmanager
@@ -208,9 +197,9 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     """Evaluation mode without autograd; the random draws of training stay the same."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
-    device = next(module.parameters()).device
+    on_gpu = next(module.parameters()).is_cuda
     try:
-        with torch.no_grad(), own_generators(device):
+        with torch.no_grad(), isolate_rng(include_cuda=on_gpu):
             yield
     finally:
         for part, mode in modes:
@@ -237,7 +226,7 @@ def _of_batch(module: nn.Module, loss: Loss) -> Callable[[Any, int], Any]:
 
 def training_step_of(module: pl.LightningModule) -> Callable[[Any, int], Any]:
     """The module's `training_step`, with `batch_idx` only if it takes one."""
-    # By place and not by name, as the Trainer does.
+    # By position and not by name, as the Trainer does.
     if is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2):
         return lambda batch, number: module.training_step(batch, number)
     return lambda batch, number: module.training_step(batch)

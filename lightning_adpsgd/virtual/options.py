@@ -1,4 +1,4 @@
-"""The options of a simulated cluster, checked once for both of its users."""
+"""The options of a simulated cluster, for `VirtualCluster` and the strategy."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,11 +11,10 @@ from lightning_adpsgd.dials import (
     WireDtype,
     as_dtype,
     as_mode,
-    refuse_former,
 )
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
-from lightning_adpsgd.virtual.clock import Compute, Link, check_count, check_positive
+from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
 from lightning_adpsgd.virtual.timeline import Scenario
 
 _T = TypeVar("_T")
@@ -47,8 +46,7 @@ def dials_and_scenario(
     wire_dtype: WireDtype | None = None,
     **dials: Any,
 ) -> tuple[Dials, Scenario]:
-    """Checks the options of averaging and the super-learners that take part."""
-    check_count("num_super_learners", num_super_learners)
+    """Checks all options, of averaging and of the super-learners that take part."""
     if isinstance(super_learner_size, str | Sequence):
         raise ValueError(
             "`super_learner_size` must be one number in a virtual cluster, which has "
@@ -57,9 +55,9 @@ def dials_and_scenario(
     if wire_dtype == "auto":
         raise ValueError(
             '`wire_dtype` must name what travels in a virtual cluster, got "auto", '
-            "which measures links; leave it out, or name one, such as `torch.int8`"
+            "which measures real links; leave it out, or name a dtype, such as "
+            "`torch.int8`"
         )
-    refuse_former(dials)
     if others := [name for name in dials if name not in ClusterOptions.__annotations__]:
         raise TypeError(
             f"`{others[0]}` is no option of a virtual cluster, got "
@@ -76,7 +74,7 @@ def dials_and_scenario(
         super_learner_size=super_learner_size,
         wire_dtype=as_dtype(wire_dtype),
         cpu_share=1.0,  # simulated exchanges take nothing from training
-        timeout=timedelta.max,  # no peer is silent, and `max_wait` is simulated
+        timeout=timedelta.max,  # no bound on `max_wait`, which is in simulated seconds
         **dials,
     )
     scenario = Scenario(

@@ -1,4 +1,4 @@
-"""The report of a run on the virtual cluster: a curve and counters."""
+"""The report of a run on a virtual cluster: a curve and counters."""
 
 import csv
 import math
@@ -14,7 +14,7 @@ class Point:
     """The state of a run at one moment.
 
     Attributes:
-        samples: number of samples that all learners have seen.
+        samples: number of samples that all learners together have seen.
         steps: number of optimizer steps, mean over the super-learners.
         seconds: simulated time.
         loss: mean training loss over all steps since the last point; NaN at the start.
@@ -22,10 +22,10 @@ class Point:
         consensus_distance: ``sqrt(mean_i |w_i - mean w|^2)``.
         relative_distance: `consensus_distance` over ``|mean w|``.
         local_min: smallest score of a super-learner's local weights; NaN without
-            `local_losses`, as for `local_mean` and `local_max`.
+            `local_losses`, as are `local_mean` and `local_max`.
         learning_rate: learning rate of the last step, in the first parameter group.
-        wall_seconds: real seconds since `fit` began; excluded from comparisons, because
-            only it differs from run to run.
+        wall_seconds: real seconds since `fit` began; `==` ignores it, because it alone
+            differs from run to run.
     """
 
     samples: int
@@ -64,22 +64,18 @@ class Report:
 
     @property
     def samples_per_second(self) -> float:
-        """Samples per simulated second; NaN before any time has passed."""
+        """Samples per simulated second; NaN if no time has passed."""
         return self.samples / self.seconds if self.seconds else math.nan
 
     def column(self, name: str) -> list[float]:
         """One field of all points, for example ``report.column("loss")``."""
         return [getattr(point, name) for point in self.points]
 
-    def rows(self) -> list[dict[str, float]]:
-        """The points as plain dictionaries."""
-        return [asdict(point) for point in self.points]
-
     def to_csv(self, path: str | Path) -> Path:
-        """Writes the points, whole or not at all, and returns the path."""
+        """Writes a row per point, whole or not at all, and returns the path."""
         path = Path(path)
         with written_whole(path, newline="") as file:
             writer = csv.DictWriter(file, [field.name for field in fields(Point)])
             writer.writeheader()
-            writer.writerows(self.rows())
+            writer.writerows(asdict(point) for point in self.points)
         return path

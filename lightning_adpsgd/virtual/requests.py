@@ -1,4 +1,4 @@
-"""Requests of the simulated cluster, under the engine's rules (`UnderWay`)."""
+"""Requests for exchanges in a simulated cluster, by the engine's rules (`UnderWay`)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,15 +8,16 @@ from lightning_adpsgd.virtual.clock import ASKING, Agenda
 
 
 class Requests:
-    """The requests of all super-learners.
+    """The requests of all super-learners for exchanges.
 
     Args:
-        latency: seconds until a word arrives.
+        latency: seconds until a message arrives.
         under_ways: exchanges of each super-learner.
-        begin: function that begins an exchange, from the asker and the asked one.
+        begin: function of the asker and the asked one that begins an exchange.
 
     Attributes:
-        hurried: super-learners whose training is waiting; they ask without a request.
+        hurried: super-learners whose training waits for an exchange; they begin one
+            without a request.
     """
 
     def __init__(
@@ -29,9 +30,9 @@ class Requests:
         self._agenda, self._latency = agenda, latency
         self._under_ways, self._begin = under_ways, begin
         self.hurried = set[int]()
-        # Pairs that ask, until their exchange ends; pairs that will then ask again;
-        # when each end next serves those that have waited long enough.
+        # Pairs (asker, asked) until their exchange ends; those that then ask again.
         self._asking, self._due = set[tuple[int, int]](), set[tuple[int, int]]()
+        # The time at which each super-learner next serves those who wait.
         self._serves_at = dict[int, float]()
 
     def call(self, index: int, peer: int) -> None:
@@ -50,14 +51,14 @@ class Requests:
             self.call(index, peer)
 
     def serve(self, *indices: int) -> None:
-        """Admits and requests the peers whose turn it is, admissions first."""
+        """Admits the peers whose turn it is, and then requests those in line."""
         admissions = [self._admissions(index) for index in indices]
         for index, wait_s in zip(indices, admissions, strict=True):
             self._serve_later(index, min(wait_s, self._requests(index)))
 
     @staticmethod
     def _is_late(under_way: UnderWay, peer: int) -> bool:
-        """Whether the exchange asked for has begun or is about to begin."""
+        """Whether the exchange asked for before has begun or is about to begin."""
         return peer not in under_way.in_line or under_way.has_been_met(peer)
 
     def _serve_later(self, index: int, wait_s: float) -> None:
@@ -84,7 +85,7 @@ class Requests:
     def _wait_to_request(self, index: int, peer: int) -> float:
         """Requests an exchange, or returns the seconds until it may."""
         under_way, now = self._under_ways[index], self._agenda.now
-        if under_way.has_been_met(peer):  # it has asked meanwhile
+        if under_way.has_been_met(peer):  # the peer has asked meanwhile
             under_way.step_out(peer)
             self.end(index, peer)
         elif wait_s := under_way.wait_s(peer, now):
@@ -92,7 +93,7 @@ class Requests:
         else:
             under_way.step_out(peer)
             under_way.request(peer, now)
-            self._say(self._requested, index, peer)
+            self._send(self._requested, index, peer)
         return math.inf
 
     def _wait_to_admit(self, index: int, peer: int) -> float:
@@ -101,12 +102,12 @@ class Requests:
         if wait_s := under_way.admission_wait_s(peer, now):
             return wait_s
         under_way.admit(peer, now)
-        self._say(self._admitted, peer, index)
+        self._send(self._admitted, peer, index)
         return math.inf
 
-    def _say(self, hear: Callable[[int, int], None], asker: int, asked: int) -> None:
+    def _send(self, arrive: Callable[[int, int], None], asker: int, asked: int) -> None:
         seconds = self._agenda.now + self._latency
-        self._agenda.enter(seconds, ASKING, hear, asker, asked)
+        self._agenda.enter(seconds, ASKING, arrive, asker, asked)
 
     def _requested(self, asker: int, asked: int) -> None:
         self._under_ways[asked].requested_by(asker)
@@ -123,7 +124,7 @@ class Requests:
         self.serve(asker)
 
     def _decline(self, asker: int, asked: int) -> None:
-        self._say(self._declined, asker, asked)
+        self._send(self._declined, asker, asked)
         if self._under_ways[asker].has_been_met(asked):
             self.end(asker, asked)
         else:

@@ -1,7 +1,7 @@
-"""Exchanges of super-learners that share one process, on rows of weights.
+"""Exchanges between super-learners of one process, on rows of weights.
 
 The arithmetic is the engine's: `replica`, `wire`, `super_learner`. Both ends of an
-exchange are in one memory, so there is no transport and there are no threads.
+exchange are in the same memory, so there are neither a transport nor threads.
 `timeline` decides when an exchange happens.
 """
 
@@ -30,22 +30,25 @@ from lightning_adpsgd.virtual.timeline import SimulatedExchange
 from lightning_adpsgd.weights.replica import CHUNK_ELEMENTS, Part, Replica
 from lightning_adpsgd.weights.worker import InlineWorker
 
-_NO_WAIT = timedelta()  # nothing is waited for
+_NO_WAIT = timedelta()  # no peer is in another process
 
 
 class CommunicationSide:
-    """The communication side of one row, which is merged at its step boundaries.
+    """The changes to one super-learner's row, which it merges at its step boundaries.
 
     With several learners per super-learner, a change is merged one step later, because
-    the learners gather it while the next step computes. `parts` has the parts of all
-    chunks of the replica, in order.
+    the learners gather it while they compute the next step.
+
+    Attributes:
+        replica: weights of the row, and the changes that await a merge.
+        parts: parts of all chunks of the replica, in order.
     """
 
     def __init__(
         self, vectors: list[Tensor], order: Order, num_learners: int = 1
     ) -> None:
         self._order = order
-        # Each vector is a section, so that none shares a chunk with another.
+        # Each vector is a section of its own, so that no chunk spans two vectors.
         counts, state = [1] * len(vectors), threading.Condition()
         self.replica = Replica(vectors, CHUNK_ELEMENTS, state, counts)
         kind = ShardGather if num_learners > 1 else MergeAlone
@@ -72,23 +75,28 @@ class CommunicationSide:
             self._merge()
 
     def merge_at_once(self) -> None:
-        """Merges an exchange at the step boundary at which it was made."""
+        """Merges an exchange within the step boundary at which it is made."""
         self._merger.merge_all()
         self._unmerged.merged(self.replica.step)
 
+    def message_bytes(self, wire_dtype: torch.dtype | None) -> int:
+        """The bytes that this end sends in an exchange."""
+        parts = (chunk.parts for chunk in self.replica.chunks)
+        return payload_bytes(codecs_of(self.replica, wire_dtype), parts)
+
     def ended(self, first_step: int, num_bytes: int, finite: bool) -> None:
-        """Counts an exchange that read the weights of this step, for the next merge."""
+        """Counts an exchange, which has read the weights after `first_step` steps."""
         self.tally.bytes_sent += num_bytes
         self.tally.exchanges += finite
         self.tally.refused += not finite
         self._unmerged.first_steps.append(first_step)
 
     def awaits_merge(self, number: int, begin: int) -> bool:
-        """Whether x differs from w in the part of a vector around an element."""
+        """Whether d awaits a merge in the part of a vector that holds an element."""
         return self._part(number, begin).plain is None
 
     def add_awaiting(self, into: Tensor, number: int, begin: int) -> None:
-        """Turns a stretch of vector `number`, within one part, from w into x."""
+        """Adds d to a stretch of w; the stretch must lie within one part."""
         part = self._part(number, begin)
         part.add_awaiting(into, begin % self.replica.part_elements)
 
@@ -106,12 +114,12 @@ class _Read(NamedTuple):
 
 
 class RowExchanges:
-    """The exchanges under way between sides, from reading weights to changing them.
+    """The exchanges under way between super-learners.
 
-    Both ends are read when an exchange begins. (The engine reads chunk by chunk during
-    an exchange; each of its chunks is an exchange in this sense.) A message is copied
-    only if an end changes before the exchange has ended, or if it is encoded. Otherwise
-    the weights are used in place, part by part.
+    An exchange reads the weights of both ends when it begins, and changes them when it
+    ends. (The engine reads chunk by chunk during an exchange, so each of its chunks is
+    an exchange in this sense.) Weights are copied only if they are encoded, or if an
+    end changes before the exchange has ended. Otherwise they are used in place.
 
     Args:
         sides: side of each super-learner. The caller calls `before_change` before it
@@ -123,7 +131,7 @@ class RowExchanges:
         self, sides: Sequence[CommunicationSide], wire_dtype: torch.dtype | None
     ) -> None:
         self._sides, self._wire_dtype = sides, wire_dtype
-        # By end. A missing end has not changed since the exchange began.
+        # What was read, by end; a missing end has not changed since the beginning.
         self._read: dict[SimulatedExchange, dict[int, _Read]] = {}
         self._of_end = defaultdict[int, dict[SimulatedExchange, None]](dict)
         self._codecs: dict[tuple[int, int, int], dict[torch.dtype, Codec]] = {}
@@ -138,7 +146,7 @@ class RowExchanges:
                 self._read_end(exchange, end)
 
     def before_change(self, super_learner: int) -> None:
-        """Copies a side that is about to change, for its exchanges under way."""
+        """Copies weights that are about to change, for the exchanges under way."""
         for exchange in self._of_end[super_learner]:
             if super_learner not in self._read[exchange]:
                 self._read_end(exchange, super_learner)
@@ -172,7 +180,7 @@ class RowExchanges:
         self._read[exchange][end] = _Read(messages, side.replica.step)
 
     def _look_at(self, exchange: SimulatedExchange, end: int, number: int) -> Tensor:
-        """The message of a part, or its weights in place if they equal the message."""
+        """The message about a part: the weights in place, if they equal the message."""
         part = self._sides[end].parts[number]
         plain = part.plain if self._wire_dtype in (None, part.dtype) else None
         return self._read_part(exchange, end, number) if plain is None else plain
@@ -197,7 +205,7 @@ class RowExchanges:
         parts = [self._sides[end].parts[number] for end in exchange.ends]
         dtype = parts[0].dtype
         asker, asked = (self._codecs_of(exchange, e)[dtype] for e in exchange.ends)
-        # The codec of the asker may overwrite theirs.
+        # The asker's codec may overwrite `theirs`.
         kept = theirs.clone() if asked.remembers else theirs
         change = torch.empty(len(parts[0]), dtype=dtype, device=mine.device)
         finite = math.isfinite(asker.change(mine, theirs, change, number))
@@ -216,9 +224,3 @@ class RowExchanges:
             replica = self._sides[end].replica
             self._codecs[lane] = codecs_of(replica, self._wire_dtype)
         return self._codecs[lane]
-
-
-def message_bytes(side: CommunicationSide, wire_dtype: torch.dtype | None) -> int:
-    """The bytes of the messages about all parts of a side, in one direction."""
-    parts = (chunk.parts for chunk in side.replica.chunks)
-    return payload_bytes(codecs_of(side.replica, wire_dtype), parts)

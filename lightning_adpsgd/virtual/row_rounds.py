@@ -1,4 +1,4 @@
-"""Rounds of super-learners that share one process, on rows of weights.
+"""Rounds of all super-learners of one process, on rows of weights.
 
 The arithmetic is the engine's: `mixing.average` and `mixing.keep_change`. All rows are
 in one memory, so there is no transport.
@@ -18,23 +18,23 @@ from lightning_adpsgd.virtual.timeline import parts_of
 from lightning_adpsgd.weights.replica import averaging_dtype
 from lightning_adpsgd.weights.streams import has_streams
 
-# Elements of a stretch: the most of all rows, with room for results; the least of one.
+# Elements: the most in the stretches of all rows, with room for results; the least in
+# the stretch of one row.
 _CACHED, _LEAST_STRETCH = 1 << 17, 1 << 12
-_MOST_ROWS = 128  # a product takes S times as many operations as there are weights
+_MOST_ROWS = 128  # a product of matrices takes S operations for each weight
 
 
 class RowMixer:
     """Applies rounds of a schedule to all rows at once; a `mixing.Mixer`.
 
-    `mix` follows `take_snapshot` at once, so the rows do not change in between and need
-    no copy. The rows are processed in stretches; a stretch of all rows fits into a
-    core's cache.
+    `mix` directly follows `take_snapshot`, so the rows cannot change in between and
+    need no copy. The rows are processed in stretches, so that those of all rows fit
+    into a core's cache.
 
     Args:
         matrices: weights [S, P] for each dtype.
-        hidden: whether a round is joined later, after the next gradients. If so,
-            `finish` returns its changes and `take_in` adds that of one row; otherwise
-            `mix` adds them.
+        hidden: whether a round runs beside the next gradients. If so, `take_in` adds
+            the change of one row after `finish`; otherwise `mix` adds all changes.
 
     Attributes:
         round: number of the next round.
@@ -47,7 +47,7 @@ class RowMixer:
         self._matrices, self._schedule, self._hidden = matrices, schedule, hidden
         self.device = matrices[0].device
         self._length = stretch_length(schedule.num_super_learners, self.device)
-        if has_streams(self.device):  # launches cost more than a cache saves
+        if has_streams(self.device):  # many launches cost more than a cache saves
             self._length = max(matrix.shape[1] for matrix in matrices)
         self._changes = [self._room(matrix) for matrix in matrices]
         self.round, self._waiting = 0, set[int]()
@@ -79,14 +79,14 @@ class RowMixer:
         self.tally.exchanges += self._schedule.num_super_learners
 
     def finish(self) -> None:
-        """Makes the changes of the round available to `take_in`."""
+        """Makes the changes of a hidden round available to `take_in`."""
         if self._hidden:
             self._waiting = set(range(self._schedule.num_super_learners))
         self.tally.merges += self._schedule.num_super_learners
 
     @torch.no_grad()
     def take_in(self, row: int) -> None:
-        """Adds the change of a round to a row, once."""
+        """Adds the change of a hidden round to a row; does nothing the second time."""
         if row in self._waiting:
             self._waiting.remove(row)
             for matrix, change in zip(self._matrices, self._changes, strict=True):
@@ -132,12 +132,13 @@ class RowMixer:
         for i, (part, mixed) in enumerate(zip(parts, into, strict=True)):
             if not all_finite([mixed]):
                 self._refused[i] = True
-                # A row takes the place of those that it leaves out, as in `RoundMixer`.
+                # Row i replaces the rows that are not finite, as in `RoundMixer`.
                 kept = [rows[j if ok else i] for j, ok in enumerate(finite)]
                 average(kept, part.takes, mixed)
 
     def _bytes_of(self, row_bytes: int) -> int:
-        if self._schedule.is_mean(self.round):  # a ring all-reduce
+        """The bytes that all rows together send in a round."""
+        if self._schedule.is_mean(self.round):  # by a ring all-reduce
             return 2 * row_bytes * (self._schedule.num_super_learners - 1)
         parts = parts_of(self._schedule, self.round)
         others = (len({*part.gives} - {i}) for i, part in enumerate(parts))
@@ -150,9 +151,9 @@ def _has_diverged(mixed: Tensor) -> bool:
 
 
 def stretch_length(num_rows: int, device: torch.device) -> int:
-    """The length of a stretch such that those of all rows fit into a core's cache.
+    """The length of stretches of which those of all rows fit into a core's cache.
 
-    It is a power of two, so that a stretch that begins at a multiple of it lies in one
+    It is a power of two. So a stretch that begins at a multiple of it lies within one
     part of a `CommunicationSide`.
     """
     if has_streams(device):
@@ -171,6 +172,6 @@ def _changing(schedule: Schedule, round: int) -> Tensor:
 
 
 def _multiplies_well(rows: Tensor) -> bool:
-    # Accelerators and lower precisions allow products in fewer bits than the weights.
+    # On accelerators and in lower precisions, a product may have fewer bits.
     full = torch.get_float32_matmul_precision() == "highest"
     return rows.device.type == "cpu" and full and len(rows) <= _MOST_ROWS

@@ -1,9 +1,9 @@
 """The weights of many super-learners as rows of one matrix per dtype, and one module.
 
-The module's parameters and buffers point at the row of the super-learner that computes,
-which costs no more than setting a few addresses. `FlatParameters` says which of them
-are averaged and so lie in a row. The others (integer buffers) are kept separately for
-each row.
+The module's parameters and buffers point into the row of the super-learner whose turn
+it is. To switch rows, only these pointers are set. `FlatParameters` says which
+parameters and buffers are averaged and so lie in a row. The others (integer buffers)
+are kept beside the rows, one copy for each.
 """
 
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ class Rows:
     Attributes:
         matrices: [num_rows, P] for each dtype, [num_rows, 2 P] real numbers for a
             complex one.
+        held: number of the row that the module points into; -1 for none.
     """
 
     def __init__(self, module: nn.Module, num_rows: int, shards: int = 1) -> None:
@@ -46,31 +47,31 @@ class Rows:
                 copies = [tensor.detach().clone() for _ in range(num_rows)]
                 self._tensors.append((tensor, copies))
                 self._beside[tensor] = copies
-        self._held = -1
+        self.held = -1
         self.hold(0)
 
     def hold(self, row: int) -> None:
-        """Points the module at a row; they then share memory."""
-        if row == self._held:
+        """Points the module into a row; they then share memory."""
+        if row == self.held:
             return
         self.take_assigned()
         for tensor, views in self._tensors:
             tensor.data = views[row]
-        self._held = row
+        self.held = row
 
     def take_assigned(self) -> None:
-        """Takes buffers that a forward has assigned into the row that is held.
+        """Moves buffers that a forward has assigned anew into the row that is held.
 
         Raises:
             RuntimeError: A buffer that is averaged has another shape or dtype.
         """
         for buffer in self._buffers:
             tensor = buffer.tensor
-            if (assigned := buffer.take_assigned()) is None or self._held < 0:
+            if (assigned := buffer.take_assigned()) is None or self.held < 0:
                 continue
             if tensor in self._beside:
                 tensor.data = assigned.clone()
-                self._beside[tensor][self._held] = tensor.data
+                self._beside[tensor][self.held] = tensor.data
             else:
                 put_back(buffer.key, assigned, tensor)
 
@@ -80,37 +81,37 @@ class Rows:
         return [buffer.tensor.detach().clone() for buffer in self._buffers]
 
     def put_buffers(self, values: list[Tensor]) -> None:
-        """Puts what `buffers` has returned back into the row that is held."""
+        """Puts buffers as `buffers` returns them into the row that is held."""
         for buffer, value in zip(self._buffers, values, strict=True):
             buffer.owner._buffers[buffer.key] = value.clone()
         self.take_assigned()
 
     def release(self) -> None:
-        """Copies the module's weights into memory of their own, until the next turn.
+        """Gives the module's weights memory of their own, until the next `hold`.
 
-        No row is held then, and what changes the module changes none.
+        No row is held then, so a change of the module changes no row.
         """
         self.take_assigned()
         FlatParameters(self._module).release()
         for tensor in self._beside:
             tensor.data = tensor.data.clone()
-        self._held = -1
+        self.held = -1
 
     def vectors(self, row: int) -> list[Tensor]:
         """The vectors of a row, one in each matrix."""
         return [matrix[row] for matrix in self.matrices]
 
     def copy_beside(self, source: int, target: int) -> None:
-        """Copies the tensors that are kept outside of the rows."""
+        """Copies the tensors that are kept beside the rows from one row to another."""
         self.take_assigned()
         for tensor, copies in self._beside.items():
-            copies[target] = copies[source].clone()  # an assigned one has any shape
-            if target == self._held:
+            copies[target] = copies[source].clone()  # its shape may have changed
+            if target == self.held:
                 tensor.data = copies[target]
 
 
 def _views(matrix: Tensor, tensor: Tensor) -> list[Tensor]:
-    """The views of a tensor of the module, which lies in such a row, in all rows."""
+    """The views of all rows at the place that a tensor of the module has in its row."""
     length, begin = matrix.shape[1], int(tensor.storage_offset())
     return [
         matrix.as_strided(tensor.shape, tensor.stride(), row * length + begin)

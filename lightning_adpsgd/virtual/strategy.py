@@ -1,7 +1,7 @@
-"""Many virtual super-learners behind Lightning's Trainer, on one device.
+"""Many simulated super-learners behind Lightning's Trainer, on one device.
 
-A batch of the Trainer is a local step of the super-learner that is next in simulated
-time. Samples, steps and all logged figures are those of all super-learners together.
+A batch of the Trainer is a local step of the super-learner whose turn is next in
+simulated time. So the Trainer counts the samples and steps of all super-learners.
 `learners` has the averages; this module connects them to Lightning.
 """
 
@@ -36,7 +36,7 @@ from lightning_adpsgd.virtual.learners import VirtualLearners, make_learners
 from lightning_adpsgd.virtual.options import ClusterOptions, dials_and_scenario
 
 _State = defaultdict[Any, Any]
-# These would read or change whichever weights are in the module.
+# They would read or change the weights of whichever super-learner is in the module.
 _OF_ONE_MODEL = (
     BatchSizeFinder,
     LearningRateFinder,
@@ -48,13 +48,13 @@ _OF_ONE_MODEL = (
 class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     """S super-learners that take turns on one device, on a simulated clock.
 
-    The Trainer's loader feeds all of them: each batch goes to the super-learner whose
-    turn it is, round robin in "sync" and "delay_by_one" and in the order of simulated
-    time otherwise. A batch serves all N learners of the super-learner. Learning-rate
+    The Trainer's loader feeds all of them. Each batch goes to the super-learner whose
+    turn it is: round robin in "sync" and "delay_by_one", in the order of simulated time
+    otherwise. It serves as the batch of all N learners together. Learning-rate
     schedules count the steps of all super-learners, S times as many as each makes.
 
     Validation uses the consensus model, checkpoints contain it, and training ends in
-    it. A resumed run differs from an uninterrupted one, and logs a warning: all
+    it. A resumed run differs from an uninterrupted one, and warns of it: all
     super-learners start from the consensus model and the optimizer state of the first,
     at simulated time 0.
 
@@ -72,7 +72,8 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     Attributes:
         dials: checked options.
-        learners: weights and simulated time of all super-learners; None outside `fit`.
+        learners: weights, simulated time and counters of all super-learners; None
+            outside of `fit`.
         last_consensus: consensus distance when the mean was last taken; None before.
     """
 
@@ -104,7 +105,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     @property
     def parallel_devices(self) -> list[torch.device]:
-        """The devices from the Trainer; `setup` refuses more than one."""
+        """The devices that the Trainer gives; `setup` refuses more than one."""
         return self._devices
 
     @parallel_devices.setter
@@ -138,14 +139,14 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         assert self.model is not None
         self.learners = make_learners(self.model, self.dials, self._scenario)
         self._states = self._copied_states()
-        self._turn = -1  # the last `fit` may have ended within a turn
-        # Before the first hook that sees the end of training.
+        self._turn = -1  # the last `fit` may have failed within a turn
+        # Both come before all hooks of the same occasion.
         self._overrides.wrap(trainer.fit_loop, "on_run_end", self._end_run)
         validation = trainer.fit_loop.epoch_loop.val_loop
         self._overrides.wrap(validation, "_on_evaluation_start", self._begin_validation)
 
     def _end_run(self, on_run_end: Callable[[], None]) -> None:
-        self._turn = -1  # the run may end within a turn, which a save would go back to
+        self._turn = -1  # the run may end within a turn, which is not resumed
         self._enter_consensus()
         on_run_end()
 
@@ -185,14 +186,16 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     # --- evaluation and checkpoints: the consensus model
 
     def _begin_validation(self, begin: Callable[..., None], *args: Any) -> None:
-        # Before all hooks: one that puts other weights in the place of these for the
-        # validation gives these back.
+        # Before all hooks: a hook may replace the weights for the validation, and puts
+        # back those that it found.
         self._enter_consensus()
         begin(*args)
 
     @override
     def on_validation_end(self) -> None:
-        self._leave_consensus()
+        # Between two turns the module is free for the next one.
+        if self.learners is not None and self._turn >= 0:
+            self.learners.hold(self._turn)
         super().on_validation_end()
 
     @override
@@ -200,20 +203,16 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         """The state of the consensus model."""
         if self.learners is None:
             return super().lightning_module_state_dict()
+        held = self.learners.rows.held
         self._enter_consensus()
         state = cloned(super().lightning_module_state_dict())
-        self._leave_consensus()
+        self.learners.hold(held)
         return state
 
     def _enter_consensus(self) -> None:
         if self.learners is not None:
             self.last_consensus = self.learners.consensus()
             self.learners.hold_consensus()
-
-    def _leave_consensus(self) -> None:
-        # Between two turns, the module is free for the next one.
-        if self.learners is not None and self._turn >= 0:
-            self.learners.hold(self._turn)
 
     @override
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -239,7 +238,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         self._states = self._copied_states()
 
     def _copied_states(self) -> list[_State]:
-        """The optimizer's state for each super-learner; some have one at the start."""
+        """A copy of the optimizer's state, which may not be empty, for each of them."""
         items = self.optimizers[0].state.items()
         return [
             defaultdict(dict, {weight: deepcopy(kept) for weight, kept in items})
@@ -258,8 +257,8 @@ def _refuse_unsupported(trainer: pl.Trainer, devices: Sequence[torch.device]) ->
     if not module.automatic_optimization:
         raise ValueError(
             "`automatic_optimization` must be True with "
-            '`strategy="hadpsgd_virtual"`, whose turns begin and end with a step of '
-            f"the Trainer, got False in {type(module).__name__}"
+            '`strategy="hadpsgd_virtual"`, because a turn ends with an optimizer step '
+            f"of the Trainer, got False in {type(module).__name__}"
         )
     for kind in _OF_ONE_MODEL:
         if found := callbacks_of(trainer, kind):

@@ -1,9 +1,9 @@
 """Steps, exchanges and rounds of super-learners, on a simulated clock.
 
-The rules are those of the engine: the schedule says whom a super-learner asks in which
-round, and `protocol` who may ask and with what weight. Here they run in simulated time
-without model weights. `learners` adds those to the events; a prediction of throughput
-only counts the events.
+The rules are those of the engine. The schedule says whom a super-learner asks in which
+round; `protocol` says who may ask, and with what weight two ends average. Here the
+rules run in simulated time, without model weights. `learners` applies the events to
+weights; a prediction of throughput only counts them.
 """
 
 import itertools
@@ -42,17 +42,17 @@ from lightning_adpsgd.virtual.requests import Requests
 class Scenario:
     """The super-learners that take part, and their speeds.
 
-    `VirtualCluster` documents the first arguments. Learner n of super-learner i has
-    number i N + n.
+    `VirtualCluster` documents the arguments that it has, too. Learner n of
+    super-learner i has the number i N + n.
 
     Args:
         backward: share of a step in which gradients become ready, during which the
             all-reduce inside a super-learner runs.
-        gradient_seconds: additional seconds for a super-learner's mean gradient.
+        gradient_seconds: seconds that a super-learner's mean gradient takes besides.
 
     Raises:
-        ValueError: A number is not whole or below 1, or the topology does not exist for
-            the number of super-learners, or there is no learner that is to be slow.
+        ValueError: A number is not whole or below 1; the topology does not exist for
+            this number of super-learners; or a slow learner does not exist.
     """
 
     topology: Topology
@@ -91,7 +91,7 @@ class Scenario:
     def gradient_end(
         self, times: StepTimes, index: int, begin: float, gradient_bytes: float
     ) -> float:
-        """The time at which all learners have the mean of their gradients."""
+        """The time at which a super-learner has the mean of its learners' gradients."""
         size = self.super_learner_size
         if size == 1:
             return times.end(index, begin)
@@ -104,7 +104,7 @@ class Scenario:
 
 @lru_cache(maxsize=32)
 def parts_of(schedule: Schedule, round: int) -> tuple[RoundPart, ...]:
-    """The checked shares that each super-learner takes and gives in a round."""
+    """The shares that each super-learner takes and gives in a round, checked."""
     if (first := schedule.first_like(round)) < round:
         return parts_of(schedule, first)
     return tuple(schedule.part(i, round) for i in range(schedule.num_super_learners))
@@ -120,21 +120,21 @@ def lockstep(
     from_start: bool = False,
     boundary_seconds: float = 0.0,
 ) -> Iterator[list[float]]:
-    """Yields the times of each super-learner's step k, for k = 1, 2, ..., endlessly.
+    """Yields the end times of step k of all super-learners, for k = 1, 2, ...
 
     In a round, a super-learner waits for the peers that it takes from or gives to. In a
-    round of exact means, an all-reduce, it waits for all.
+    round of exact means, which is an all-reduce, it waits for all.
 
     Args:
         num_bytes: bytes of the weights as they travel.
         hidden: whether a round runs beside the gradient of the next step and is joined
             before its update; otherwise it comes after the update.
         from_start: whether a hidden round runs beside the first gradient.
-        boundary_seconds: seconds of a step boundary, during which nothing is hidden.
+        boundary_seconds: seconds of a step boundary, which hide nothing.
     """
     times = StepTimes(scenario.compute, scenario.seed)
     ends, round = [0.0] * scenario.num_super_learners, 0
-    # Steps made when a round begins, counted as the engine counts them.
+    # The number of steps made when a round begins, as the engine counts them.
     for step in itertools.count(int(from_start) if hidden else 1):
         ready = [
             scenario.gradient_end(times, i, begin, num_bytes)
@@ -153,7 +153,7 @@ def lockstep(
 def _averaged_at(
     scenario: Scenario, round: int, begins: list[float], num_bytes: float
 ) -> list[float]:
-    """When each has the average of weights that are ready at these times."""
+    """The times at which each has its average of weights ready at these times."""
     schedule = scenario.schedule()
     size, shard = scenario.super_learner_size, num_bytes / scenario.super_learner_size
     gather = scenario.inner_link.allgather_seconds(num_bytes, size)
@@ -196,7 +196,7 @@ class SimulatedExchange:
 
 
 class Stepped(NamedTuple):
-    """A super-learner has a gradient: it updates its weights and merges."""
+    """A super-learner has its gradient, and now updates its weights and merges."""
 
     seconds: float
     super_learner: int
@@ -231,8 +231,9 @@ Event = Stepped | Begun | Ended | Waited
 class _State:
     def __init__(self, index: int, patience: Patience) -> None:
         self.under_way, self.patience = UnderWay(lambda: index), patience
-        self.began = self.arrived = 0.0  # at its computation, at its step boundary
-        self.avoided = frozenset[int]()  # peers that it does not take as yet
+        # When it began to compute, and when it arrived at its step boundary.
+        self.began = self.arrived = 0.0
+        self.avoided = frozenset[int]()  # peers that it does not yet take
         self.steps = self.last_exchange_step = 0
 
 
@@ -241,17 +242,17 @@ class Asynchronous:
 
     A super-learner steps as fast as it computes. After a step it asks the peers that
     its schedule names. An exchange takes four latencies (request, admission, question
-    and answer) plus the transfer time of its bytes on the shared links. No step waits
-    for it.
+    and answer), and the time of its bytes on the shared links. No step waits for it.
 
-    In pairs, a super-learner waits after its step for a peer that does the same, and
-    both continue when their exchange has ended. Agreeing on it takes two latencies in
-    place of request and admission.
+    With `in_pairs`, a super-learner waits after its step for a peer that waits, too.
+    Both continue when their exchange has ended. The two latencies of request and
+    admission then stand for an offer and its answer.
 
-    `gossip.engine.GossipOptions` documents the last options; seconds are simulated.
+    `gossip.engine.GossipOptions` documents the last three options; their seconds are
+    simulated.
 
     Args:
-        weight_bytes: bytes of the weights as they are, for gradients.
+        weight_bytes: bytes of the weights in their own dtype, and of a gradient.
         message_bytes: bytes of the weights as they travel in an exchange, one way.
     """
 
@@ -266,7 +267,7 @@ class Asynchronous:
     ) -> None:
         self._scenario, self._weight_bytes = scenario, weight_bytes
         self._schedule, self._size = scenario.schedule(), scenario.num_super_learners
-        # Each learner carries its shard over its own link.
+        # Each learner sends its shard over its own link.
         self._shard_bytes = message_bytes / scenario.super_learner_size
         self._max_staleness = max_staleness
         self._agenda = Agenda()
@@ -343,8 +344,8 @@ class Asynchronous:
         self._ready.add(index)
         waits = state.patience.waits(now - state.began)
         state.avoided = state.patience.avoided
-        # After all steps that end at this time, so that a partner is drawn from all
-        # that are there.
+        # After all steps that end at this time, so that all who have arrived may be
+        # drawn as a partner.
         self._agenda.enter(now, ASKING, self._pair, index, state.steps)
         relents = now + waits.for_others
         self._agenda.enter(relents, ASKING, self._relent, index, state.steps)
@@ -362,7 +363,7 @@ class Asynchronous:
             self._meet(index, self._states[index].patience.choose(ready))
 
     def _would_pair(self, index: int, peer: int) -> bool:
-        # Of two that wait, the one with the smaller number offers.
+        # It makes an offer to the peer, or the peer, whose number is smaller, to it.
         offers = peer not in self._states[index].avoided
         is_offered = peer < index and index not in self._states[peer].avoided
         return peer in self._ready and (offers or is_offered)
@@ -417,7 +418,7 @@ class Asynchronous:
         self._network.begin(exchange.ends, self._shard_bytes, crossed)
 
     def _crossed(self, exchange: SimulatedExchange) -> None:
-        # One latency for the question, before; one for the answer's last byte, after.
+        # One latency is that of the question, one that of the answer's last byte.
         seconds = self._agenda.now + 2 * self._scenario.link.latency
         self._agenda.enter(seconds, LANDING, self._end, exchange)
 

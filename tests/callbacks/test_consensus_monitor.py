@@ -124,6 +124,34 @@ def test_a_measured_training_is_the_same_to_the_last_bit() -> None:
     assert "log" not in vars(other)
 
 
+def test_a_loader_with_persistent_workers_is_validated_whole() -> None:
+    """It has one iterator, which the validation reads."""
+
+    class Counts(pl.Callback):
+        def on_validation_start(self, *_: Any, **__: Any) -> None:
+            seen.append(0)
+
+        def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+            seen[-1] += 1
+
+    seen = list[int]()
+    data = TensorDataset(torch.randn(24, 3))
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=2,
+        num_sanity_val_steps=0,
+        callbacks=[ConsensusMonitor(held_out=2), Counts()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    validates = DataLoader(data, 4, num_workers=1, persistent_workers=True)
+    trainer.fit(Busy(), DataLoader(data, 4), validates)
+    assert seen == [6, 6]
+
+
 def test_gradients_can_be_taken_in_half_precision() -> None:
     monitor = ConsensusMonitor(gradients=2)
     train(monitor, precision="bf16-mixed")

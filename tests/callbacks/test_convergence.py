@@ -282,3 +282,11 @@ def test_a_training_without_validation_has_a_row_without_losses(tmp_path):
 def test_a_patience_of_no_validation_is_refused():
     with pytest.raises(ValueError, match="`patience` must be at least 1, got 0"):
         ConvergenceMonitor(patience=0)
+
+
+@pytest.mark.parametrize("argument", ["name", "algorithm"])
+def test_a_name_that_is_no_file_is_refused_before_the_training(tmp_path, argument):
+    given: dict[str, Any] = {argument: "a/b"}
+    with pytest.raises(ValueError, match=f"`{argument}` of a run must be the name of"):
+        ConvergenceMonitor(runs=tmp_path, **given)
+    ConvergenceMonitor(**given)

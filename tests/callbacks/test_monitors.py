@@ -23,10 +23,21 @@ from lightning_adpsgd.callbacks import (
     GossipMonitor,
     TrainingCurve,
 )
-from lightning_adpsgd.callbacks.algorithms import batches_per_step
+from lightning_adpsgd.callbacks.algorithms import (
+    Algorithm,
+    algorithm_of,
+    batches_per_step,
+)
 from lightning_adpsgd.callbacks.clock import Monitor, TrainingClock
-from lightning_adpsgd.callbacks.gossip import STALENESS_BINS, LearnerRecord, summarize
+from lightning_adpsgd.callbacks.gossip import (
+    STALENESS_BINS,
+    LearnerRecord,
+    _ages,
+    summarize,
+)
+from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.mixing.statistics import Statistics
+from lightning_adpsgd.topology.named import find_topology
 
 
 class Slope(LightningModule):
@@ -310,6 +321,21 @@ def test_learners_that_read_the_same_samples_count_their_share(
         clock.count(trainer, torch.zeros(3, 1))
     assert clock.samples == samples
     assert batches_per_step(trainer) == 4 // shared_by
+
+
+def island() -> Any:
+    """The trainer of an island, which is alone in its job."""
+    dials = Dials(find_topology("ring"), "async", 1, islands="tcp://10.0.0.1:29400")
+    strategy = SimpleNamespace(dials=dials, num_super_learners=1, super_learner_size=1)
+    return trainer_of(0, 1, strategy=strategy)
+
+
+def test_the_row_of_an_island_names_its_algorithm():
+    assert algorithm_of(island()) == Algorithm("adpsgd", "ring", "async", 1, 1)
+
+
+def test_an_island_has_no_ages_of_peers_that_may_have_any_number():
+    assert _ages(island(), {0: 3, 17: 1}) == ()
 
 
 def test_a_record_survives_the_way_through_a_vector():

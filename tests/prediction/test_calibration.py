@@ -199,6 +199,27 @@ def test_what_a_weight_is_sent_as_is_in_the_table(
             ["--learners", "4", "--samples", "nan"],
             "`--samples` must be positive and finite, got nan",
         ),
+        (
+            ["--learners", "4", "--weight-mb", "-1"],
+            "`--weight-mb` must be positive and finite, got -1.0",
+        ),
+        (
+            ["--learners", "4", "--local-batch", "0"],
+            "`--local-batch` must be positive and finite, got 0",
+        ),
+        (["--learners", "4", "--gbit", "-1"], "`--gbit` must be positive, got -1.0"),
+        (
+            ["--learners", "4", "--inner-gbit", "0"],
+            "`--inner-gbit` must be positive, got 0.0",
+        ),
+        (
+            ["--learners", "4", "--slow", "0"],
+            "`--slow` must be positive and finite, got 0.0",
+        ),
+        (
+            ["--learners", "4", "--spread", "-1"],
+            "`--spread` must be at least 0 and finite, got -1.0",
+        ),
     ],
 )
 def test_an_error_is_one_line(
@@ -294,6 +315,15 @@ def test_processor_seconds_are_of_a_step_whose_seconds_are_known(
     words = ["calibrate", "--step-s", "0.2", "--step-processor-s", "-1"]
     assert command_line.main(words) == 2
     assert "`--step-processor-s` must be at least 0" in capsys.readouterr().err
+
+
+def test_the_second_machine_needs_the_address_of_the_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    # Without the check, this machine's loopback would be measured for nobody.
+    monkeypatch.setattr(command_line, "_measure_loopback", pytest.fail)
+    assert command_line.main(["calibrate", "--rank", "1"]) == 2
+    assert "`--master` must be given with `--rank 1`" in capsys.readouterr().err
 
 
 def test_steps_that_share_a_machine_are_said_to_keep_no_core_busy(

@@ -422,6 +422,8 @@ def test_a_wire_dtype_may_be_a_name_and_must_be_known() -> None:
     assert Workload(WEIGHTS, wire_dtype="int8").wire_dtype == "int8"
     with pytest.raises(ValueError, match="`wire_dtype` must be one of"):
         Workload(WEIGHTS, wire_dtype="int3")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"must be one of .*, got torch.int32"):
+        Workload(WEIGHTS, wire_dtype=torch.int32)
 
 
 def test_the_backward_pass_is_no_more_than_a_step() -> None:

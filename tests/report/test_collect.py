@@ -160,6 +160,14 @@ def test_the_page_reads_what_the_callback_writes(tmp_path):
     assert learner["events"] == [[0.5, 1.0, "validation"]]
 
 
+def test_a_timeline_without_a_step_counts_from_its_event(tmp_path):
+    failed = Entry(1.7e9 + 0.5, 1.7e9 + 0.5, event="RuntimeError: at the first batch")
+    write_timeline(tmp_path / "0.timeline.csv", [failed])
+    [lanes] = one_run(tmp_path).lanes
+    assert lanes["start"] == 1.7e9
+    assert lanes["learners"][0]["events"] == [[0.5, 0.5, failed.event]]
+
+
 def test_a_score_has_its_parts_and_its_tests(tmp_path):
     write_score(tmp_path / "score", "second", 0.04, other="first")
     [score] = one_run(tmp_path).scores

@@ -232,6 +232,15 @@ def test_a_module_with_hooks_that_log_at_the_end_is_taken() -> None:
         assert objective.loss(torch.ones(2)).item() == 2.0
 
 
+def test_logging_stays_off_where_a_measurement_turns_it_off_again() -> None:
+    module = Module()
+    with without_logging(module):
+        with without_logging(module):
+            pass
+        module.log("loss", 1.0)
+    assert not {"log", "log_dict"} & vars(module).keys()
+
+
 def plain(module: nn.Module, optimizer: Any = torch.optim.SGD) -> Objective:
     return Objective(module, lambda m, b: m(b).mean(), optimizer)
 

@@ -102,7 +102,7 @@ class Watch(pl.Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.turns.append(trainer.strategy.learners.rows._held)
+        self.turns.append(trainer.strategy.learners.rows.held)
         self.weights.append(flat(pl_module).clone())
 
 
@@ -227,6 +227,27 @@ def test_a_run_that_ends_within_a_turn_ends_in_the_consensus(tmp_path: Path) -> 
     trainer.fit(module, loader(24))
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
     assert torch.equal(module.weight.detach(), saved["weight"])
+
+
+def test_a_save_within_a_validation_leaves_the_mean_in_the_module() -> None:
+    class Saves(pl.Callback):
+        @override
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            mean, strategy = flat(pl_module).clone(), trainer.strategy
+            strategy.lightning_module_state_dict()
+            assert torch.equal(flat(pl_module), mean)
+            turns.append(strategy._turn)
+
+    turns = list[int]()
+    trainer = trainer_of(
+        virtual(4, 1, "ring", "sync"),
+        callbacks=[Saves()],
+        accumulate_grad_batches=2,
+        val_check_interval=1,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(Classifier(), data(96, 1), data(16, 2))
+    assert max(turns) > 0  # some validations lie within a turn
 
 
 def test_validation_within_an_epoch_changes_nothing() -> None:

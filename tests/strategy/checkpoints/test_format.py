@@ -359,13 +359,13 @@ def test_a_file_of_a_process_that_is_not_known_here_stays_for_a_day(
 ) -> None:
     """Its number is another one's here, so that a living writer looks dead."""
     left = left_by_a_dead_writer(tmp_path)
-    numbers, link = tmp_path / "pid", files._process_numbers.__wrapped__
+    numbers, link = tmp_path / "pid", files._pid_namespace.__wrapped__
     numbers.symlink_to("pid:[1]")
     if where == "another host":
         monkeypatch.setattr(files, "boot_id", lambda: where)
     else:
-        monkeypatch.setattr(files, "_NUMBERS", numbers)
-    monkeypatch.setattr(files, "_process_numbers", link)
+        monkeypatch.setattr(files, "_NAMESPACE", numbers)
+    monkeypatch.setattr(files, "_pid_namespace", link)
     assert leftovers_removed_from(tmp_path) == []
     now = time.time()
     os.utime(left, (now - 23 * 3600, now - 23 * 3600))
