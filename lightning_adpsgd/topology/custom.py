@@ -29,7 +29,7 @@ Matching = Sequence[tuple[int, int]]
 Partners = dict[int, int]
 
 
-def from_matrices(matrices: Sequence[Tensor]) -> Topology:
+def from_matrices(matrices: Sequence[Tensor | Sequence[Sequence[float]]]) -> Topology:
     """Makes a schedule of mixing matrices, each [S, S], that take turns.
 
     In asynchronous modes, the weight of an edge sets how often it has an exchange. The
