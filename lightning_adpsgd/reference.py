@@ -12,8 +12,9 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-# From W, [S, length], and the number of the step, from 0, to G(W); to T, [S, S].
+# Gives G(W) for W, [S, length], and the number of the step, from 0.
 Gradients = Callable[[Tensor, int], Tensor]
+# Gives T, [S, S], for the number of the step.
 Mixing = Callable[[int], Tensor]
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
-from tests.helpers import num_gpus
+from tests.helpers import EARLIER_THREADS, num_gpus
 
 # jsonschema, which nbformat imports, would compile a grammar at its import, for over a
 # second of each worker; no notebook has an address that this checks.
@@ -50,6 +51,14 @@ def engine_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     torch.set_default_device(device := torch.device(request.param))
     yield device
     torch.set_default_device(before)
+
+
+@pytest.fixture(autouse=True)
+def threads_of_earlier_tests() -> Iterator[None]:
+    """So that a thread which one test leaves fails none of those that follow."""
+    EARLIER_THREADS.update(threading.enumerate())
+    yield
+    EARLIER_THREADS.clear()
 
 
 # What Lightning tells the learners that it starts, by the environment.

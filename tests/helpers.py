@@ -44,6 +44,8 @@ PATIENCE_S = 60.0
 PATIENCE = timedelta(seconds=PATIENCE_S)
 PROGRAM_S = 150.0  # of a whole program, with its imports
 OPEN_FILES = Path("/proc/self/fd")
+# Those that were alive when the test began; `fixtures` keeps them.
+EARLIER_THREADS = set[threading.Thread]()
 
 T = TypeVar("T")
 
@@ -265,9 +267,12 @@ def settle(gossips: Sequence[Gossip]) -> None:
 
 
 def engine_threads() -> list[str]:
-    """Names of the engine's threads that are alive in this process."""
-    names = (thread.name for thread in threading.enumerate())
-    return [name for name in names if name.startswith("adpsgd")]
+    """Names of the engine's threads that this test has started and that are alive.
+
+    An earlier one may have left a thread that waits a minute for a lost connection.
+    """
+    mine = (each for each in threading.enumerate() if each not in EARLIER_THREADS)
+    return [each.name for each in mine if each.name.startswith("adpsgd")]
 
 
 class ThreadSuperLearner(SuperLearnerGroup):

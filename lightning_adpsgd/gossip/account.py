@@ -50,13 +50,28 @@ class Account:
         with self._state:
             self._count(outcome)
             self._quarantine.note(outcome, section)
-            self._warn_once(peer, outcome)
             self._last_exchange_step = self._replica.step
             if peer in self._last_steps:
                 self._last_steps[peer] = self._replica.step
 
+    def warn_of(self, peer: int, outcome: Outcome) -> None:
+        """Warns once of a peer whose weights are refused, until an exchange succeeds.
+
+        The caller does not hold the lock, because a log may take long to write.
+        """
+        if outcome.averaged:
+            self._refusing.discard(peer)
+        elif not outcome.mine and peer not in self._refusing:
+            self._refusing.add(peer)
+            _log.warning(
+                "super-learner %d ignores super-learner %d, whose weights are %s",
+                self._members.live_schedule.own,
+                peer,
+                "far too large" if outcome.finite else "infinite or NaN",
+            )
+
     def merged(self, steps_late: int, waits: bool = False) -> None:
-        """Counts a merge of this staleness; defers it if the lock is busy."""
+        """Counts a merge of this staleness; if the lock is busy, waits or defers it."""
         awaiting = self._unmerged.first_steps
         if not awaiting or not self._state.acquire(blocking=waits):
             return
@@ -66,7 +81,7 @@ class Account:
             self._state.release()
 
     def was_at_boundary(self, pair: Pair, waited: float, exposed: float) -> None:
-        """Counts a wait for a partner, and the time until training continued."""
+        """Counts the seconds of a wait for a partner, and until training continued."""
         with self._state:
             self._tally.skipped += pair.partner is None
             self._tally.partner_seconds += waited
@@ -79,7 +94,7 @@ class Account:
 
     @property
     def steps_alone(self) -> int:
-        """The optimizer steps since the last exchange with any peer."""
+        """The number of optimizer steps since the last exchange with any peer."""
         return self._replica.step - self._last_exchange_step
 
     @property
@@ -88,12 +103,12 @@ class Account:
         return self._tally.exchanges / max(1, self._replica.step - self._begin)
 
     def peers_by_age(self) -> list[int]:
-        """All peers that are asked, those with the latest exchange first."""
+        """The peers that are asked, those with the latest exchange first."""
         with self._state:
             return sorted(self._last_steps, key=self._last_steps.__getitem__)[::-1]
 
     def statistics(self, merge_seconds: float) -> Statistics:
-        """The counters so far, including the training thread's waits for merges."""
+        """The counters so far; `merge_seconds` were waited for in merges."""
         waited = self._replica.wait_seconds + merge_seconds
         with self._state:
             step, last_steps = self._replica.step, self._last_steps
@@ -111,15 +126,3 @@ class Account:
         self._tally.far += not outcome.near
         self._tally.damaged += outcome.damaged
         self._unmerged.first_steps.append(outcome.first_step)
-
-    def _warn_once(self, peer: int, outcome: Outcome) -> None:
-        if outcome.averaged:
-            self._refusing.discard(peer)
-        elif not outcome.mine and peer not in self._refusing:
-            self._refusing.add(peer)
-            _log.warning(
-                "super-learner %d ignores super-learner %d, whose weights are %s",
-                self._members.live_schedule.own,
-                peer,
-                "far too large" if outcome.finite else "infinite or NaN",
-            )

@@ -15,21 +15,23 @@ from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.pairing import Pair, Pairing, Word
 from lightning_adpsgd.gossip.peers import Peers, Threads
 from lightning_adpsgd.gossip.protocol import Patience
+from lightning_adpsgd.gossip.waiting import Waiting
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 
 _log = logging.getLogger(__name__)
+# A warning says so after this many boundaries in vain, or meetings with the same few.
 _MANY = 50
 
 
 class Boundary:
     """One learner at its step boundaries; for the training thread.
 
-    The first learner of a super-learner finds the partner and the others follow: all of
-    them exchange with their counterparts, or none does.
+    The first learner of a super-learner finds the partner, and the others follow it:
+    all of them exchange with their counterparts, or none does.
 
     Args:
         pairing: rules, and what was agreed on; guarded by the engine's lock.
-        timeout: half of the longest wait for an answer, and for an exchange.
+        timeout: half of the longest wait for the first learner's decision.
     """
 
     def __init__(
@@ -41,13 +43,14 @@ class Boundary:
         threads: Threads,
         patience: Patience,
         timeout: timedelta,
+        waiting: Waiting,
     ) -> None:
         self._pairing, self._group = pairing, group
         self._peers_by_section = peers_by_section
         # The first section is that of the first learner of each super-learner.
         self._peers = peers_by_section[0]
         self._account, self._threads, self._state = account, threads, threads.state
-        self._patience, self._timeout = patience, timeout
+        self._patience, self._timeout, self._waiting = patience, timeout, waiting
         # None before the first step and after a meeting: what comes next is no step.
         self._left_at: float | None = None
         self._has_warned = False
@@ -77,13 +80,16 @@ class Boundary:
                 self._peers.say(self._pairing.rest())
 
     def _find(self, of_step: float | None) -> Pair:
+        """Waits for a partner; `of_step` is the duration of the last step."""
         pairing, patience = self._pairing, self._patience
         waits = patience.waits(of_step)
         self._say_and_wait(lambda: pairing.arrive(patience.avoided), waits.for_others)
         self._say_and_wait(pairing.relent, waits.for_anyone - waits.for_others)
         self._say_and_wait(pairing.give_up, 0.0)
-        what = "the answer to its offer of an exchange"
-        self._wait(lambda: pairing.is_decided, what, pairing.pair.partner)
+        self._waiting.until(
+            lambda: pairing.is_decided,
+            f"super-learner {pairing.pair.partner} to answer its offer of an exchange",
+        )
         self._remember(pairing.pair.partner, waits.for_anyone)
         return pairing.pair
 
@@ -135,22 +141,9 @@ class Boundary:
             self._state.notify_all()
         for peers in self._peers_by_section if asks else ():
             peers.call([partner])
-        self._wait(
+        self._waiting.until(
             lambda: self._account.num_ended >= all_ended,
-            "the end of its exchange",
-            partner,
+            f"its exchange with super-learner {partner} to end",
         )
         with self._state:
             self._pairing.leave()
-
-    def _wait(
-        self, condition: Callable[[], bool], what: str, partner: int | None
-    ) -> None:
-        # A message that takes longer than one timeout has ended the job before.
-        limit = 2 * self._timeout.total_seconds()
-        if not self._threads.wait_for(condition, limit):
-            raise RuntimeError(
-                f"super-learner {self._pairing.own} waited {limit:g} s at a step "
-                f"boundary for {what} with super-learner {partner}; "
-                "raise `timeout` if the network is that slow"
-            )

@@ -31,12 +31,13 @@ from lightning_adpsgd.weights.streams import wait_for_stream
 INT4: torch.dtype = vars(torch)["int4"]
 """`torch.int4`; type checkers do not know it."""
 
-# A float32 resolves no more bits than this below the largest weight.
+# No scale is finer than this many bits below the largest weight: a float32 has no more.
 _PRECISION_BITS = 22
+# The exponent of a block that has no lattice points.
 _OUT_OF_RANGE = torch.iinfo(torch.int16).min
 # 2^(1/4), 2^(1/2) and 2^(3/4) to the last bit, whatever a system's `pow` says.
 _QUARTER_OCTAVES = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
-# Exponents of scales that are distinguished: beyond, a float32 is 0 or infinite.
+# The largest exponent of a scale: beyond it, a float32 is 0 or infinite.
 _MOST_QUARTERS = 1024
 
 
@@ -91,7 +92,7 @@ class Cast(Codec):
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        # Others reach as far as float32, or are what the weights are.
+        # Other dtypes have the range of float32, or are those of the weights.
         self._largest = torch.finfo(dtype).max if dtype == torch.float16 else math.inf
 
     @override
@@ -103,7 +104,7 @@ class Cast(Codec):
         message.copy_(weights if self._largest == math.inf else self._reached(weights))
 
     def _reached(self, weights: Tensor) -> Tensor:
-        # To cast would make them infinite, for which an end is blamed.
+        # A cast would make them infinite, and this end would be blamed for it.
         least, most = (value.item() for value in torch.aminmax(weights))
         if not max(-least, most) > self._largest:
             return weights
@@ -120,7 +121,7 @@ class Cast(Codec):
 
     @override
     def norm(self, message: Tensor) -> float:
-        # Not in half precision, whose squares overflow, nor in one that did.
+        # In double precision: squares of the others overflow sooner than weights do.
         return torch.linalg.vector_norm(message, dtype=torch.float64).item()
 
 
@@ -157,7 +158,8 @@ class Lattice(Codec):
             used = self._exponents[place] = self._form.first_exponents(largest)
         shrink = _scale(-used, blocks.dtype)
         blocks.mul_(shrink).round_()
-        # Beyond int32, or non-finite, a block has no points; NaN compares false.
+        # A block beyond int32, or non-finite, has no points. Comparisons with NaN are
+        # false.
         in_range = largest * shrink.squeeze(1) < 2.0**30
         exponents.copy_(used)
         if not _number(in_range.all()):
@@ -204,7 +206,7 @@ class Lattice(Codec):
         return math.sqrt(self._form.block) * torch.linalg.vector_norm(largest).item()
 
     def _checks(self, points: Tensor, scratch: "_Scratch") -> Tensor:
-        """A sum with a word for each place: two points that wrap do not cancel."""
+        """Sums with a word for each place, [b]: two points that wrap do not cancel."""
         words = self._check_words = self._check_words.to(points.device)
         products = torch.mul(points, words, out=scratch.products)
         return products.sum(1, dtype=torch.int32)
@@ -214,8 +216,8 @@ class _Form(NamedTuple):
     """The layout of a lattice's messages, and the rules for its scales.
 
     Attributes:
-        block: elements that share a scale.
-        headroom: span of the next exchange, of the largest disagreement that was seen.
+        block: number of elements that share a scale.
+        headroom: span of the next exchange, over the largest disagreement in this one.
         wider: quarter octaves by which a block that did not fit widens its span.
     """
 
@@ -253,7 +255,7 @@ class _Form(NamedTuple):
         )
 
     def pack(self, points: Tensor, residues: Tensor, scratch: "_Scratch") -> None:
-        """Writes points, int32 [b, block], modulo 2^bits; arithmetic of bytes wraps."""
+        """Writes points, int32 [b, block], modulo 2^bits, by arithmetic that wraps."""
         if self.bits == 8:
             residues.copy_(points)
             return
@@ -277,7 +279,7 @@ class _Form(NamedTuple):
         # A block of zeros, such as new biases, uses the largest weight of the part.
         largest = torch.nan_to_num(largest, 0.0, 0.0)
         of_weight = _exponent_of(largest.clamp(min=float(largest.max()) / 64))
-        # At first it spans an eighth of the largest weight to either side.
+        # At first a block spans an eighth of its largest weight to either side.
         return 4 * (of_weight - 3 - (self.bits - 1))
 
     def next_exponents(
@@ -296,7 +298,7 @@ class _Form(NamedTuple):
         return torch.maximum(exponents + torch.where(fits, narrower, wider), bound)
 
     def narrower(self, reach: int) -> int:
-        """Quarter octaves by which a block narrows its span after a largest change."""
+        """Change of the span, in quarter octaves, after a largest change that fits."""
         occupied = max(reach, 0.5) * self.headroom / self.span
         # A span narrowed after an accidental agreement would fail in the next exchange.
         most = -12 if 4 * reach < self.span else -1
@@ -316,8 +318,8 @@ class _Scratch(NamedTuple):
     narrow: Tensor  # uint8
 
 
-# Lent to one thread at a time: the system provides new memory of this size page by
-# page, which takes longer than all arithmetic on it.
+# Memory that is lent to one thread at a time: the system provides new memory of this
+# size page by page, which takes longer than all arithmetic on it.
 _kept: list[Tensor] = []
 
 
@@ -356,7 +358,7 @@ def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
 
 @cache
 def _check_words(number: int) -> Tensor:
-    """Fixed words, equal in all members, int32 [number]."""
+    """Fixed pseudo-random words, equal in all learners, int32 [number]."""
     words = (
         xxhash.xxh32_intdigest(struct.pack("<q", n)) - 2**31 for n in range(number)
     )

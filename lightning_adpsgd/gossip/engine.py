@@ -8,22 +8,23 @@ written as a difference so that no local step is lost::
     merge of i           w_i += d_i;  d_i = 0
 
 Both ends of an exchange compute c from the same pair of messages. So only gradients
-change ``sum_i (w_i + d_i)``, whatever the delays and the order.
+change ``sum_i (w_i + d_i)``, whatever the delays and the order of events.
 
 This module is the training thread's side. It decides nothing about optimizers and knows
-nothing of Lightning. `Gossip.after_update` wakes the `Asker` (peers) of each peer that
-is due. Its thread makes the exchange over a `Lane` (exchange), which adds to d. A lane
-is one direction of asking between two peers. The other files are::
+nothing of Lightning. `Gossip.after_update` wakes the thread of the `Asker` (peers) of
+each peer that is due. That thread makes the exchange over a `Lane` (exchange), which
+adds to d. A lane is one direction of asking between two peers. The other files are::
 
     members      the super-learners that take part
     peers        the two threads of each peer
-    pulls        waits for a peer's weights as a whole
+    pulls        waits for all weights of a peer
     exchange     words and exchanges over a lane
     forms        what an exchange is sent as, and in how many messages
     codecs       what a weight is sent as
     wire         messages
     pairing      how two ends agree to meet at their step boundaries
     boundary     the wait for a partner, and the exchange with it
+    waiting      waits of the training thread, and warnings of silent peers
     pacing       which exchange may begin, and when
     quarantine   refused parts, and the recovery of a diverged learner
     account      the counters
@@ -34,6 +35,7 @@ import logging
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,6 +56,7 @@ from lightning_adpsgd.gossip.pairing import Pairing
 from lightning_adpsgd.gossip.peers import Peers, Threads
 from lightning_adpsgd.gossip.protocol import Patience, Pulled, due_round
 from lightning_adpsgd.gossip.quarantine import Quarantine
+from lightning_adpsgd.gossip.waiting import Waiting
 from lightning_adpsgd.gossip.wire import Buffers
 from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.statistics import Statistics
@@ -83,12 +86,12 @@ class GossipOptions:
     `strategy.options.HADPSGDOptions` documents those that are not listed here.
 
     Args:
-        every: optimizer steps per round of asking.
+        every: number of optimizer steps from one round of asking to the next.
         chunk_elements: most elements of a message.
         part_elements: most elements that are averaged at once.
-        max_wait: as in `dials.ReadyPairs`.
         in_pairs: whether a learner waits at a step boundary for a peer at its own
             boundary, and exchanges only with that one; requires "step_then_average".
+        max_wait: longest such wait, in seconds; None: as for `dials.ReadyPairs`.
     """
 
     order: Order = "step_then_average"
@@ -108,18 +111,21 @@ class Gossip(Communication):
 
     `_state`, a condition, guards everything that threads share here and in the parts
     that receive it. It is held for memory operations, never for a wait on the network.
-    Any thread may leave weights to continue from in `_adoption`; only the training
-    thread writes the flat vectors (w).
+    Any thread may append to `_adoptions` weights to continue from, with the event that
+    says when. Only the training thread writes the flat vectors (w).
 
     Args:
-        transport: as for `mixing.rounds.RoundMixer`.
+        transport: connection to the counterparts in the other super-learners; with
+            several sections, to those of the first section.
         members: super-learners to exchange with; two that meet alone use a = gain / 2.
-        on_error: function called once, by a communication thread that ends the learner.
-        further: the same; each section has separate exchanges.
+        on_error: function called once, by the communication thread whose error ends the
+            learner, with a description of the error.
+        further: connections to the counterparts of this learner's further sections,
+            each of which has exchanges of its own.
 
     Attributes:
-        threads: all that communicate for this learner.
-        replica: what exchanges read and change of the weights.
+        threads: all communication threads of this learner.
+        replica: weights as exchanges read and change them.
     """
 
     has_exchanges = True
@@ -175,12 +181,16 @@ class Gossip(Communication):
 
         carriers = enumerate((transport, *further))
         self.peers_by_section = [peers_of(*carrier) for carrier in carriers]
+        # The first learner speaks for its super-learner. An island takes a silent peer
+        # off its list within seconds.
+        tells = group.index == 0 and members.are_fixed
+        asked = self.peers_by_section[0] if tells else None
+        self._waiting = Waiting(members, self.threads, asked, timeout)
         self._boundary = pairing and Boundary(
             *(pairing, group, self.peers_by_section, self._account, self.threads),
-            patience,
-            timeout,
+            *(patience, timeout, self._waiting),
         )
-        self._adoption: tuple[Sequence[Tensor], threading.Event] | None = None
+        self._adoptions = deque[tuple[Sequence[Tensor], threading.Event]]()
 
     # --- from start to end
 
@@ -257,31 +267,11 @@ class Gossip(Communication):
         position = self.members.position
         self.members.position = position._replace(steps=position.steps + 1)
         round = due_round(self.replica.step, self._options.every)
-        if self._boundary is not None:
-            self.replica.updating = False
-            self.threads.raise_if_failed()
-            with self.replica.guard:
-                pass  # work queued on a GPU precedes every exchange
-            if round is not None and self._boundary.meet():
-                self._merging.merge_all(Votes(self._quarantine.wants_reload))
-                self._account.merged(steps_late=0, waits=True)
-                self._reload_if_diverged()
-            self._boundary.leave()
-            return
-        if self._options.order == "step_then_average":
-            self._merge()
-        self._adopt_if_given()
-        self.replica.updating = False
-        self._reload_if_diverged()
-        self._wait_if_too_stale()
-        if round is not None:
-            asked = self.members.live_schedule.asks(round)
-            for peers in self.peers_by_section:
-                peers.call(asked)
-        if self._group.index == 0 and self.members.own_is_first:
-            self._traffic.report_rate()
-        if self._group.index == 0 and self.members.are_fixed:
-            self.peers_by_section[0].warn_of_silence()
+        if self._boundary is None:
+            self._merge_and_ask(round)
+        else:
+            self._meet_and_merge(self._boundary, is_due=round is not None)
+        self._waiting.warn_of_silence()
 
     @property
     @override
@@ -302,7 +292,7 @@ class Gossip(Communication):
             if self._boundary is not None:
                 self._boundary.rest()
             self._traffic.pause()
-            self._wait_until(self._traffic.is_idle, "exchanges in flight to end")
+            self._waiting.until(self._traffic.is_idle, "exchanges in flight to end")
 
     @override
     def settle(self) -> None:
@@ -310,7 +300,7 @@ class Gossip(Communication):
             self._merging.finish()
             return
         # The asking end has its answer; this end may still be adding the last chunk.
-        self._wait_until(self._traffic.is_idle, "answers in flight to end")
+        self._waiting.until(self._traffic.is_idle, "answers in flight to end")
         self.merge_all()
 
     @override
@@ -342,7 +332,9 @@ class Gossip(Communication):
     def pull(
         self, peer: int, seconds: float, watch: Callable[[float], None] | None = None
     ) -> Pulled:
-        """The weights of a peer that is asked, at the furthest of their positions.
+        """Returns the weights of a peer that is asked, with the peer's position.
+
+        Its sections come one by one; the position is the furthest of theirs.
 
         Args:
             seconds: longest time for all of them; with a `watch`, longest time without
@@ -379,15 +371,39 @@ class Gossip(Communication):
             An event that is set when the training thread has adopted them.
         """
         adopted = threading.Event()
-        self._adoption = values, adopted
+        self._adoptions.append((values, adopted))
         return adopted
 
     # --- private
 
+    def _merge_and_ask(self, round: int | None) -> None:
+        if self._options.order == "step_then_average":
+            self._merge()
+        self._adopt_if_given()
+        self.replica.updating = False
+        self._reload_if_diverged()
+        self._wait_if_too_stale()
+        if round is not None:
+            asked = self.members.live_schedule.asks(round)
+            for peers in self.peers_by_section:
+                peers.call(asked)
+        if self._group.index == 0 and self.members.own_is_first:
+            self._traffic.report_rate()
+
+    def _meet_and_merge(self, boundary: Boundary, is_due: bool) -> None:
+        self.replica.updating = False
+        self.threads.raise_if_failed()
+        with self.replica.guard:
+            pass  # work queued on a GPU precedes every exchange
+        if is_due and boundary.meet():
+            self._merging.merge_all(Votes(self._quarantine.wants_reload))
+            self._account.merged(steps_late=0, waits=True)
+            self._reload_if_diverged()
+        boundary.leave()
+
     def _adopt_if_given(self) -> None:
-        adoption, self._adoption = self._adoption, None
-        if adoption is not None:
-            values, adopted = adoption
+        while self._adoptions:
+            values, adopted = self._adoptions.popleft()
             self.replica.put(values)
             adopted.set()
 
@@ -402,7 +418,8 @@ class Gossip(Communication):
 
     def _reload_if_diverged(self) -> None:
         if self._merging.agreed.recover:
-            # Nothing else of the group is under way while it looks for a peer.
+            # The group looks for a peer by collectives, beside which none may be under
+            # way.
             self._merging.begin_anew()
             peers = self._account.peers_by_age()
             self._quarantine.reload(peers, self._weights_of)
@@ -415,7 +432,8 @@ class Gossip(Communication):
 
     def _wait_if_too_stale(self) -> None:
         limit = self._options.max_staleness
-        if limit is None or self._account.steps_alone <= limit:
+        has_peers = len(self.members.live_schedule.numbers) > 1
+        if limit is None or not has_peers or self._account.steps_alone <= limit:
             return
         # All of them, in turn or not: two stale ends must not wait for each other to
         # ask, nor one of them for a straggler.
@@ -423,20 +441,11 @@ class Gossip(Communication):
             peers.call_all()
         # An exchange that training waits for does not rest, whatever it costs.
         self._traffic.hurry_on()
-        self._wait_until(
+        self._waiting.until(
             lambda: self._account.steps_alone <= limit,
             f"an exchange, as `max_staleness={limit}` asks",
         )
         self._traffic.hurry.clear()
-
-    def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        # Exchanges time out by themselves, so that this ends within two timeouts.
-        limit = 2 * self._options.timeout.total_seconds()
-        if not self.threads.wait_for(condition, limit):
-            raise RuntimeError(
-                f"super-learner {self.members.live_schedule.own} waited {limit:g} s "
-                f"for {what}; raise `timeout` if the network is that slow"
-            )
 
     def _leave(self) -> None:
         self.threads.leaving.set()

@@ -72,9 +72,10 @@ there is time: `ADMIT` answers it when the asked end is free, and `DECLINE` says
 the asker no longer is. The numbers between are the words of `pairing`.
 """
 
-# How many answers of a peer are remembered.
+# The number of requests whose round trips are remembered.
 _ROUND_TRIPS = 16
-# Of one message of a pull, by which the asking end sees that weights still come.
+# The most elements of one message of a pull: by each, the asking end sees that weights
+# still come.
 _PIECE_ELEMENTS = 1 << 17
 
 
@@ -169,10 +170,10 @@ class Lane:
             [payload_bytes(*form) for form in self._forms],
             [len(form.messages) for form in self._forms],
         )
-        # Of requests. Some wait for a busy peer; the quickest is the link's.
+        # In seconds. Some wait for a busy peer; the quickest is that of the link.
         self._round_trips = deque[float](maxlen=_ROUND_TRIPS)
         self._disagreement = Disagreement()
-        # A word, a number and what guards them.
+        # A word, a number and their CRC, of each end.
         self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
         self.said_at = time.monotonic()
 
@@ -202,9 +203,12 @@ class Lane:
         self._round_trips.append(time.monotonic() - begin)
 
     def ask(self, num_under_way: int, step_seconds: float = math.inf) -> Outcome:
-        """Asks for an exchange and makes it; `num_under_way` includes this one.
+        """Asks for an exchange and makes it.
 
-        An exchange that would be long beside a step of `step_seconds` changes its form.
+        Args:
+            num_under_way: number of exchanges under way at this end, with this one.
+            step_seconds: duration of a step; an exchange that would be long beside it
+                takes another form.
         """
         form = self._choice.choose(step_seconds)
         begin, worked = time.monotonic(), time.thread_time()
@@ -276,7 +280,7 @@ class Lane:
         return exchange.outcome()
 
     def _end_greeting(self, greeting: list[Pending]) -> float:
-        """Waits for the words of both ends, once; returns the agreed weight a."""
+        """Waits once for the words of both ends; returns the agreed weight a."""
         if greeting:
             self.channel.wait(greeting)
             self.channel.open(self._theirs)
@@ -297,6 +301,8 @@ def _pieces_of(values: Iterable[Tensor]) -> list[Tensor]:
 
 
 class _Crossing(NamedTuple):
+    """A message of each end, on its way to the other."""
+
     number: int
     codec: Codec
     going: Message
@@ -305,11 +311,15 @@ class _Crossing(NamedTuple):
 
 
 class _Waiting(NamedTuple):
+    """The changes of a message, with this end's verdicts; they await the other's."""
+
     changes: list[tuple[Part | Chunk, Tensor]]
     verdicts: list[int]
 
 
 class _Exchange:
+    """One end of an exchange: sends messages, judges those that come, and averages."""
+
     def __init__(
         self,
         channel: Channel,
@@ -327,7 +337,7 @@ class _Exchange:
 
     def post(self, number: int, parts: Parts) -> _Crossing:
         codec = self._codecs[parts[0].dtype]
-        # Those of the message before the last: the last one is still crossing.
+        # On the message before the last: the last one is still crossing.
         verdicts = self._waiting[-1].verdicts if self._waiting else []
         pair = self._loan.pairs[number % len(self._loan.pairs)]
         going, coming = (as_message(codec, parts, len(verdicts), b) for b in pair)
@@ -423,7 +433,7 @@ class _Exchange:
             return DAMAGED
         part, going = crossing.going.by_part[number]
         change = changes[number][1]
-        # It looks at the change, so that on a GPU the coming message is free now.
+        # This waits for the change, so that a GPU no longer reads the coming message.
         square = crossing.codec.change(going, coming, change, part.place)
         is_finite, distance = math.isfinite(square), math.sqrt(abs(square))
         if is_finite and not self._disagreement.is_unusual(distance):
@@ -431,7 +441,7 @@ class _Exchange:
         mine, theirs = crossing.codec.norm(going), crossing.codec.norm(coming)
         if is_finite and not self._disagreement.is_far(distance, mine, theirs):
             return FINE
-        # Squares overflow sooner than weights do.
+        # The larger weights are to blame also if finite ones have infinite squares.
         if mine > theirs or not math.isfinite(mine):
             self._is_to_blame = True
         return FAR if is_finite else NOT_FINITE

@@ -14,13 +14,14 @@ from lightning_adpsgd.gossip.codecs import Codec, WireChoice, wire_dtypes
 from lightning_adpsgd.gossip.wire import IN_FLIGHT, Parts, codecs_of
 from lightning_adpsgd.weights.replica import PART_ELEMENTS, Chunk, Part, Replica
 
-# The time of fewer bytes is mostly latency, which no form reduces.
+# An exchange of fewer bytes takes mostly latency, which no form reduces.
 WORTH_BYTES = 1 << 18
 # In steps: an exchange that would take longer uses fewer bits, or short messages.
 LONG, _LONGER = 0.5, 1.0
 # One exchange in this many is a form wider, to find out whether the link is faster.
 _TRY_EVERY = 64
-# Short messages of an exchange; three are in flight or await their verdicts.
+# The number of short messages of an exchange, of which three are in flight or await
+# verdicts.
 _SHORT_MESSAGES = 8
 
 
@@ -70,7 +71,7 @@ def grouped(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
 class FormChoice:
     """Chooses the form of each exchange of a lane.
 
-    It begins with the last one: over a slow link, an exchange at full width would hold
+    It begins with the last form: over a slow link, an exchange at full width would hold
     up the others for many steps, and average weights as old. The time grows at most in
     proportion to the bytes, so a quick exchange shows that a wider form is fast enough.
     Fewer bits are more arithmetic. So where that is most of the time, a wider form is
@@ -89,12 +90,12 @@ class FormChoice:
         self._sizes, self._calls, self._round_trip = sizes, 0, 0.0
         waits = [max(0, num - IN_FLIGHT) / IN_FLIGHT for num in num_messages]
         self._round_trips = [1 + one for one in waits] or [1.0] * len(sizes)
-        # For each form, the known upper bound on the time of an exchange; what it took
-        # last, or before that, what the link alone would take.
+        # For each form: an upper bound on the seconds of an exchange, and what the last
+        # one took, or before the first, what the link alone would take.
         self._seconds = [math.inf] * len(sizes)
         self._guesses = [math.inf] * len(sizes)
         self._taken = set[int]()
-        # In steps, for all forms but the last, which is for everything longer.
+        # In steps. The last form has no limit: it is for everything longer.
         self._limits = [LONG] * (len(sizes) - 2) + [_LONGER]
 
     def choose(self, step_seconds: float) -> int:
@@ -118,7 +119,7 @@ class FormChoice:
 
     @property
     def _is_try(self) -> bool:
-        # The second, fourth, eighth and so on too, when little is known yet.
+        # Also the second, fourth, eighth and so on, because little is known at first.
         of_few = self._calls > 1 and self._calls.bit_count() == 1
         return of_few or self._calls % _TRY_EVERY == 0
 

@@ -13,23 +13,24 @@ def fail(peer: int, error: PeerLost) -> None:
 
 
 class Members:
-    """The super-learners to exchange with, and what a learner tells them about itself.
+    """The super-learners to exchange with, and the progress that a learner tells them.
 
     Args:
-        numbers: numbers of the super-learners present at the start.
-        on_lost: function called by a thread that has lost a peer.
+        numbers: numbers of the super-learners that are present at the start.
+        on_lost: function called by a thread that has lost a peer, with the number of
+            that peer and the error.
         on_left: function called by the answering thread of a peer that stops asking. It
-            gets the peer's number, whether it leaves all others as well, and the
-            section that it asked for. None: the members are fixed, and end and pause
+            gets the peer's number, whether the peer leaves all others as well, and the
+            number of the section. None: the members are fixed, and pause and end
             together.
 
     Attributes:
-        live_schedule: schedule over the live super-learners; the thread that tracks
-            the members replaces it as a whole, and the training thread reads it.
+        live_schedule: schedule of the live super-learners; the thread that follows the
+            member list replaces it as a whole, and other threads read it.
         position: progress of this learner; written by the training thread.
         wants_to_leave: whether all learners of the super-learner should leave at one
-            step; set by any thread of any of them.
-        are_fixed: whether all are present from the start to the end.
+            step; set by any thread of any one of them.
+        are_fixed: whether all members are present from the start to the end.
     """
 
     def __init__(

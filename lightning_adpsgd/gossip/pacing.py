@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 # A learner that exchanges less often than once a minute trains alone.
 _LONGEST_PAUSE_S = 60.0
-# The rate of exchanges is reported after this time if there are fewer per step.
+# Fewer exchanges per step than this are reported after this time.
 _REPORT_AFTER_S, _RARE = 60.0, 0.2
 # The number of step boundaries from which the duration of a step is computed.
 _STEPS = 6
@@ -34,22 +34,23 @@ class CoreShare:
     several waiting exchanges starts. The asked end pays afterwards. `_lock` guards all
     fields.
 
-    A `share` of 1 is no bound. `bound_s` is for how many seconds the bound has made
+    A `share` of 1 is no bound. `bound_s` has the seconds for which the bound has made
     exchanges wait, each second once.
 
     Args:
-        share: the bound, in (0, 1].
-        in_full: whether an exchange's processor time counts in full, though cores are
-            idle. On a GPU its thread and the training thread launch kernels by the
-            same driver and the same interpreter, for which they wait and not for cores.
+        share: bound, in (0, 1].
+        in_full: whether an exchange's processor time counts in full even if cores are
+            idle. On a GPU, its thread and the training thread launch kernels by the
+            same driver and the same interpreter, and wait for these and not for cores.
     """
 
     def __init__(self, share: float, in_full: bool = False) -> None:
         self._share, self._in_full, self.bound_s = share, in_full, 0.0
         self._lock = threading.Lock()
-        # When all is paid; the cost of an exchange; the part paid before its end.
+        # The time when all is paid; seconds of the last exchange; seconds paid before
+        # their exchange has ended.
         self._even_at, self._cost, self._ahead = 0.0, 0.0, 0.0
-        self._counted_to = 0.0  # the end of what `bound_s` has
+        self._counted_to = 0.0  # the time up to which `bound_s` counts
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
@@ -120,12 +121,12 @@ def crowding(before: float | None, after: float | None, seconds: float) -> float
 
 
 class Turn(Enum):
-    """What a wait for the turn of a peer has come to.
+    """The result of a wait for the turn of a peer.
 
     Attributes:
         COME: the peer may be requested.
         MET: it has asked meanwhile, so that no request is needed.
-        NOT_YET: neither; the time is over, or there is something to do before.
+        NOT_YET: neither: the time is over, or something else is to be done first.
     """
 
     COME = auto()
@@ -216,7 +217,7 @@ class Traffic:
 
     @contextmanager
     def requesting(self, peer: int, section: int = 0) -> Iterator[None]:
-        """Inside, a peer is asked to admit; then `make` decides whether to begin."""
+        """A context for a request to a peer; if it succeeds, `make` must follow."""
         with self._state:
             self._under_way[section].request(peer, time.monotonic())
         try:
@@ -250,13 +251,13 @@ class Traffic:
             under_way.admit(peer, time.monotonic())
 
     def declined_by(self, peer: int, section: int = 0) -> None:
-        """A peer that was admitted does not begin, or is lost."""
+        """Notes that a peer that was admitted does not begin, or is lost."""
         with self._state:
             self._under_way[section].declined_by(peer)
             self._state.notify_all()
 
     def stepped(self) -> None:
-        """Counts an optimizer step; for the training thread."""
+        """Notes the end of an optimizer step; for the training thread."""
         self._steps.append(time.monotonic())
 
     @property
@@ -304,6 +305,8 @@ class Traffic:
                 if outcome is not None:
                     self._account.exchanged(peer, outcome, section)
                 self._state.notify_all()
+        if outcome is not None:
+            self._account.warn_of(peer, outcome)
         return True
 
     def _begin(

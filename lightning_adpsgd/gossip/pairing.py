@@ -4,12 +4,12 @@ A super-learner that reaches its boundary offers an exchange to a peer that it k
 be ready. If it knows of none, it tells all peers that it is ready, and waits::
 
     READY    I wait at my boundary: a peer that arrives may offer
-    GONE     I do no longer
+    GONE     I no longer wait
     OFFER    you are ready, so let us exchange
     YES, NO  the answer, which comes at once
 
-One that has not offered to a peer met lately as yet, since others may come, says that
-it is ready, too. All learners of a job meet now and then, for a validation, say::
+A super-learner that avoids the peers that it met last, because others may come, says
+that it is ready, too. All learners of a job meet now and then, as for a validation::
 
     REST     I go to the next meeting, and come to no boundary before it
 
@@ -32,7 +32,7 @@ WORDS = frozenset((READY, GONE, OFFER, YES, NO, REST))
 """Words of a lane, beside those of `exchange`."""
 
 Choice = Callable[[Sequence[int]], int]
-"""Which one to take of several peers."""
+"""The choice of one of several peers."""
 
 _State = Literal["away", "ready", "offering", "paired"]
 
@@ -62,8 +62,9 @@ class Pairing:
     Each method returns the words to send, in order.
 
     Attributes:
-        pair: outcome of the boundary, once decided.
-        partner: peer with which all learners of this super-learner are exchanging.
+        pair: outcome of the boundary once that is decided; before, the peer that has an
+            offer, if any.
+        partner: peer with which all learners of this super-learner exchange now.
     """
 
     def __init__(self, own: int, peers: Iterable[int], choose: Choice) -> None:
@@ -71,8 +72,9 @@ class Pairing:
         self._state: _State = "away"
         self._ready, self._told = set[int](), set[int]()
         self._in_hurry, self._avoided = False, frozenset[int]()
-        # A peer that has gone to more meetings than this super-learner rests. A word
-        # at a meeting's end could come too late for the first boundary after it.
+        # A peer that has gone to more meetings than this super-learner rests. These are
+        # counted, because a word at a meeting's end could come too late for the first
+        # boundary after it.
         self._meetings, self._meetings_of = 0, Counter[int]()
         self.pair = Pair()
         self.partner: int | None = None
@@ -104,7 +106,7 @@ class Pairing:
         return self._offer_or_wait()
 
     def relent(self) -> list[Word]:
-        """Avoids no peer any more."""
+        """Stops avoiding peers."""
         self._avoided = frozenset()
         return self._reconsider()
 
@@ -128,7 +130,7 @@ class Pairing:
             return self._answer(peer)
         if word == READY:
             self._ready.add(peer)
-            # Both may wait: then one of the two offers.
+            # If both wait, the one with the smaller number offers.
             offers = self._state == "ready" and self.own < peer
             is_avoided = peer in self._avoided
             return self._offer_to(peer) if offers and not is_avoided else []
@@ -173,7 +175,7 @@ class Pairing:
         return [Word(peer, OFFER)]
 
     def _end(self, state: _State, pair: Pair) -> list[Word]:
-        """Decides the boundary, and tells peers that heard READY."""
+        """Decides the boundary, and says GONE to the others that heard READY."""
         self._state, self.pair = state, pair
         told = sorted(self._told - {pair.partner})
         self._told.clear()

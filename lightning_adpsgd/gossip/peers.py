@@ -6,7 +6,6 @@ and answers at once when it asks, whatever training is doing (`protocol.UnderWay
 """
 
 import functools
-import logging
 import threading
 import time
 from collections import deque
@@ -36,8 +35,6 @@ from lightning_adpsgd.transport.background import in_background
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.weights.streams import side_stream
 
-_log = logging.getLogger(__name__)
-
 _LONGEST_SILENCE_S = 10.0
 
 
@@ -49,16 +46,17 @@ def silence_s(timeout: timedelta) -> float:
 class Threads:
     """The communication threads of one learner, and the error that ends them.
 
-    All of them are daemons, and each queues work on a stream of its own. `state`, whose
-    waiters a failure wakes, guards `_threads`, all that run, and `_error`, which the
-    first thread that fails writes and the training thread reads.
+    All of them are daemons, and each queues its work on a stream of its own. `state`
+    guards `_threads`, which are those that run, and `_error`, which the first thread
+    that fails writes and the training thread reads. A failure wakes all waiters.
 
     Args:
-        on_error: function called once, by the thread that ends the learner.
-        gives_way: whether they give way to training, which never waits for them.
+        on_error: function called once, by the thread whose error ends the learner, with
+            what it did: it lost a peer, or "raised" an error.
+        gives_way: whether they give way to training, because it never waits for them.
 
     Attributes:
-        leaving: set when the learner ends: nothing is asked any more.
+        leaving: event that is set when the learner ends and asks nothing any more.
     """
 
     def __init__(
@@ -90,9 +88,10 @@ class Threads:
         thread.name = f"adpsgd-{name}"
         with self.state:
             self._threads = [one for one in self._threads if one.is_alive()]
-            self._threads.append(thread)
-            # The thread that ends the learner may join all of these at any time.
+            # Started first: the thread that ends the learner may join all of these at
+            # any time, and the system may refuse to start one more.
             thread.start()
+            self._threads.append(thread)
 
     def fail(self, error: BaseException) -> None:
         """Ends the learner with an error of a communication thread."""
@@ -102,7 +101,9 @@ class Threads:
                 self._error = error
             self.state.notify_all()
         if first:
-            self._on_error(str(error))
+            is_loss = isinstance(error, PeerLost)
+            raised = f"raised {type(error).__name__}: {error}".removesuffix(": ")
+            self._on_error(str(error) if is_loss else raised)
 
     def end_with(self, error: BaseException) -> None:
         """Ends the learner with an error that its own threads did not meet."""
@@ -142,14 +143,15 @@ class Threads:
 class Asker:
     """The work of the thread that asks a peer, and its controls for other threads.
 
-    `_state` guards `_words`, to be sent in this order before any exchange. Any thread
-    may set the events: `_due`, which says that an exchange is to be asked for, and
-    those below.
+    `_state` guards `_words`, which are sent in this order before any exchange. Any
+    thread may set the events `called` and `_due`; the second says that an exchange is
+    to be asked for.
 
     Attributes:
-        called: set when there is something to do, or to end.
-        gone: set when the peer is not to be asked any more; its loss is known.
-        ended: set when the thread has said its last.
+        called: event that is set when there is something to do, or to end.
+        gone: event that is set when the peer is not to be asked any more; a loss of it
+            is then no news.
+        ended: event that is set when the thread has sent its last word.
     """
 
     def __init__(
@@ -280,11 +282,14 @@ class Asker:
 class Peers:
     """The peers with which a learner exchanges one section; for any thread.
 
-    `_state` guards `pairing`, the agreement on pairs that meet at a step boundary
-    (None: exchanges begin at any time). It also guards, by peer, `_askers`, which
-    control the asking threads, and `_forgotten`, events that are set once a peer's loss
-    is known. `_answering`, the lanes of peers that are answered, changes in single
-    operations. The training thread has `_silent`, the peers of whose silence it warned.
+    `_state` guards `pairing` and, by peer, `_askers`, which control the asking threads,
+    and `_forgotten`, whose events are set once the loss of a peer is known. Single
+    operations change `_answering`, the lanes on which peers are answered.
+
+    Args:
+        pairing: agreement on pairs that meet at step boundaries; None: exchanges begin
+            at any time.
+        section: number of the section.
     """
 
     def __init__(
@@ -302,7 +307,7 @@ class Peers:
         self._account, self._threads, self._state = account, threads, threads.state
         self._askers: dict[int, Asker] = {}
         self._forgotten: dict[int, threading.Event] = {}
-        self._answering, self._silent = dict[int, Lane](), set[int]()
+        self._answering = dict[int, Lane]()
 
     def add(self, peer: int) -> None:
         """Starts the asking thread of a peer; does nothing if it has one."""
@@ -377,22 +382,10 @@ class Peers:
         for asker in asked:
             asker.call()
 
-    def warn_of_silence(self) -> None:
-        """Warns of each peer that is silent for longer than a live one ever is.
-
-        Its loss may be known only after `timeout`, if its host was cut off.
-        """
-        now, longest_s = time.monotonic(), 2 * silence_s(self._lanes.timeout)
-        for peer, lane in list(self._answering.items()):
-            is_silent = now - lane.channel.waits_since > longest_s
-            if is_silent and peer not in self._silent:
-                _log.warning(
-                    "nothing has come from super-learner %d for %.0f s: its host may "
-                    "be stopped or cut off. Training continues, and ends if nothing "
-                    "comes for %g s (`timeout`)",
-                    *(peer, longest_s, self._lanes.timeout.total_seconds()),
-                )
-            (self._silent.add if is_silent else self._silent.discard)(peer)
+    def awaited_since(self) -> dict[int, float]:
+        """The times, by peer, since which its next message is awaited (`Channel`)."""
+        lanes = list(self._answering.items())
+        return {peer: lane.channel.waits_since for peer, lane in lanes}
 
     def _answer_all(self, peer: int, lane: Lane) -> None:
         try:

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-# With a few, the median ignores the end of an epoch, which takes many times a step.
+# The median of a few steps ignores the end of an epoch, which takes many times as long.
 _NUM_STEPS, _SHARE_OF_STEP = 5, 0.25
-# One that is left over by pairs of the others meets one of them a few steps later.
+# A learner that the pairs of others leave over meets one of them a few steps later.
 _FEW_IN_VAIN = 3
+# A plausible count is below this.
 _MOST = 1 << 53
-_MOMENT = 1e-9  # seconds, which clocks do not tell apart
+_MOMENT = 1e-9  # in seconds; clocks do not tell less apart
 # An exchange that takes a little longer than the last one is worth waiting for.
 _TIMES_LAST = 2
 
@@ -49,9 +50,10 @@ class Position(NamedTuple):
         return cls(*numbers)
 
     def rank(self, shares_epochs: bool) -> tuple[int, ...]:
-        """What says which of two is further.
+        """What to compare to find the further of two positions.
 
-        It is the steps, and before them the epochs where all train on the same ones.
+        It is the number of steps. Where learners share epochs, the number of epochs
+        comes first.
         """
         return (self.epochs, self.steps) if shares_epochs else (self.steps,)
 
@@ -60,12 +62,12 @@ BEGINNING = Position()
 
 
 def furthest(positions: Iterable[Position], shares_epochs: bool) -> Position:
-    """The position that is further than all others."""
+    """The furthest position."""
     return max(positions, key=lambda one: (one.rank(shares_epochs), one))
 
 
 class Pulled(NamedTuple):
-    """A peer's position and its weights x: one tensor for each chunk, on the host."""
+    """A peer's position, and its weights x: a tensor for each chunk, on the host."""
 
     position: Position
     values: list[Tensor]
@@ -75,13 +77,14 @@ class Outcome(NamedTuple):
     """The result of one exchange at one end.
 
     Attributes:
-        finite: whether all parts were finite; others were left out.
+        finite: whether all parts were finite; those that were not are left out.
         bytes_sent: payload bytes that this end sent.
         first_step: number of optimizer steps that the weights had seen when reading
             began.
-        damaged: number of parts left out because they arrived damaged at one end.
-        near: whether the two ends were as close as usual (`quarantine`); parts that
-            were too far away were left out.
+        damaged: number of parts that were left out because they arrived damaged at one
+            end.
+        near: whether no part was too far away (`quarantine`); those that were are left
+            out.
         mine: whether this end is to blame: its weights were non-finite, or the larger
             ones of two ends that were too far apart.
     """
@@ -122,8 +125,8 @@ class Waits(NamedTuple):
     """The waits at a step boundary, in seconds from the arrival.
 
     Attributes:
-        for_others: time from which on those met last are taken again.
-        for_anyone: longest wait.
+        for_others: time from which on the peers that were met last are taken again.
+        for_anyone: end of the longest wait.
     """
 
     for_others: float
@@ -134,9 +137,9 @@ class Patience:
     """How long a super-learner waits at its step boundaries, and for whom.
 
     Two that have met leave together and arrive together, and would take each other for
-    ever; so would a few that step at the same times. So for half of the usual wait that
-    half of the peers is avoided that was met last: always at first, and by chance if
-    one of them was met again, since others may be slow. Of several peers the one met
+    ever; so would a few that step at the same times. So half of the peers, those met
+    last, are avoided for half of the usual wait: always at first, and by chance once
+    one of them was met again, because others may be slow. Of several peers, the one met
     longest ago is taken.
 
     Two that are equally fast and half a step apart would wait equally long at each
@@ -215,11 +218,13 @@ class UnderWay:
 
     def __init__(self, own: Callable[[], int] = lambda: 0) -> None:
         self._own, self._with = own, Counter[int]()
-        # By peer: when the last exchange began, and how long the last one took.
+        # By peer, in seconds: when the last exchange began; how long the last one took.
         self._began, self._took = dict[int, float](), dict[int, float]()
-        # Peers in line to be requested; when each had last been met when it lined up.
+        # Peers in line to be requested; when the last exchange with each had begun at
+        # that time.
         self._line, self._met_before = set[int](), dict[int, float]()
-        # Peers that were requested and have not answered; peers that request.
+        # Peers that were requested and have not answered, and since when; peers that
+        # request.
         self._requested, self._requesting = dict[int, float](), set[int]()
         # Peers for which this learner stays free, and since when.
         self._admitted = dict[int, float]()
@@ -279,11 +284,11 @@ class UnderWay:
         return self._patience_s(peer, now, busy_since)
 
     def request(self, peer: int, now: float) -> None:
-        """A peer is being requested."""
+        """Notes that a peer is being requested."""
         self._requested[peer] = now
 
     def answered_by(self, peer: int) -> None:
-        """A peer that was requested has answered, or is lost."""
+        """Notes that a peer that was requested has answered, or is lost."""
         self._requested.pop(peer, None)
 
     def may_begin(self, peer: int, now: float) -> bool:
@@ -297,7 +302,7 @@ class UnderWay:
     # --- those that request
 
     def requested_by(self, peer: int) -> None:
-        """A peer requests an exchange."""
+        """Notes that a peer requests an exchange."""
         self._requesting.add(peer)
 
     @property
@@ -312,7 +317,7 @@ class UnderWay:
         or no exchange has ended yet.
         """
         if self._with[peer]:
-            return 0.0  # it is what was requested, and the peer declines
+            return 0.0  # it was requested, and so the peer declines
         if peer in self._requested and self._own() < peer:
             return math.inf  # the two have requested each other
         is_held = self._holds(peer)
@@ -330,7 +335,7 @@ class UnderWay:
         self._admitted[peer] = now
 
     def declined_by(self, peer: int) -> None:
-        """A peer that was admitted does not begin, or is lost."""
+        """Notes that a peer that was admitted does not begin, or is lost."""
         self._requesting.discard(peer)
         self._admitted.pop(peer, None)
 

@@ -1,4 +1,4 @@
-"""Pulls: waits for the weights of a peer as a whole, and how much of them has come."""
+"""Pulls: waits for all weights of a peer, and the share of them that has come."""
 
 import threading
 import time
@@ -13,11 +13,12 @@ _LOOK_S = 0.5
 
 
 class Pull(Future[Pulled]):
-    """Somebody's wait for the weights of a peer, in one section.
+    """A wait for the weights of one section of a peer; any thread may cancel it.
 
     Attributes:
         share: share of the weights that has come.
-        moved_at: time at which a piece of them came last, or the wait began.
+        moved_at: time of `time.monotonic` at which a piece of them came last, or the
+            wait began.
     """
 
     def __init__(self) -> None:
@@ -31,12 +32,12 @@ class Pull(Future[Pulled]):
     def result_while_it_moves(
         self, seconds: float, watch: Callable[[float], None]
     ) -> Pulled:
-        """The weights, however long they take.
+        """The weights, however long they take, if pieces of them keep coming.
 
         Args:
-            seconds: longest time without a piece of them.
-            watch: function called now and then with the share that has come; what it
-                raises ends the wait.
+            seconds: longest time without a piece.
+            watch: function called every half second with the share that has come; its
+                exceptions end the wait.
 
         Raises:
             TimeoutError: No piece has come for so many seconds.
@@ -49,7 +50,7 @@ class Pull(Future[Pulled]):
 
 
 class Pulls:
-    """The waits of any threads for one peer's weights, in the order of asking.
+    """The waits of all threads for one peer's weights, in the order of asking.
 
     `_state` guards them, and is notified of each new one.
     """
@@ -58,7 +59,7 @@ class Pulls:
         self._state, self._waits = state, deque[Pull]()
 
     def add(self) -> Pull:
-        """Begins to wait."""
+        """Begins a wait."""
         pull = Pull()
         with self._state:
             self._waits.append(pull)
@@ -66,20 +67,20 @@ class Pulls:
         return pull
 
     def any_waits(self) -> bool:
-        """Whether anyone has not given up."""
+        """Whether any wait has not been given up."""
         with self._state:
             while self._waits and self._waits[0].cancelled():
                 self._waits.popleft()
             return bool(self._waits)
 
     def moved(self, share: float) -> None:
-        """Notes for all that a piece has come."""
+        """Notes for all waits that a piece has come."""
         with self._state:
             for pull in self._waits:
                 pull.moved(share)
 
     def take(self) -> Pull | None:
-        """Takes the first that has not given up, whose wait is to end now."""
+        """Takes the first wait that has not been given up, for the caller to end."""
         with self._state:
             while self._waits:
                 pull = self._waits.popleft()

@@ -23,21 +23,22 @@ from lightning_adpsgd.weights.replica import Replica
 
 _log = logging.getLogger(__name__)
 
-# A part is too far beyond this many usual disagreements, and norms of weights.
+# A part is too far beyond this many usual disagreements, and norms of the weights.
 USUAL_TIMES = 20.0
 WEIGHTS_TIMES = 2.0
-# Exchanges until the usual disagreement is known; its largest change per exchange then.
+# Exchanges until the usual disagreement is known; its largest factor per exchange then.
 NUM_FIRST = 16
 MOST_CHANGE = 1.25
 
 MOST_FAR_EXCHANGES = 8
-"""Consecutive exchanges that find weights too far before they count as diverged."""
+"""Consecutive exchanges that find weights too far away until they count as diverged."""
 
 MOST_RELOADS = 3
-"""The most attempts in ten minutes to continue from a peer's weights."""
+"""The most attempts to continue from a peer's weights within ten minutes."""
 
+# The most peers that one attempt asks.
 _MOST_PEERS = 8
-# Only recent attempts count: a long training may have many accidents.
+# In seconds. Only recent attempts count: a long training may have many accidents.
 _WINDOW_S = 600.0
 # The pause after the first attempt; each further pause is twice as long.
 _FIRST_PAUSE_S = 0.5
@@ -107,10 +108,11 @@ class Quarantine:
 
     The learners of one super-learner have the same weights. If one of them notices a
     fault in its shard, all recover at one step, each from its shard of the same peer.
-    `note` is called under the engine's lock, all other methods by the training thread.
+    The engine's lock guards what `note` writes. The training thread calls all other
+    methods.
 
     Args:
-        vectors: whole weights of this super-learner.
+        vectors: all weights that this learner holds.
         replica: this learner's shards.
     """
 
@@ -166,12 +168,13 @@ class Quarantine:
         """Replaces the weights by those of a peer, if one has healthy weights.
 
         Args:
-            peers: numbers of the peers to ask, in order; the list of the
-                super-learner's first learner is used.
+            peers: numbers of the peers to ask, in order; all learners of the
+                super-learner use the list of the first one.
 
         Raises:
-            WeightsDiverged: There were too many recent attempts, or no peer had finite
-                weights at the last one; raised in all learners of the super-learner.
+            WeightsDiverged: There were too many recent attempts, or the last one found
+                no peer with finite weights; raised in all learners of the
+                super-learner.
         """
         step, limit = self._replica.step, MOST_RELOADS
         symptom = self._symptom or "were found diverged by another of its learners"
@@ -206,8 +209,9 @@ class Quarantine:
     def _go_on_from(self, values: Sequence[Tensor]) -> None:
         self._replica.put(values)
         gather_shards(self._vectors, self._group, self._timeout)
-        self._since, self._symptom = self._replica.step, None
-        self._num_far.clear()
+        with self._replica.guard:  # an exchange of the old weights may be noted now
+            self._since, self._symptom = self._replica.step, None
+            self._num_far.clear()
 
     def _healthy_weights(
         self, peers: Sequence[int], weights_of: WeightsOf

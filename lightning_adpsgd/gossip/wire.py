@@ -3,9 +3,9 @@
 A message about some parts has them encoded, followed by a seal::
 
     payload    the parts, one after the other, padded to whole words of 8 bytes
-    seal       the checksum of each part, XXH3 of 64 bits
+    seal       a checksum of each part, XXH3 of 64 bits
                the verdicts on the parts of a message that came before
-               a CRC-32 of the two
+               a CRC-32 of both
 
 XXH3 runs at the speed of memory, and misses one error in 2^64. (A sum of words costs
 two thirds as much, but misses one in 128 errors of two bits.) It does not protect
@@ -36,23 +36,24 @@ FINE, DAMAGED, NOT_FINITE, FAR = 0, 1, 2, 3
 _WORD = 8  # bytes
 _WIDEST = 8  # bytes of the widest number
 IN_FLIGHT = 2
-"""One message is read while another crosses; the changes of two await verdicts."""
+"""The number of messages in memory: one is read while another crosses. The changes of
+as many await verdicts."""
 
 
 class Damaged(RuntimeError):
-    """A message is damaged in an unknown part."""
+    """A message is damaged, and its seal does not say in which part."""
 
 
 class Message(NamedTuple):
     """The memory of one message.
 
     Attributes:
-        wire: whole message, as bytes on the host.
-        host: payload, on the host.
-        here: payload, on the device of the weights.
+        wire: whole message on the host, as bytes.
+        host: payload on the host.
+        here: payload on the device of the weights.
         by_part: parts, with their payloads on the device of the weights.
-        parts_on_host: the same payloads on the host.
-        seal: seal, of int64, on the host.
+        parts_on_host: payloads of the parts on the host.
+        seal: seal on the host, int64.
     """
 
     wire: Tensor
@@ -157,12 +158,12 @@ def _padded(num_bytes: int) -> int:
 
 
 class Loan(NamedTuple):
-    """The memory of one exchange, as bytes.
+    """The memory of one exchange; all of it has bytes.
 
     Attributes:
         pairs: pairs of an outgoing and an incoming message.
         changes: buffers for the changes of one chunk, on the device of the weights.
-        room: scratch space for one part, on the device of the weights.
+        room: scratch memory for one part, on the device of the weights.
     """
 
     pairs: list[tuple[Mirrored, Mirrored]]
@@ -182,7 +183,7 @@ class Buffers:
         longest = (longest_message(replica, dtype) for dtype in wire_dtypes(choice))
         self._message_bytes = max(longest)
         chunks = replica.chunks
-        # Joined parts have as many elements as a large part, not more than a chunk.
+        # Joined parts are no longer than the longest part, or than the longest chunk.
         longest_joined = min(PART_ELEMENTS, max(map(len, chunks), default=0))
         self._room_bytes = max(replica.part_elements, longest_joined) * _WIDEST
         lengths = (len(chunk) * chunk.dtype.itemsize for chunk in chunks)

@@ -13,7 +13,7 @@ def average(
     rows: Mapping[int, Tensor] | Sequence[Tensor], takes: Shares, into: Tensor
 ) -> None:
     """Computes ``sum_j T[j, i] w_j``; `takes` is column i of T without its zeros."""
-    # In the order of the index, so that all learners round alike.
+    # In the order of indices, so that all learners round alike.
     (first, share), *others = sorted(takes.items())
     torch.mul(rows[first], share, out=into)
     for j, share in others:
@@ -22,7 +22,8 @@ def average(
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all elements of all tensors are finite."""
-    # The sum is quick, and finite only if all are; that of large values is not.
+    # The sum is quick. It is finite only if all elements are, but may overflow if they
+    # are large.
     return all(
         cmath.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
         for tensor in tensors

@@ -1,4 +1,4 @@
-"""The interface of averaging for a training loop, the same in every mode.
+"""The interface of averaging for a training loop, which is the same in every mode.
 
 `strategy.engines.make_engine` chooses the implementation: `synchronous.Rounds` for
 "sync" and "delay_by_one", `gossip.engine.Gossip` for "async" and "ready_pairs".
@@ -14,10 +14,11 @@ from lightning_adpsgd.mixing.statistics import Statistics
 
 
 class Communication(ABC):
-    """Averaging with the other super-learners; only the training thread calls it.
+    """Averaging with the other super-learners; for the training thread.
 
     Attributes:
-        has_exchanges: whether they go on in the background, and `settle` can be undone.
+        has_exchanges: whether exchanges run in the background, so that `settle` can be
+            undone.
         num_reloads: number of times that a peer's weights have replaced this learner's.
     """
 
@@ -42,7 +43,7 @@ class Communication(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends cleanly after `settle`: tells peers and joins threads."""
+        """Ends cleanly after `settle`: says goodbye to peers and joins threads."""
 
     @abstractmethod
     def abort(self) -> None:

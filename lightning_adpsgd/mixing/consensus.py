@@ -2,7 +2,7 @@
 
 Between `enter` and `leave`, the module's weights are the mean in all learners. The
 local weights are kept aside and restored, but for buffers that a program has changed in
-between: a threshold that is set at the end of a validation is to stay.
+between: a threshold that a program sets at the end of a validation stays.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +25,11 @@ _CHUNK = 1 << 22
 
 
 class Consensus(NamedTuple):
-    """The consensus distance, from when the mean was last taken.
+    """The distance of the trained weights from their mean, when that was last taken.
 
     Attributes:
         distance: ``sqrt(mean_i |w_i - mean w|^2)`` over all weights.
-        relative_distance: distance over ``|mean w|``.
+        relative_distance: distance divided by ``|mean w|``.
         members: number of islands in the mean; 0 without islands.
     """
 
@@ -56,11 +56,11 @@ Average = Callable[[list[Tensor], list[Tensor]], Consensus]
 
 
 class ConsensusModel:
-    """Takes the mean over all super-learners; every learner must make the same calls.
+    """The mean over all super-learners; every learner must make the same calls.
 
     Args:
-        communication: averaging, which settles before the mean is taken.
-        meet: function of the occasion that waits until all learners have paused.
+        communication: averaging, which pauses and settles before the mean is taken.
+        meet: function that waits until all learners have come to the meeting of a name.
         average: function that replaces vectors by their mean and returns the distance
             of the trained weights from it; None: a collective over all learners.
         needs_trained: whether `average` reads the trained weights.
@@ -90,7 +90,7 @@ class ConsensusModel:
         return self._local is not None
 
     def local_weights(self) -> list[Tensor] | None:
-        """A copy of what `leave` would restore now; None outside of `enter` and it."""
+        """A copy of what `leave` would restore; None if the module holds no mean."""
         if self._local is None:
             return None
         copies = [vector.clone() for vector in self._local]
@@ -207,7 +207,7 @@ def average_shards(
 def average_buffers(
     vectors: list[Tensor], num_buffers: int, group: dist.ProcessGroup | None
 ) -> None:
-    """Averages the last vectors, which are buffers, over a group."""
+    """Averages the last vectors, the buffers, over a group; None: over all learners."""
     for buffer in vectors[len(vectors) - num_buffers :]:
         dist.all_reduce(buffer, group=group)
         buffer.div_(dist.get_world_size(group))
@@ -219,13 +219,17 @@ class _Pieces(NamedTuple):
     group: dist.ProcessGroup | None
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """In chunks, so that no further copy of the weights is needed."""
+        """Both in chunks, so that no further copy of the weights is needed."""
         for vector, local in zip(self.vectors, self.trained, strict=True):
             yield from zip(vector.split(_CHUNK), local.split(_CHUNK), strict=True)
 
 
 def _average(pieces: Sequence[_Pieces], speaks: bool, number: int) -> Consensus:
-    """The mean of so many, of which this learner is one if it speaks."""
+    """Replaces pieces by their mean, to which this learner adds its own if it speaks.
+
+    Args:
+        number: number of super-learners in the mean.
+    """
     held = [vector for one in pieces for vector in one.vectors]
     device = held[0].device if held else torch.device("cpu")
     sums = torch.zeros(2, dtype=torch.float64, device=device)
@@ -243,7 +247,7 @@ def _average(pieces: Sequence[_Pieces], speaks: bool, number: int) -> Consensus:
 
 
 def _finite_ones(vectors: list[Tensor], partition: Partition) -> tuple[bool, int]:
-    """Whether the weights here are finite, and how many super-learners' are."""
+    """Whether this super-learner's weights are finite, and the number of such ones."""
     device = vectors[0].device if vectors else torch.device("cpu")
     flags = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     flags[dist.get_rank()] = all_finite(vectors)

@@ -41,7 +41,11 @@ _log = logging.getLogger(__name__)
 
 
 class Mixer(Protocol):
-    """Applies rounds of a schedule to weights, in three steps."""
+    """The three steps of a round of averaging, and its counters.
+
+    Attributes:
+        round: number of the next round.
+    """
 
     tally: Tally
     device: torch.device
@@ -66,15 +70,15 @@ class RoundMixer:
 
     Each learner of a super-learner mixes its shard. Then the super-learner gathers the
     shards, unless each learner holds only its own. A round proceeds in chunks: while
-    one is averaged, the next one crosses. The change of a chunk overwrites its copy, so
-    that apart from the shard's copy only messages take memory.
+    one is averaged, the next one crosses. The change of a chunk overwrites its copy. So
+    apart from the shard's copy only messages take memory.
 
     Weights on a GPU are mixed there if the transport accepts GPU tensors, as NCCL does.
     Otherwise they are mixed on the host, through one staging copy on the GPU, so that
     the training stream never waits for the bus.
 
     Args:
-        vectors: weights that this learner holds; `finish` writes them. Consecutive
+        vectors: weights that this learner holds, which `finish` changes. Consecutive
             vectors of one dtype share chunks.
         transport: connection to the counterparts in the other super-learners; with
             several sections, to those of the first section.
@@ -259,7 +263,7 @@ class RoundMixer:
         return [torch.zeros_like(v, device=self.device) for v in self._whole]
 
     def _buffer(self, chunk: Tensor, turn: int, peer: int) -> Tensor:
-        """Memory for a peer's message or, under this learner's number, the average."""
+        """Memory for a peer's message or, under this learner's index, the average."""
         key = (chunk.dtype, turn, peer)
         if key not in self._buffers:
             longest = max(len(one) for one, _ in self._chunks)
@@ -275,7 +279,7 @@ class _Crossing(NamedTuple):
     carrier: Transport
 
 
-_Piece = tuple[int, Tensor]  # the number of its section, and a view of the weights
+_Piece = tuple[int, Tensor]  # the number of a section, and a view of its weights
 
 
 def _in_runs(sections: Sequence[Sequence[Tensor]]) -> list[_Piece]:

@@ -15,8 +15,8 @@ class Statistics(NamedTuple):
         merges: number of merges of averages into the training weights.
         bytes_sent: payload bytes that this learner has sent to other super-learners.
         exposed_seconds: seconds for which the training thread waited for communication.
-        staleness: number of averages by age, the number of optimizer steps between the
-            first reading of weights and the merge.
+        staleness: number of averages by age: the number of optimizer steps from the
+            first reading of weights to the merge.
         refused: number of averages of which a part was left out because it was
             non-finite or too far away.
         peer_ages: number of optimizer steps since the last exchange, averaged or
@@ -24,11 +24,11 @@ class Statistics(NamedTuple):
         far: number of averages of which a part was left out because it was too far
             away.
         reloads: number of times that a peer's weights replaced this learner's.
-        members: number of super-learners present, including this one; 0 if it never
-            changes.
-        joined: number of super-learners that have joined after this one.
-        lost: number of super-learners that have disappeared without a goodbye since
-            then.
+        members: number of islands that are present, including this one; 0 without
+            islands.
+        joined: number of islands that have joined after this one.
+        lost: number of islands that have disappeared without a goodbye since this one
+            joined.
         damaged: number of parts left out because they arrived damaged.
         list_age_seconds: seconds since the member list was last known to be current;
             0 without islands.

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class SuperLearnerGroup:
-    """The learners of one super-learner.
+    """The learners of one super-learner, and which weights each of them exchanges.
 
     A collective raises `SuperLearnerBroken` if a learner does not join within its
     timeout.
@@ -57,10 +57,10 @@ class SuperLearnerGroup:
         group: process group that nothing else uses; None for a super-learner of one
             learner.
         holds_all: whether each learner holds all weights rather than its own shard.
-        sections: sections that each learner exchanges of the vectors that it holds;
-            None: its shard, with the same learner of all other super-learners.
-        replicated: learners that share some weights with this one although none holds
-            all, and the part of the shared weights that each exchanges.
+        sections: for each learner, the sections that it exchanges of its vectors; None:
+            its shard, with the learner in the same place of each other super-learner.
+        replicated: learners that hold some of the same weights although none holds all,
+            and the part of these weights that each exchanges.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Votes(NamedTuple):
 
 
 _NOTHING = Votes()
-_Changed = list[int]  # the numbers of a chunk and of the learner that has changed it
+_Changed = list[int]  # the number of a chunk, and the index of its owner
 
 
 @torch.no_grad()
@@ -163,7 +163,7 @@ def _share(
 
 
 class MergeTogether(ABC, Generic[T]):
-    """How a super-learner merges, ``w += d``, and what its learners share and wait for.
+    """How a super-learner merges, ``w += d``, and what its learners share for that.
 
     All methods belong to the training thread. The collectives of the super-learner run
     in a thread of their own, in the same order in all its learners. They are Gloo's, on
@@ -177,8 +177,8 @@ class MergeTogether(ABC, Generic[T]):
     Attributes:
         steps_late: number of steps from taking a change to merging it.
         seconds: seconds for which the training thread waited for the collectives.
-        agreed: votes of any learner when the last finished merge began; the same in all
-            of them.
+        agreed: votes of any learner when the last finished merge began; equal in all
+            learners.
     """
 
     steps_late: int
@@ -209,7 +209,7 @@ class MergeTogether(ABC, Generic[T]):
     def merge(self, votes: Votes) -> bool:
         """Merges what is there, waiting for no exchange; returns whether any was."""
         has_merged = self.finish()
-        # An action with two votes is taken once.
+        # The action that this merge has agreed on must not be voted for again.
         self.begin(votes._replace(recover=votes.recover and not self.agreed.recover))
         return has_merged
 
@@ -295,7 +295,7 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
             ]
             for n in range(group.size)
         )
-        # For each learner, by chunk: the weights of its shard, and its changes to them.
+        # For each learner and chunk of its shard: the weights, and its changes of them.
         self._weights = list(of_shards)
         self._changes = [
             self._mine if n == group.index else [_zeros_like(w, device) for w in chunks]

@@ -43,7 +43,8 @@ class Rounds(Communication):
         self._mixer, self._every, self._worker = mixer, every, worker
         self._hidden = hidden
         self._round: Future[None] | None = None
-        # Counted so that a round is launched whenever `every` divides it.
+        # The number of steps, and one more with `from_start`: a round is launched if
+        # `every` divides it.
         self._step, self._goes_on = int(from_start), False
 
     @override

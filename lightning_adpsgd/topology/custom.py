@@ -5,7 +5,7 @@ known. They must be doubly stochastic, of that size, and connected, so that cons
 reached. They can be pickled for spawned learners.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -29,7 +29,7 @@ Matching = Sequence[tuple[int, int]]
 Partners = dict[int, int]
 
 
-def from_matrices(matrices: Sequence[Tensor]) -> Topology:
+def from_matrices(matrices: Sequence[Tensor | Sequence[Sequence[float]]]) -> Topology:
     """Makes a schedule of mixing matrices, each [S, S], that take turns.
 
     In asynchronous modes, the weight of an edge sets how often it has an exchange. The
@@ -40,9 +40,10 @@ def from_matrices(matrices: Sequence[Tensor]) -> Topology:
         ValueError: a matrix is not doubly stochastic or not of the first one's shape,
             or consensus would never be reached.
     """
-    rounds = [mixing.detach().to("cpu", torch.float64) for mixing in matrices]
-    for number, mixing in enumerate(rounds):
-        _check_matrix(mixing, f"matrix {number} of `topology`", rounds[0].shape)
+    rounds = list[Tensor]()
+    for number, matrix in enumerate(matrices):
+        what = f"matrix {number} of `topology`"
+        rounds.append(_as_mixing(matrix, what, rounds[0].shape if rounds else None))
     check_consensus(rounds)
     heaviest = max(_heaviest(mixing) for mixing in rounds)
     return Topology(
@@ -97,9 +98,7 @@ def from_sequence(given: Any) -> Topology:
         case [Tensor(), *_]:
             return from_matrices(given)
         case [[float() | int(), *_], *_]:
-            return from_matrices(
-                [torch.tensor(given, dtype=torch.float64, device="cpu")]
-            )
+            return from_matrices([given])
         case [[] | [[int(), int()], *_], *_]:
             return from_matchings(given)
     raise ValueError(
@@ -117,10 +116,8 @@ def _in_turn(rounds: Sequence[Tensor], size: int, round: int, seed: int) -> Tens
 
 @lru_cache(maxsize=8)
 def _checked(matrix: MatrixOfRound, size: int, round: int, seed: int) -> Tensor:
-    mixing = matrix(size, round, seed).detach().to("cpu", torch.float64)
     what = f"the matrix that `topology` gives for round {round}"
-    _check_matrix(mixing, what, torch.Size((size, size)))
-    return mixing
+    return _as_mixing(matrix(size, round, seed), what, torch.Size((size, size)))
 
 
 def _column(
@@ -157,8 +154,13 @@ def _nonzero(shares: Tensor) -> Shares:
     return dict(zip(places.tolist(), shares[places].tolist(), strict=True))
 
 
-def _check_matrix(mixing: Tensor, what: str, shape: torch.Size) -> None:
-    if mixing.shape != shape:
+def _as_mixing(given: Any, what: str, shape: torch.Size | None) -> Tensor:
+    """A mixing matrix on the host, in double precision; checks it, and its shape."""
+    try:
+        mixing = torch.as_tensor(given, dtype=torch.float64, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{what} must be a matrix of numbers: {error}") from None
+    if shape is not None and mixing.shape != shape:
         raise ValueError(
             f"{what} must be of shape {tuple(shape)}, got {tuple(mixing.shape)}"
         )
@@ -166,6 +168,7 @@ def _check_matrix(mixing: Tensor, what: str, shape: torch.Size) -> None:
         check_mixing(mixing)
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
+    return mixing
 
 
 def _check_same_size(size: int, num_super_learners: int) -> None:
@@ -191,18 +194,20 @@ def _half_of_partner(
 
 def _partners(pairs: Matching, number: int) -> Partners:
     partners: Partners = {}
-    for pair in pairs:
-        if len(set(pair)) != 2 or len(pair) != 2 or min(pair) < 0:
-            raise ValueError(
-                "a pair of `topology` must be of two super-learners, counted from 0, "
-                f"got {tuple(pair)} in matching {number}"
-            )
-        if twice := set(pair) & partners.keys():
+    for pair in pairs if isinstance(pairs, Iterable) else (pairs,):
+        match pair:
+            case [int(i), int(j)] if i != j and min(i, j) >= 0:
+                pass
+            case _:
+                raise ValueError(
+                    "a pair of `topology` must be of two super-learners, counted from "
+                    f"0, got {pair!r} in matching {number}"
+                )
+        if twice := {i, j} & partners.keys():
             raise ValueError(
                 f"super-learner {min(twice)} is in two pairs of matching {number} of "
                 "`topology`; put one of them into another matching"
             )
-        i, j = pair
         partners |= {i: j, j: i}
     return partners
 

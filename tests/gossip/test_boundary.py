@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_adpsgd import reference
+from lightning_adpsgd.gossip import peers, waiting
 from lightning_adpsgd.gossip.codecs import INT4
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
-from lightning_adpsgd.gossip.pairing import READY, Pairing
+from lightning_adpsgd.gossip.pairing import NO, READY, Pairing
 from lightning_adpsgd.gossip.peers import Peers
 from lightning_adpsgd.gossip.protocol import Patience
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
@@ -36,6 +37,7 @@ from tests.helpers import (
     running,
     take_first,
     together,
+    until,
 )
 from tests.threads import ThreadTransport
 
@@ -328,6 +330,29 @@ def test_an_offer_that_is_not_answered_ends_in_an_error_that_names_the_peer() ->
             train(vectors[0], gossips[0], 1)
     finally:
         gossips[0].abort()
+
+
+def test_a_peer_whose_answer_does_not_come_is_called_silent_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    vectors, gossips = pairs_of(random_rows(2), "complete", A_MOMENT)
+    mine, its = (gossip.peers_by_section[0] for gossip in gossips)
+    monkeypatch.setattr(its, "say", lambda words: None)  # it is stopped
+    monkeypatch.setattr(waiting, "_LOOK_S", 0.01)
+    state, pairing = gossips[0].threads.state, mine.pairing
+    assert pairing is not None
+    with running(gossips):
+        with state:
+            pairing.hear(1, READY)
+        monkeypatch.setattr(peers, "_LONGEST_SILENCE_S", 0.0)
+        training = threading.Thread(target=train, args=(vectors[0], gossips[0], 1))
+        training.start()
+        until(lambda: bool(caplog.messages), "the warning")
+        with state:
+            pairing.hear(1, NO)
+            state.notify_all()
+        training.join(PATIENCE_S)
+    assert caplog.messages[0].startswith("nothing has come from super-learner 1")
 
 
 def test_an_exchange_that_does_not_end_names_the_peer_in_every_learner(

@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from types import SimpleNamespace
@@ -128,10 +128,13 @@ def test_one_learner_of_all_reports_how_rare_exchanges_are(
     assert told == [4, 0, 0]
 
 
+@pytest.mark.parametrize("in_pairs", [False, True])
 def test_training_goes_on_and_tells_of_a_peer_that_is_silent(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    in_pairs: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    vectors, gossips = engines(random_rows(2), "ring")
+    vectors, gossips = engines(
+        random_rows(2), "ring", in_pairs=in_pairs, max_wait=0.001
+    )
 
     def told_in_a_step() -> bool:
         step(vectors[0], gossips[0])
@@ -447,6 +450,16 @@ def test_a_save_keeps_exchanges_from_who_puts_weights_back(dtype: torch.dtype) -
     assert [vector.item() for vector in vectors] == [3.0, 3.0]
 
 
+def test_all_weights_that_are_to_be_adopted_are_and_the_last_ones_stay() -> None:
+    """Or a thread would wait for ever for an adoption that another one replaced."""
+    vectors, gossips = engines(random_rows(1), "ring")
+    with running(gossips):
+        both = [gossips[0].adopt([torch.full_like(vectors[0], v)]) for v in (1.0, 2.0)]
+        step(vectors[0], gossips[0])
+        assert [adopted.is_set() for adopted in both] == [True, True]
+    assert vectors[0].tolist() == [2.0] * 7
+
+
 def test_a_learner_that_never_merges_slows_no_exchange_of_the_others() -> None:
     vectors, gossips = engines(random_rows(4), "ring")
 
@@ -577,6 +590,16 @@ def test_a_too_stale_learner_asks_peers_that_do_not_train(name: str, size: int) 
             assert gossips[index].statistics().exchanges >= 3
 
 
+def test_one_that_has_no_peer_is_never_too_stale() -> None:
+    vectors, gossips = engines(
+        random_rows(1), "ring", max_staleness=1, timeout=timedelta(seconds=0.1)
+    )
+    with running(gossips):
+        for _ in range(4):
+            step(vectors[0], gossips[0], 1.0)
+    assert_same_sum(vectors, random_rows(1)[0] + 4)
+
+
 def test_a_too_stale_learner_waits_until_an_exchange_is_done() -> None:
     vectors = list(random_rows(2))
     held = [HeldTransport(t) for t in ThreadTransport.connect(2)]
@@ -673,4 +696,18 @@ def test_threads_come_with_start_and_go_with_stop() -> None:
     with running(gossips):
         # An asking and an answering thread for each of two neighbours.
         assert len(engine_threads()) == 4 * 4
+    assert engine_threads() == []
+
+
+@pytest.fixture(scope="module")
+def left_over() -> Iterator[None]:
+    """A thread that an earlier test has left for a while, as a slow connection may."""
+    ends = threading.Event()
+    threading.Thread(target=ends.wait, name="adpsgd-failure").start()
+    yield
+    ends.set()
+
+
+@pytest.mark.usefixtures("left_over")
+def test_a_thread_of_an_earlier_test_is_none_of_this_one() -> None:
     assert engine_threads() == []

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_adpsgd.gossip import peers as peers_module
+from lightning_adpsgd.gossip import account as account_module
 from lightning_adpsgd.gossip import pulls as pulls_module
+from lightning_adpsgd.gossip import waiting as waiting_module
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.exchange import ALIVE, DECLINE, LEAVE, PULL, REQUEST
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import Traffic, Turn
-from lightning_adpsgd.gossip.peers import Asker, Peers
+from lightning_adpsgd.gossip.peers import Asker, Peers, Threads
 from lightning_adpsgd.gossip.protocol import BEGINNING, Outcome, Pulled
+from lightning_adpsgd.gossip.waiting import Waiting
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import PeerLost
@@ -67,7 +69,7 @@ class Played:
         lane: Any = self.lane
         self.asker = Asker(1, lane, self.traffic, self.threads, 0)
         self.replica = Replica([torch.zeros(4)], 1 << 20, self.state)
-        members = Members.fixed(Schedule(find_topology("ring"), 4), 0)
+        members = self.members = Members.fixed(Schedule(find_topology("ring"), 4), 0)
         quarantine: Any = SimpleNamespace(note=lambda outcome, section: None)
         self.account = Account(members, self.replica, quarantine, self.state)
         lanes: Any = SimpleNamespace(
@@ -116,23 +118,25 @@ def test_a_peer_that_is_silent_for_too_long_is_told_of_until_something_comes(
     """Its host is cut off, say: its loss is known only after `timeout`."""
     clock, told = SimpleNamespace(now=100.0), list[int]()
     clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(peers_module, "time", clock)
+    monkeypatch.setattr(waiting_module, "time", clock)
+    of_learner = played.members, played.threads, played.peers
+    waiting = Waiting(*of_learner, timedelta(seconds=4))
     played.peers.answer(1)
     for now, waits_since in (
         *((101.9, 100.0), (102.1, 100.0), (103.0, 100.0)),  # 4 s are the timeout
         *((104.0, 103.9), (105.0, math.inf), (106.0, 103.9)),
     ):
         clock.now, played.lane.channel.waits_since = now, waits_since
-        played.peers.warn_of_silence()
+        waiting.warn_of_silence()
         told.append(len(caplog.messages))
     assert told == [0, 1, 1, 1, 1, 2]
     assert "nothing has come from super-learner 1 for 2 s" in caplog.messages[0]
-    assert "ends if nothing comes for 4 s" in caplog.messages[0]
+    assert "Training ends if nothing comes for 4 s" in caplog.messages[0]
     played.lane.is_lost = True
     with pytest.raises(PeerLost):
         played.peers._answer_all(1, played.lane)  # pyright: ignore[reportArgumentType]
     clock.now += 60.0
-    played.peers.warn_of_silence()
+    waiting.warn_of_silence()
     assert len(caplog.messages) == 2
 
 
@@ -303,3 +307,53 @@ def test_an_exchange_that_is_waited_for_is_not_requested(played: Played) -> None
     played.traffic.make = lambda *_, admitted, **more: made.append(admitted)
     played.asker._ask()
     assert (made, played.lane.heard) == ([False], [])
+
+
+def test_the_lock_is_not_held_while_a_warning_is_written(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log may take long to write, and training waits for the lock."""
+    state: Any = played.state
+    held = list[bool]()
+    noted = lambda *_: held.append(state._is_owned())  # noqa: E731
+    monkeypatch.setattr(account_module._log, "warning", noted)
+    refused = Outcome(finite=False, bytes_sent=1, first_step=0)
+    Traffic(played.account, state, cpu_share=1.0).make(1, lambda number: refused)
+    assert held == [False]
+
+
+# --- threads
+
+
+def threads_of(said: list[str]) -> Threads:
+    return Threads(torch.device("cpu"), threading.Condition(), said.append)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PeerLost(1, "a test", "it is gone"), "lost super-learner 1 while a test"),
+        (KeyError(3), "raised KeyError: 3"),
+        (MemoryError(), "raised MemoryError"),
+    ],
+)
+def test_the_others_hear_the_type_of_an_error_but_for_a_loss(
+    error: Exception, said: str
+) -> None:
+    threads = threads_of(heard := list[str]())
+    threads.fail(error)
+    assert heard[0].startswith(said)
+    assert not heard[0].endswith(": ")
+
+
+def test_a_thread_that_the_system_refuses_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = threads_of([])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        threads.start("ask-1", lambda: None)
+    assert threads.join(time.perf_counter()) == []

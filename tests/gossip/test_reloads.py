@@ -1,7 +1,9 @@
 """How often, and how soon, a diverged learner goes on from the weights of a peer."""
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.weights.replica import Replica
+from tests.helpers import PATIENCE_S
 
 ILL = Outcome(finite=False, bytes_sent=0, first_step=5, mine=True)
 
@@ -38,7 +41,8 @@ class Patient:
     def __init__(self) -> None:
         self.clock, vectors = Clock(), [torch.zeros(4)]
         self.gives: list[Tensor] | None = [torch.ones(4)]
-        self._replica = Replica(vectors, 1 << 20, threading.Condition())
+        self.state = threading.Condition()
+        self._replica = Replica(vectors, 1 << 20, self.state)
         self.quarantine = Quarantine(
             Members.fixed(Schedule(find_topology("ring"), 3), 0),
             vectors,
@@ -147,3 +151,37 @@ def test_weights_that_go_on_being_too_far_have_diverged() -> None:
         learner.clock.now += 3600
         learner.quarantine.note(far._replace(first_step=99))
     assert learner.quarantine.wants_reload
+
+
+class Late:
+    """An outcome of the old weights; in the middle of its note something happens."""
+
+    finite, first_step = False, 10
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self._meanwhile = meanwhile
+
+    @property
+    def mine(self) -> bool:
+        self._meanwhile()
+        return True
+
+
+def test_an_exchange_of_the_old_weights_that_is_noted_at_a_reload_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    patient = Patient()
+    patient.fall_ill()
+    monkeypatch.setattr(patient._replica, "put", lambda values: None)
+    reloading = threading.Thread(target=patient.reload)
+
+    def meanwhile() -> None:
+        reloading.start()
+        reloading.join(0.1)
+
+    late: Any = Late(meanwhile)
+    with patient.state:
+        patient.quarantine.note(late)
+    reloading.join(PATIENCE_S)
+    patient.clock.now += 3600
+    assert not patient.quarantine.wants_reload

@@ -244,6 +244,10 @@ def test_asynchronous_exchanges_along_it_keep_the_sum(given_: Any) -> None:
         ([], r"`topology` must be a name.*got \[\]"),
         (7, r"`topology` must be a name.*got 7"),
         ([[[0.5, 0.5]]], r"`topology` must be a name"),
+        ([[0.5, 0.5], [1.0]], "matrix 0 of `topology` must be a matrix of numbers"),
+        ([identity(2), "ring"], "matrix 1 of `topology` must be a matrix of numbers"),
+        ([[(0, 1)], [5]], "of two super-learners.*got 5 in matching 1"),
+        ([[(0, 1)], 5], "of two super-learners.*got 5 in matching 1"),
     ],
 )
 def test_a_thing_that_is_no_topology_is_refused_by_its_fault(
@@ -264,6 +268,10 @@ def test_a_thing_that_is_no_topology_is_refused_by_its_fault(
             from_function(lambda size, round, seed: identity(4)),
             r"round 0 must be of shape \(5, 5\), got \(4, 4\)",
         ),
+        (
+            from_function(lambda size, round, seed: None),  # pyright: ignore
+            "gives for round 0 must be a matrix of numbers",
+        ),
     ],
 )
 def test_a_topology_of_another_size_is_refused(
@@ -279,3 +287,9 @@ def test_a_function_that_errs_later_is_refused_in_that_round() -> None:
     assert topology.asks(3, 4, 2) == [0, 1, 2]
     with pytest.raises(ValueError, match="gives for round 3: each column"):
         topology.asks(0, 4, 3)
+
+
+@pytest.mark.parametrize("convert", [Tensor.tolist, Tensor.numpy])
+def test_a_function_may_give_what_torch_takes_for_a_matrix(convert: Any) -> None:
+    topology = find_topology(lambda size, round, seed: convert(complete(size)))
+    assert torch.equal(topology.matrix(4), complete(4))
