@@ -32,7 +32,7 @@ from recipes.demo.results import (
 )
 from recipes.generated.corpus import write_corpus
 from recipes.hybrid.pipeline.runner import run_stages
-from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
 from recipes.hybrid.stages import STAGES
 from recipes.hybrid.training.tracking import log_later, offline_runs, sync_line
 
@@ -56,7 +56,7 @@ def run_demo(
         The results in the order of the table, without those of the race.
 
     Raises:
-        ValueError: `settings` already describe a race.
+        ValueError: `settings` already describe a race, or the corpus has no test set.
     """
     if settings.timed is not None:
         raise ValueError(
@@ -68,6 +68,11 @@ def run_demo(
         _generate(settings, generated_minutes)
     _say("prepare the speech and align it, once for all runs")
     run_stages(settings, STAGES, last="realign")
+    if not {*TEST_SPLITS} & {*settings.splits()}:
+        raise ValueError(
+            "`corpus` must hold a test set, by whose words the demo compares its runs; "
+            "recipes.switchboard trains without one"
+        )
     _say("decode with the model that made the alignment")
     run_stages(settings, STAGES, first="graph", last="baseline")
     runs = [_run(settings, name) for name in STRATEGIES]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -436,10 +435,10 @@ def test_a_second_decoding_is_made_with_the_adapted_mixtures(settings, tmp_path)
 class _Adapted:
     """In place of a network of 120 + 39 + 5 inputs: what the adapted mixtures say."""
 
-    hparams: ClassVar = {"input_size": 164}
-
     def __init__(self, path: Path) -> None:
-        self._scorer = GaussianMixtures.load(path).scorer()
+        known = GaussianMixtures.load(path)
+        self._scorer = known.scorer()
+        self.hparams = {"input_size": 164, "num_states": known.num_states}
 
     def log_likelihoods(self, log_mel, fmllr, ivectors) -> torch.Tensor:
         length = len(log_mel)

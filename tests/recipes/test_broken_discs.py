@@ -743,6 +743,13 @@ def test_a_source_nobody_knows_is_refused(tree: Path):
         run_stages(settings, STAGES, last="check")
 
 
+def test_a_source_that_is_named_twice_is_refused(tree: Path):
+    twice = ("switchboard", "switchboard")
+    settings = Settings(corpus=tree, out=tree.parent / "run", sources=twice)
+    with pytest.raises(StageError, match="each source once, got switchboard,switch"):
+        run_stages(settings, STAGES, last="check")
+
+
 def test_several_processes_say_the_same(tree: Path, capsys: pytest.CaptureFixture[str]):
     (tree / AUDIO).write_bytes(b"")
     write_transcript(tree, 2001, "A", ["0.5 2.5 yes", "oops"])

@@ -461,6 +461,22 @@ def test_acronyms_are_told_by_capitals_and_pronunciation(settings: Settings):
     assert lexicon.pronunciations["s."] == (("eh", "s"),)
 
 
+@pytest.mark.parametrize("repair", ["true", "false"])
+def test_an_acronym_whose_pronunciation_is_repaired_has_one(
+    settings: Settings, repair: str
+):
+    dictionary = next(settings.corpus.rglob("sw-ms98-dict.text"))
+    wrong = "NAACP eh ey ey s iy p iy\n"  # without its N, as MS-State writes it
+    dictionary.write_text(dictionary.read_text() + wrong)
+    write_transcript(settings.corpus, 2001, "A", ["1.0 2.0 the NAACP"])
+    _run(override(settings, f"lexicon.repair={repair}"), "lexicon")
+    (utterance,) = [u for u in _split(settings, "train") if "sw02001-A" in u.id]
+    assert utterance.words == ("the", "n._a._a._c._p.")
+    lexicon = read_lexicon(settings.directory("lexicon"))
+    letters = ("eh", "n", "ey", "ey", "s", "iy", "p", "iy")
+    assert lexicon.pronunciations["n._a._a._c._p."] == (letters,)
+
+
 def test_words_that_the_dictionary_lacks_are_looked_up_elsewhere(
     settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -37,6 +37,7 @@ from recipes.hybrid.stages import triphone as triphone_stage
 from recipes.hybrid.stages.align import align
 from recipes.hybrid.stages.baseline import baseline
 from recipes.hybrid.stages.decode import decode
+from recipes.hybrid.stages.export import export
 from recipes.hybrid.stages.graph import graph
 from recipes.hybrid.stages.realign import realign
 from recipes.hybrid.stages.score import score
@@ -320,7 +321,7 @@ def test_a_network_that_knows_the_states_labels_as_the_mixtures_do(
     scorer = gaussians.scorer()
 
     class Knows:
-        hparams: ClassVar = {"input_size": 120}
+        hparams: ClassVar = {"input_size": 120, "num_states": gaussians.num_states}
 
         def log_likelihoods(self, log_mel, fmllr, ivectors) -> torch.Tensor:
             assert fmllr.shape == ivectors.shape == (len(log_mel), 0)
@@ -347,6 +348,20 @@ def test_a_network_that_knows_the_states_labels_as_the_mixtures_do(
         assert found == expected
 
 
+def test_a_network_of_other_states_does_not_realign(triphones, tmp_path, monkeypatch):
+    monophones = _num_states(triphones.directory("align"))
+    tied = _num_states(triphones.directory("triphone"))
+    model = AcousticModel(monophones, num_layers=1, hidden_size=2, bottleneck_size=2)
+    monkeypatch.setattr(realign_stage, "read_network", lambda _: model)
+    asked = dataclasses.replace(triphones, realign=RealignSettings(run="first"))
+    with pytest.raises(StageError, match=f"has {monophones} outputs.* {tied} states"):
+        realign(asked, tmp_path)
+
+
+def _num_states(folder: Path) -> int:
+    return json.loads((folder / "states.json").read_text())["num_states"]
+
+
 def _save_untrained_model(settings: Settings) -> None:
     states = json.loads((settings.directory("align") / "states.json").read_text())
     model = AcousticModel(
@@ -368,6 +383,24 @@ def test_a_network_that_has_learnt_nothing_is_decoded_and_scored(settings):
     assert report["parts"]["total"]["wer"] > 0.5
     lines = (settings.directory("decode") / "swb.txt").read_text().splitlines()
     assert len(lines) == SPLITS["swb"]
+
+
+def test_without_a_test_set_nothing_is_scored_and_the_model_is_exported(
+    settings, tmp_path, capsys
+):
+    others = dataclasses.replace(settings, out=tmp_path, run="untested")
+    prepared, spoken = others.directory("prepare"), settings.directory("prepare")
+    _linked(others, settings, "prepare")
+    prepared.mkdir()
+    for split in ("train", "dev"):
+        (prepared / f"{split}.jsonl").symlink_to(spoken / f"{split}.jsonl")
+    _save_untrained_model(others)
+    assert not (run_stage(baseline, others, "baseline") / "score.json").exists()
+    run_stage(decode, others, "decode")
+    assert list(run_stage(score, others, "score").iterdir()) == []
+    assert capsys.readouterr().out.count("no test set: nothing is scored") == 2
+    exported = run_stage(export, others, "export")
+    assert "Not scored" in (exported / "MODEL_CARD.md").read_text()
 
 
 def test_two_machines_find_the_words_of_one_for_both_networks(

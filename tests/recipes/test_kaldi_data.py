@@ -268,3 +268,14 @@ def test_a_corpus_that_is_no_data_directory_is_refused(
     error = capsys.readouterr().err
     assert "--corpus:" in error
     assert "wav.scp" in error
+
+
+def test_test_utterances_that_differ_in_case_alone_are_refused(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("wav.scp", "text", "utt2spk"):
+        table = data / "test" / name
+        table.write_text(table.read_text().replace("carl_1 ", "CARL_0 "))
+    assert _run(data, "check") == 1
+    told = capsys.readouterr().err
+    assert "the utterances carl_0 and CARL_0 of `test` differ in case alone" in told

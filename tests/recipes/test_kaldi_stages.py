@@ -319,6 +319,23 @@ def test_streams_are_those_of_kaldis_archives(settings, tmp_path, capsys):
     assert "train: without rows, zeros in their place: 1 (0.00 h)" in said
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_fmllr_of_kaldi_is_stored_in_the_type_of_the_features(
+    settings, tmp_path, dtype
+):
+    lengths = {n: len(ids) for part in SENTENCES.values() for n, ids in part.items()}
+    fmllr = {name: np.ones((n, 3)) for name, n in lengths.items()}
+    rows = {name: np.ones((-(-n // 4), 2)) for name, n in lengths.items()}
+    chosen = with_streams(
+        override(settings, f"features.dtype={dtype}"),
+        write_archive(tmp_path / "fmllr.scp", fmllr),
+        write_archive(tmp_path / "ivectors.scp", rows),
+    )
+    folder = run_stage(adapt, chosen, "adapt")
+    store = FrameStore(folder / "train" / "fmllr")
+    assert store.frames(0).dtype == getattr(torch, dtype)
+
+
 def test_too_few_rows_stop_the_stage(settings, tmp_path):
     one = {"sw1-A_1": np.zeros((10, 3))}
     path = write_archive(tmp_path / "fmllr.scp", one)

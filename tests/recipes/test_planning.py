@@ -6,11 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.planning import hours
 from recipes.hybrid.planning.__main__ import main
 from recipes.hybrid.planning.costs import CORPORA, Cost, measured, read_costs
 from recipes.hybrid.planning.hours import GRAPH, stage_minutes, training_hours
 from recipes.hybrid.planning.memory import memory_gb
 from recipes.hybrid.planning.tables import with_tables
+from recipes.switchboard.papers import with_papers
 
 PAGE = Path(__file__).parents[2] / "docs/switchboard.md"
 UNIT_COSTS = {
@@ -56,13 +59,31 @@ def test_minutes_are_units_by_speed_and_cores():
     assert four["triphone"] == pytest.approx(tree + rest / 4)
     assert one["lm"] == four["lm"] == pytest.approx(286 * 10_800 / 60)
     assert one["graph"] == four["graph"] == pytest.approx(GRAPH.seconds / 60)
-    gaussians, searched = (3.7 * 360_000 + 200_000) * 200_000 / 2048, 4 * 200_000
-    mixtures = gaussians + 3.7 * 360_000 + searched
-    assert one["baseline"] == pytest.approx(mixtures / 60)
-    adapted = 4 * frames + 24e6 + 10 * 2 * 2438
+    test, dev, some_of_dev = 3.7 * 360_000, 4000 * 500, 400 * 500
+    scored = test + dev + 2 * some_of_dev
+    by_gaussians = some * frames / 350 / 2048
+    searched = 3 * test + (4 + 3) * some_of_dev
+    assert one["baseline"] == pytest.approx((scored * by_gaussians + searched) / 60)
+    decoded_twice = 2 * (test + dev) * (by_gaussians + 1)
+    adapted = 4 * frames + 24e6 + 10 * 2 * 2438 + decoded_twice
     assert one["adapt"] == pytest.approx(adapted / 60)
-    test, dev = 3.7 * 360_000, 200_000
-    assert one["decode"] == pytest.approx((2 * test + 7 * dev) / 60)
+    searched = test + (6 + 3) * some_of_dev
+    assert one["decode"] == pytest.approx((scored + searched) / 60)
+
+
+def test_projections_are_of_the_settings_of_the_papers_recipes(tmp_path: Path):
+    chosen = with_papers(Settings(corpus=tmp_path, out=tmp_path), 8, 4)
+    assert chosen.align.max_training_utterances == hours.ALIGNED
+    assert chosen.triphone.num_leaves == hours.LEAVES
+    assert chosen.triphone.num_gaussians == hours.MOST_GAUSSIANS
+    assert chosen.triphone.frames_per_gaussian == hours.FRAMES_PER_GAUSSIAN
+    assert chosen.lm.max_ngrams == hours.MAX_NGRAMS
+    assert chosen.prepare.dev_utterances * 500 == hours.DEV_FRAMES
+    assert chosen.decode.max_dev_utterances * 500 == hours.CHOSEN_FRAMES
+    assert len(chosen.decode.acoustic_scales) == hours.SCALES
+    assert len(chosen.decode.gmm_acoustic_scales) == hours.GMM_SCALES
+    assert chosen.adapt.decodings == hours.DECODINGS
+    assert chosen.adapt.rounds + 1 == hours.FMLLR_ROUNDS
 
 
 def test_a_text_takes_the_memory_that_three_million_words_took():

@@ -120,11 +120,13 @@ def test_a_reference_that_cannot_be_used_stops_with_its_line(settings):
         run(settings)
 
 
-def test_without_a_test_set_there_is_nothing_to_score(settings):
+def test_without_a_test_set_nothing_is_scored(settings, capsys):
     for split in ("swb", "ch"):
         (settings.directory("prepare") / f"{split}.jsonl").unlink()
-    with pytest.raises(StageError, match="neither SWB nor CH"):
-        run(settings)
+    output = settings.directory("score")
+    score(settings, output)
+    assert "no test set: nothing is scored" in capsys.readouterr().out
+    assert not (output / "score.json").exists()
 
 
 def test_a_test_set_without_reference_has_that_of_its_utterances(settings):

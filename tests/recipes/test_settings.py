@@ -114,6 +114,21 @@ def test_the_last_of_several_values_holds(settings: _Extended):
         ("adapt.passes=0", "`passes` must be at least 1, got 0"),
         ("adapt.min_frames=50", "`min_offset_frames` must be at most `min_frames` 50"),
         ("kaldi.ivector_period=-1", "`ivector_period` must be at least 0, got -1"),
+        ("train.decay=1.5", r"`decay` must be in \[0, 1\], got 1.5"),
+        ("triphone.num_iterations=0", "`num_iterations` must be at least 1, got 0"),
+        ("triphone.lda_reach=0", "`lda_dimension` must be at most 13, 13 cepstra of 1"),
+        ("features.noise_decibels=25,10", "the lower one first, got 25.0,10.0"),
+        ("features.noise_decibels=nan,10", "two finite numbers, .* got nan,10.0"),
+        ("features.noise_decibels=10", "two finite numbers, .* got 10.0"),
+        ("features.noise_seed=-1", "`noise_seed` must be at least 0, got -1"),
+        ("prepare.min_dev_sides=0", "`min_dev_sides` must be at least 1, got 0"),
+        (
+            "train.validate_every=3",
+            "`validate_every` must divide the 16 epochs.* got 3",
+        ),
+        ("train.epochs=4 train.validate_every=8", "must divide the 4 epochs.* got 8"),
+        ("seed=-1", r"`seed` must be in \[0, 1073741824\], got -1"),
+        ("seed=3000000000", r"`seed` must be in \[0, 1073741824\], got 3000000000"),
     ],
 )
 def test_what_a_late_stage_would_refuse_is_refused_before_the_first(

@@ -54,11 +54,12 @@ def find_files(roots: Iterable[Path], skipped: Skipped) -> list[DiscFile]:
             )
         if _is_first(root, seen, Skipped()):  # given twice, it is searched once
             for path in _walk(root, seen, skipped):
-                found[path] = DiscFile(path, _plain(path.name))
+                found[path] = DiscFile(path, plain_name(path.name))
     return [found[path] for path in sorted(found)]
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """A file's name in lower case, without the version of an ISO 9660 mount."""
     return _VERSION.sub("", name.lower())
 
 
@@ -75,7 +76,7 @@ def _walk(root: Path, seen: set[tuple[int, int]], skipped: Skipped) -> Iterator[
             if not name.startswith(".") and _is_first(Path(folder, name), seen, skipped)
         ]
         for name in folders:
-            if _OF_FILES.fullmatch(_plain(name)):
+            if _OF_FILES.fullmatch(plain_name(name)):
                 where, remedy = str(Path(folder, name)), "copy the file of that name"
                 skipped.add("folder in the place of a file", where, remedy=remedy)
         for name in names:

@@ -74,8 +74,8 @@ def cmvn_beside(source: str | Path, options: Path | None = None) -> Cmvn | None:
 
     Args:
         source: Table or archive, as for `archives.read_matrices`.
-        options: `cmvn_opts` of an experiment; without it variances stay as they are.
-            With `--norm-means=false` so does all else, as in `apply-cmvn`.
+        options: `cmvn_opts` of an experiment; without it means alone are normalised.
+            With `--norm-means=false` nothing is, as in `apply-cmvn`.
 
     Raises:
         KaldiError: A file is damaged, or variances are to be normalised without means.

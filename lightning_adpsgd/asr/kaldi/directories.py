@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lightning_adpsgd.asr.corpora.corpus import Utterance
+from lightning_adpsgd.asr.corpora.discs import plain_name
 from lightning_adpsgd.files import bytes_written_whole
 
 _SPHERE = (".sph", ".wv1")
@@ -61,7 +62,7 @@ def _command(utterance: Utterance) -> str:
     """The command that writes one side as a WAV file to its output."""
     path = shlex.quote(str(utterance.recording.absolute()))
     number = utterance.channel + 1
-    if utterance.recording.suffix.lower() in _SPHERE:
+    if plain_name(utterance.recording.name).endswith(_SPHERE):
         return f"sph2pipe -f wav -p -c {number} {path} |"
     return f"sox {path} -r 8000 -b 16 -t wav - remix {number} |"
 

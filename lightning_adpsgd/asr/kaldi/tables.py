@@ -66,7 +66,7 @@ def read_rows(
 
 
 def read_named(path: Path, columns: str = "") -> dict[str, Row]:
-    """The rows of a table by name; rows that are there twice may be equal.
+    """The rows of a table by name; equal rows of one name are accepted.
 
     Args:
         path: The file.

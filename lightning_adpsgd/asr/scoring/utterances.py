@@ -16,7 +16,8 @@ from lightning_adpsgd.asr.scoring.words import ALL_MARKS, NO_MARKS, WordOptions
 
 _HESITATIONS = "uh um eh mm hm ah huh ha er oof hee ach eee ew %hesitation"
 HESITATIONS = frozenset(_HESITATIONS.split(" "))
-NOISES = frozenset(("[noise]", "[laughter]", "[vocalized-noise]", "<unk>"))
+_NOISES = "[noise] [laughter] [vocalized-noise] <unk> <noise> <spoken_noise>"
+NOISES = frozenset(_NOISES.split(" "))  # the last two are of Kaldi's recipes
 
 
 def is_optional(word: str) -> bool:

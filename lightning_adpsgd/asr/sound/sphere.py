@@ -1,4 +1,4 @@
-"""Reading of NIST SPHERE files: one channel, or a span of it, as float samples.
+"""Reading of NIST SPHERE files: one channel as float samples.
 
 Telephone corpora keep a conversation in one file, a speaker per channel, 8 kHz mu-law.
 The header is checked before any sample is used, since a copy that was cut short still
@@ -184,53 +184,31 @@ def wrong_samples(path: Path) -> str:
 
 
 def read_channel(
-    path: Path,
-    channel: int,
-    start_s: float = 0.0,
-    end_s: float | None = None,
-    sample_rate: int = SAMPLE_RATE,
+    path: Path, channel: int, sample_rate: int = SAMPLE_RATE
 ) -> np.ndarray:
-    """One channel as float32 [samples] in [-1, 1).
+    """One whole channel as float32 [samples] in [-1, 1).
 
     Args:
         path: SPHERE file.
         channel: Channel: 0 for A, 1 for B.
-        start_s: Start of the span in seconds.
-        end_s: End of the span in seconds; None for the end of the file.
         sample_rate: Expected sample rate in Hz.
 
     Raises:
-        SphereError: An error of `read_header`; or the channel does not exist, or the
-            span is empty or outside the audio.
+        SphereError: An error of `read_header`; or the channel does not exist, or its
+            samples cannot be read.
     """
     header = read_header(path, sample_rate)
     if not 0 <= channel < header.num_channels:
         raise SphereError(
             f"{path}: `channel` must be below {header.num_channels}, got {channel}"
         )
-    start, end = _span(path, header, start_s, end_s)
-    if header.is_shortened:
-        samples = _read_shortened(path, channel, header)[start:end]
-    else:
-        samples = _read_plain(path, channel, start, end)
-    if len(samples) != end - start:
+    read = _read_shortened if header.is_shortened else _read_plain
+    samples = read(path, channel, header)[: header.num_samples]
+    if len(samples) < header.num_samples:
         raise SphereError(
-            f"{path}: expected {end - start} samples from {start}, got {len(samples)}"
+            f"{path}: expected {header.num_samples} samples, got {len(samples)}"
         )
     return samples
-
-
-def _span(
-    path: Path, header: SphereHeader, start_s: float, end_s: float | None
-) -> tuple[int, int]:
-    start = round(start_s * header.sample_rate)
-    end = header.num_samples if end_s is None else round(end_s * header.sample_rate)
-    if not 0 <= start < end <= header.num_samples:
-        raise SphereError(
-            f"{path}: the span {start_s} to {end_s} s must lie within "
-            f"0 to {header.duration_s:.3f} s and not be empty"
-        )
-    return start, end
 
 
 def name_of(path: Path) -> Any:
@@ -238,10 +216,10 @@ def name_of(path: Path) -> Any:
     return os.fsencode(path)
 
 
-def _read_plain(path: Path, channel: int, start: int, end: int) -> np.ndarray:
+def _read_plain(path: Path, channel: int, header: SphereHeader) -> np.ndarray:
     try:
         samples, _ = soundfile.read(
-            name_of(path), start=start, stop=end, dtype="float32", always_2d=True
+            name_of(path), header.num_samples, dtype="float32", always_2d=True
         )
     except soundfile.LibsndfileError as error:
         raise SphereError(f"{path}: {error}") from error

@@ -58,7 +58,8 @@ def _frames(
     if first is None:
         raise _nothing(split, "kaldi.fmllr", sources)
     dims, lengths = first.rows.shape[1], (store.spans[:, 1] - store.spans[:, 0])
-    writer = FrameWriter(folder, list(store.ids), lengths.tolist(), dims, "float16")
+    dtype = settings.features.dtype
+    writer = FrameWriter(folder, list(store.ids), lengths.tolist(), dims, dtype)
     writer.create()
     progress = _Progress(store, split, "kaldi.fmllr")
     for one in _chained(first, found):

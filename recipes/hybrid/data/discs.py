@@ -16,12 +16,16 @@ def discs_of(settings: Settings, problems: Skipped) -> Discs:
     """The discs below the folders of the settings.
 
     Raises:
-        StageError: One is not a folder, or a source has no such name.
+        StageError: One is not a folder, or a source is unknown or named twice.
     """
     for name in settings.sources:
         if name not in TRAINING:
             known = ", ".join(TRAINING)
             raise StageError(f"`sources` must be of {known}, got {name!r}")
+    if len(set(settings.sources)) < len(settings.sources):
+        # The second copy would hold what is held out of the first.
+        named = ",".join(settings.sources)
+        raise StageError(f"`sources` must name each source once, got {named}")
     try:
         return find_discs(settings.roots, problems)
     except CorpusError as error:

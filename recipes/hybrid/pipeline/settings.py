@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recipes.hybrid.pipeline.bounds import one_of
+from recipes.hybrid.pipeline.bounds import one_of, within
 from recipes.hybrid.pipeline.crew import ALONE, Crew
 from recipes.hybrid.pipeline.groups import (
     AdaptSettings,
@@ -21,7 +21,9 @@ from recipes.hybrid.pipeline.groups import (
     TrainSettings,
     TriphoneSettings,
 )
+from recipes.hybrid.pipeline.groups.labels import NUM_CEPSTRA
 
+MOST_SEED = 2**30  # stages count on from it, and kaldifst takes 31 bits
 RUN_STAGES = ("train", "decode", "score", "export")
 TRAINING_SPLITS = ("train", "dev")
 TEST_SPLITS = (
@@ -31,7 +33,6 @@ TEST_SPLITS = (
 )
 STATES = ("monophone", "triphone")
 SCORING = ("hub5", "plain")
-NUM_CEPSTRA = 13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class Settings:
         out: experiment folder; every stage writes below `out/exp`.
         run: name of the training run. `train`, `decode`, `score` and `export` exist
             once per run, so that several strategies share one alignment and one graph.
-        seed: seed of everything drawn at random.
+        seed: seed of everything drawn at random, from 0 to 2^30.
         cores: number of processes that a stage may use.
         states: kind of the HMM states, "monophone" or "triphone".
         scoring: how words are compared: by the rules of "hub5", where hesitations of
@@ -83,6 +84,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.cores < 1:
             raise ValueError(f"`cores` must be at least 1, got {self.cores}")
+        within(self, 0, MOST_SEED, "seed")
         for name, run in (("run", self.run), ("realign.run", self.realign.run)):
             if run is not None and (not run or "/" in run or run.startswith(".")):
                 raise ValueError(f"`{name}` must be a plain folder name, got {run!r}")

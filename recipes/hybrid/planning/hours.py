@@ -27,11 +27,15 @@ ALIGNED = 100_000  # utterances that mixtures are trained on
 LEAVES = 32_000
 WORDS = 30_000  # of the lexicon
 MAX_NGRAMS = 800_000  # of the search graph, as the recipes set it
-GAUSSIANS = 200_000  # of the mixtures that the baselines decode with
+MOST_GAUSSIANS = 200_000  # of the mixtures behind adaptation and baselines
+FRAMES_PER_GAUSSIAN = 350
 WORDS_PER_HOUR = 10_800  # 3.1 million in 286 h of Switchboard, 21 million in Fisher
 HUB5_FRAMES = 3.7 * FRAMES_PER_HOUR  # both parts of the test
-DEV_FRAMES = 400 * 500  # utterances of 5 s, for the choice of scales
+DEV_FRAMES = 4000 * 500  # utterances of 5 s
+CHOSEN_FRAMES = 400 * 500  # of them, for the choice of scales
 SCALES, GMM_SCALES = 6, 4
+CONFIDENT = 3  # times the search for the best path, one with confidences takes
+DECODINGS = 2  # of speakers without transcripts, for their maps
 UBM_FRAMES = 2e6 * 12  # as many passes at full size as 6 at each doubling come to
 IVECTOR_ITERATIONS = 10
 FMLLR_ROUNDS = 2 + 1  # of the mixtures' training, and the maps that are kept
@@ -50,12 +54,14 @@ def stage_minutes(
         "lm": [(LANGUAGE, corpus.hours * WORDS_PER_HOUR)],
         "triphone": [(LEAVES_GROWN, LEAVES)],
     }
-    decoded = HUB5_FRAMES + DEV_FRAMES
-    # Likelihoods of all Gaussians, in proportion to those of 2,048.
+    # Frames right on all of `dev`, scales and fit on a part of it, then the test.
+    scored = HUB5_FRAMES + DEV_FRAMES + 2 * CHOSEN_FRAMES
+    fit = CHOSEN_FRAMES * CONFIDENT
     by_mixtures = [
-        (OCCUPANCY, decoded * GAUSSIANS / 2048),
-        (SEARCH, HUB5_FRAMES + DEV_FRAMES * GMM_SCALES),
+        _likelihoods(corpus, scored),
+        (SEARCH, HUB5_FRAMES * CONFIDENT + CHOSEN_FRAMES * GMM_SCALES + fit),
     ]
+    unknown = (HUB5_FRAMES + DEV_FRAMES) * DECODINGS
     shared = {
         "check": [("check", corpus.recordings)],
         "prepare": [],
@@ -72,12 +78,14 @@ def stage_minutes(
         "baseline": by_mixtures,
         "adapt": [
             (FMLLR, corpus.frames * FMLLR_ROUNDS),
+            _likelihoods(corpus, unknown),
+            (SEARCH, unknown),
             (OCCUPANCY, corpus.frames + UBM_FRAMES),
             (IVECTORS, corpus.sides * IVECTOR_ITERATIONS),
         ],
         "decode": [
-            (NETWORK, decoded),
-            (SEARCH, HUB5_FRAMES + DEV_FRAMES * SCALES),
+            (NETWORK, scored),
+            (SEARCH, HUB5_FRAMES + CHOSEN_FRAMES * SCALES + fit),
         ],
     }
 
@@ -89,6 +97,17 @@ def stage_minutes(
         for stage, parts in shared.items()
     }
     return found | {"graph": GRAPH.seconds / 60}
+
+
+def _likelihoods(corpus: Corpus, frames: float) -> tuple[str, float]:
+    """What the likelihoods of all Gaussians take, in proportion to those of 2,048."""
+    return OCCUPANCY, frames * num_gaussians(corpus) / 2048
+
+
+def num_gaussians(corpus: Corpus) -> float:
+    """Gaussians of the triphones' mixtures: as many as asked for, or speech allows."""
+    aligned = min(1.0, ALIGNED / corpus.utterances) * corpus.frames
+    return min(MOST_GAUSSIANS, aligned / FRAMES_PER_GAUSSIAN)
 
 
 def training_hours(corpus: Corpus, gpus: int) -> tuple[float, float]:

@@ -119,7 +119,7 @@ def _by_segment(scores: Scores) -> dict[str, Errors]:
 
 
 def say(summary: dict[str, Any]) -> None:
-    """Prints them."""
+    """Prints rates, comparisons with other runs, and the size of the test set."""
     for part, figures in summary["parts"].items():
         line = f"  {part}: WER {figures['wer']:.1%}"
         if figures["wer_low"] is not None:

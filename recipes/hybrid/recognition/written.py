@@ -1,4 +1,4 @@
-"""What decoding leaves of a test set: words, times, confidences, and what is told."""
+"""What decoding leaves of a test set: words, times, confidences, and its figures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,15 +14,15 @@ from lightning_adpsgd.files import written_whole
 
 
 class Decoded(NamedTuple):
-    """What is told of the decoding of a test set.
+    """Figures of the decoding of a test set.
 
     Attributes:
-        utterances: number of them.
-        incomplete: hypotheses that end in no sentence.
-        short_lists: those with fewer alternatives than `decode.nbest`.
-        single_lists: those with one alternative.
+        utterances: number of utterances.
+        incomplete: number of hypotheses without a sentence that ends at the last frame.
+        short_lists: number of lists with fewer alternatives than `decode.nbest`.
+        single_lists: number of lists with one alternative.
         confidence: mean confidence of the words.
-        real_time_factor: seconds of one core for a second of speech, scores included.
+        real_time_factor: seconds of one core per second of speech, with the network.
     """
 
     utterances: int
@@ -50,7 +50,13 @@ def write_words(
 
 
 def told_of(found: Sequence[Hypothesis], nbest: int, factor: float) -> Decoded:
-    """What is told of hypotheses, with `decode.nbest` and the real-time factor."""
+    """The figures of the hypotheses of a test set.
+
+    Args:
+        found: hypotheses, one per utterance.
+        nbest: `decode.nbest`.
+        factor: real-time factor.
+    """
     sure = [word.confidence for hypothesis in found for word in hypothesis.words]
     listed = [hypothesis.num_listed for hypothesis in found] if nbest else []
     return Decoded(
@@ -64,7 +70,7 @@ def told_of(found: Sequence[Hypothesis], nbest: int, factor: float) -> Decoded:
 
 
 def say(split: str, decoded: Decoded) -> None:
-    """Prints it."""
+    """Prints the figures, with a warning for unfinished hypotheses."""
     print(
         f"  {split}: real-time factor {decoded.real_time_factor:.2g} of one core, mean "
         f"confidence {decoded.confidence:.1%}",

@@ -5,6 +5,7 @@ there; otherwise the last speakers of the training are held out.
 """
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped, Utterance
@@ -162,7 +163,21 @@ def _splits(settings: Settings, skipped: Skipped) -> Splits:
         }
     except KaldiError as error:
         raise StageError(f"--corpus: {error}") from error
-    return {name: [*distinct(spoken, skipped)] for name, spoken in found.items()}
+    splits = {name: [*distinct(spoken, skipped)] for name, spoken in found.items()}
+    _refuse_alike(splits.get("test", ()))
+    return splits
+
+
+def _refuse_alike(tested: Iterable[Utterance]) -> None:
+    """Refuses names that are one in lower case, in which scoring compares them."""
+    names: dict[str, str] = {}
+    for name in (one.conversation for one in tested):
+        other = names.setdefault(name.lower(), name)
+        if other != name:
+            raise StageError(
+                f"--corpus: the utterances {other} and {name} of `test` differ in case "
+                "alone, and would be scored as one: rename one of them in all tables"
+            )
 
 
 def _is_there(settings: Settings, name: str) -> bool:

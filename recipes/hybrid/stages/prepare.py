@@ -40,6 +40,7 @@ from lightning_adpsgd.asr.corpora.sources import (
     read_turns,
 )
 from lightning_adpsgd.asr.corpora.turns import Turn, all_lines
+from lightning_adpsgd.asr.language.dictionary_repairs import added
 from lightning_adpsgd.asr.language.lexicon import read_entries
 from lightning_adpsgd.files import written_whole
 from recipes.hybrid.data.directories import write_directories
@@ -151,10 +152,15 @@ def _training(
 
 
 def _acronyms(discs: Discs) -> dict[str, str]:
-    """The words of the dictionary that are spelled out."""
+    """The words of the dictionary that are spelled out, with their written form.
+
+    The repairs count whether the lexicon applies them or not: some correct how an
+    acronym is spelled, and a written form has a pronunciation without a dictionary.
+    """
     if discs.dictionary is None:
         return {}
-    return acronyms_in(read_entries(discs.dictionary, Skipped()))
+    entries = read_entries(discs.dictionary, Skipped())
+    return acronyms_in((*entries, *added()))
 
 
 def _spoken(

@@ -29,12 +29,13 @@ def realign(settings: Settings, output: Path) -> None:
     """Labels every frame by a trained network.
 
     Raises:
-        StageError: There is no such network, it takes other inputs than there are, or
-            no utterance can be aligned.
+        StageError: There is no such network, it has other inputs or outputs than there
+            are, or no utterance can be aligned.
     """
     lexicon = read_lexicon(settings.directory("lexicon"))
     topology = read_topology(settings.directory("mixtures") / "tree.json")
     model = read_network(settings.directory("aligner") / "model.ckpt")
+    _check_outputs(settings, model.hparams["num_states"], topology.num_states)
     adapted = _is_adapted(settings, model)
     dims = [part.shape[1] for part in StoredInputs(settings, "train", None, adapted)(0)]
 
@@ -49,6 +50,17 @@ def realign(settings: Settings, output: Path) -> None:
     scale = settings.realign.acoustic_scale
     options = alignment_options(settings, acoustic_scale=scale)
     label_splits(settings, output, lexicon, graphs, scorer, options, read, _BLOCK)
+
+
+def _check_outputs(settings: Settings, found: int, expected: int) -> None:
+    """Refuses a network that was trained on other states."""
+    if found != expected:
+        raise StageError(
+            f"the network of run {settings.realign.run} has {found} outputs, but "
+            f"{settings.directory('mixtures') / 'tree.json'} has {expected} states; "
+            "name a run that was trained on these states, or set `states` as for that "
+            "run"
+        )
 
 
 def _is_adapted(settings: Settings, model: AcousticModel) -> bool:

@@ -12,14 +12,15 @@ from recipes.hybrid.training.saving import BEST
 
 
 def score(settings: Settings, output: Path) -> None:
-    """Counts the errors of `settings.run` on every test set."""
+    """Counts the errors of `settings.run` on every test set; there may be none."""
     decoded = settings.directory("decode")
     score_decoded(settings, decoded, output, settings.run)
     if (decoded / BEST).exists():
         (output / BEST).mkdir(exist_ok=True)
         name = f"{settings.run}, lowest held-out loss"
         score_decoded(settings, decoded / BEST, output / BEST, name)
-    _track(settings, output)
+    if (output / "score.json").exists():
+        _track(settings, output)
 
 
 def _track(settings: Settings, output: Path) -> None:

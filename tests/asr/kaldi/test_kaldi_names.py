@@ -228,3 +228,11 @@ def test_a_directory_has_the_files_of_kaldi_sorted(tmp_path: Path):
     assert names.find("sw2001-A-000049-000249") == "sw02001-A_000050-000250"
     spans = read_spans(tmp_path)
     assert spans["sw02001-B_000100-000300"] == Span(side_of("sw02001", "B"), 100, 300)
+
+
+@pytest.mark.parametrize("name", ["SW02001.SPH;1", "sw02001.sph.", "011C0201.WV1"])
+def test_sphere_files_of_a_mounted_disc_are_read_by_sph2pipe(tmp_path: Path, name: str):
+    spoken = utterance("sw02001-A_000000-000200", f"/cdrom/{name}", 0.0)
+    write_directory(tmp_path, [spoken])
+    [line] = (tmp_path / "wav.scp").read_text().splitlines()
+    assert line.startswith("sw02001-A sph2pipe -f wav -p -c 1 ")

@@ -200,6 +200,13 @@ def test_noises_and_hesitations_count_on_neither_side_in_hub5():
     assert errors.num_words == 5  # those that may be missing count as correct
 
 
+@pytest.mark.parametrize("glm", [None, NO_RULES])
+def test_noises_of_kaldis_other_recipes_are_no_insertions(glm):
+    """WSJ's and LibriSpeech's graphs write them, and their recipes leave them out."""
+    heard = ["<NOISE>", "YES", "<SPOKEN_NOISE>", "<UNK>"]
+    assert score({"u": ["yes"]}, {"u": heard}, glm=glm).num_errors == 0
+
+
 def test_an_acronym_of_the_lexicon_is_written_as_its_letters():
     assert written_words("u._s.") == ["u", "s"]
     assert written_words("uh", NO_RULES) == written_words("[noise]", NO_RULES) == []

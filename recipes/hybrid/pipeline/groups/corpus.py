@@ -1,5 +1,6 @@
 """What is read: utterances, pronunciations, word sequences and sound."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,8 @@ class PrepareSettings:
     min_utterance_s: float = 0.1
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "dev_utterances", "min_dev_sides", "max_repeats")
+        at_least(self, 1, "min_dev_sides")
+        at_least(self, 0, "dev_utterances", "max_repeats")
         at_least(self, 0, "extend_s", "clip_s")
         at_least(self, _LEAST_S, "min_utterance_s")
         within(self, 0, 1, "dev_fraction")
@@ -131,16 +133,23 @@ class FeatureSettings:
 
     def __post_init__(self) -> None:
         at_least(self, 1, "num_mels")
+        at_least(self, 0, "noise_seed")
         one_of(self, "dtype", ("float16", "float32"))
         _check_speeds(self.speeds)
+        _check_decibels(self.noise_decibels)
         if not 0 <= self.noise_share <= 1:
             raise ValueError(
                 f"`noise_share` must lie in [0, 1], got {self.noise_share}"
             )
-        if len(self.noise_decibels) != 2:
-            raise ValueError(
-                f"`noise_decibels` must be two numbers, got {self.noise_decibels}"
-            )
+
+
+def _check_decibels(decibels: tuple[float, ...]) -> None:
+    is_range = all(map(math.isfinite, decibels)) and sorted(decibels) == [*decibels]
+    if len(decibels) != 2 or not is_range:
+        raise ValueError(
+            "`noise_decibels` must be two finite numbers, the lower one first, got "
+            f"{','.join(map(str, decibels))}"
+        )
 
 
 def _check_speeds(speeds: tuple[float, ...]) -> None:

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from recipes.hybrid.pipeline.bounds import above_zero, at_least, within
 
+NUM_CEPSTRA = 13
+"""Cepstra of a frame, which mixtures are trained on."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AlignSettings:
@@ -92,8 +95,16 @@ class TriphoneSettings:
                 f"`rounds` must be 1 with `keep_labels`, got {self.rounds}: a tree "
                 "grown again on the same labels is the same"
             )
-        at_least(self, 0, "num_iterations", "min_gain", "lda_reach")
+        at_least(self, 1, "num_iterations")
+        at_least(self, 0, "min_gain", "lda_reach")
         above_zero(self, "min_frames", "frames_per_gaussian")
+        spliced = (2 * self.lda_reach + 1) * NUM_CEPSTRA
+        if self.lda and self.lda_dimension > spliced:
+            raise ValueError(
+                f"`lda_dimension` must be at most {spliced}, {NUM_CEPSTRA} cepstra of "
+                f"{2 * self.lda_reach + 1} frames (`lda_reach`), got "
+                f"{self.lda_dimension}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

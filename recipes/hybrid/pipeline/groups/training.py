@@ -102,7 +102,8 @@ class TrainSettings:
         num_workers: number of processes per learner that load batches ahead. With 0
             the training process loads them itself, and a GPU waits for it.
         epochs: number of passes over the training data.
-        validate_every: number of epochs between validations, each with a checkpoint.
+        validate_every: number of epochs between validations, each with a checkpoint; a
+            divisor of `epochs`, so that the last epoch has them.
         base_rate: learning rate at the start.
         base_batch: global batch for which `base_rate` would be kept. The peak rate is
             larger by (all_learners * batch_size) / base_batch.
@@ -176,8 +177,14 @@ class TrainSettings:
         at_least(self, 0, "num_workers", "wer_utterances", "warmup_epochs", "clip")
         at_least(self, 0, "checkpoint_minutes", "mask_bands", "mask_frames")
         above_zero(self, "base_rate", "decay", "cpu_share", "mixing_gain", "wer_scale")
-        within(self, 0, 1, "cpu_share", "mixing_gain", "momentum", "dropout")
+        within(self, 0, 1, "cpu_share", "mixing_gain", "momentum", "dropout", "decay")
         within(self, 0, 0.9, "max_warp", "max_stretch")
+        if self.epochs % self.validate_every:
+            raise ValueError(
+                f"`validate_every` must divide the {self.epochs} epochs, because a "
+                f"training leaves the model of its last validation, got "
+                f"{self.validate_every}"
+            )
         if self.strategy == "hadpsgd" and self.all_learners % self.super_learner_size:
             raise ValueError(
                 f"`super_learner_size` must divide the {self.all_learners} learners, "
