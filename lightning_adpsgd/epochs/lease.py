@@ -233,10 +233,13 @@ class Lease:
 
     def apply(self, plan: Plan) -> int:
         """Records that a plan was carried out; counts new units trained on twice."""
-        if plan.ledger.terms != self.ledger.terms and not self.is_fresh:
-            raise OtherTerms(
-                "the rendezvous answered too late: the epoch has begun without it"
-            )
+        if plan.ledger.terms != self.ledger.terms:
+            if not self.is_fresh:
+                raise OtherTerms(
+                    "the rendezvous answered too late: the epoch has begun without it"
+                )
+            # As far as known here; `IslandPool.open` counts them by the new terms.
+            self.num_units = plan.ledger.end
         self.ledger, self.is_fresh, self._share = plan.ledger, False, None
         self._revisions[plan.ledger.life] = plan.ledger.revision
         lost = set(numbers(plan.lost))

@@ -8,6 +8,7 @@ A sample is identified by its position in the epoch's order, and a set of sample
 set of ranges of positions (`ranges`).
 """
 
+import operator
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -267,14 +268,18 @@ def _order(sampler: Any, seed: int) -> Tensor | BlockOrder:
 
 
 def _indices(sampler: Iterable[Any]) -> Tensor:
-    values = list(sampler)
-    for value in values:
-        if not isinstance(value, int):
-            raise ValueError(
-                "`work_sharing` needs samplers that yield integers, got "
-                f"{value!r} from {type(sampler).__name__}"
-            )
+    values = [_index(value, sampler) for value in sampler]
     return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+
+def _index(value: Any, sampler: Iterable[Any]) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(
+            "`work_sharing` needs samplers that yield integers, got "
+            f"{value!r} from {type(sampler).__name__}"
+        ) from None
 
 
 def generators_of(*samplers: Any) -> list[torch.Generator]:

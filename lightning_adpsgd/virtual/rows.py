@@ -72,7 +72,7 @@ class Rows:
                 tensor.data = assigned.clone()
                 self._beside[tensor][self._held] = tensor.data
             else:
-                put_back(buffer.key, assigned, tensor)
+                put_back(buffer.name, assigned, tensor)
 
     def buffers(self) -> list[Tensor]:
         """Copies of the module's buffers."""

@@ -93,16 +93,22 @@ class _Slot(NamedTuple):
 
 
 class BufferPlace(NamedTuple):
-    """A buffer, and where a module has it."""
+    """A buffer, and where a module has it.
 
+    Attributes:
+        name: full name, with those of the modules that it is in.
+        owner: module that has the buffer itself, by the name `key`.
+    """
+
+    name: str
     tensor: Tensor
     owner: nn.Module
     key: str
 
     def take_assigned(self) -> Tensor | None:
-        """The values that the program has assigned in its place; None if it has not.
+        """The tensor that the program has assigned in its place; None if it has not.
 
-        The buffer, with its values of before, is in its place afterwards.
+        Puts the buffer, with its earlier values, back in its place.
         """
         found = self.owner._buffers.get(self.key)
         if found is None or found is self.tensor:
@@ -235,7 +241,7 @@ class FlatParameters(Weights):
         self._check_frozen()
         for buffer in self._buffers:
             if (assigned := buffer.take_assigned()) is not None:
-                buffer.tensor.data = assigned
+                put_back(buffer.name, assigned, buffer.tensor)
         for slot in self._slots:
             if slot.tensor.data_ptr() != slot.address:
                 put_back(slot.name, slot.tensor, slot.view)
@@ -325,15 +331,16 @@ def _has_mean(tensor: Tensor) -> bool:
 
 def buffer_places(module: nn.Module) -> Iterator[BufferPlace]:
     """All buffers of a module, in their places."""
-    for owner in module.modules():
+    for prefix, owner in module.named_modules():
         for key, tensor in owner._buffers.items():
             if tensor is not None:
-                yield BufferPlace(tensor, owner, key)
+                name = f"{prefix}.{key}" if prefix else key
+                yield BufferPlace(name, tensor, owner, key)
 
 
 @torch.no_grad()
 def put_back(name: str, tensor: Tensor, view: Tensor) -> None:
-    """Copies a weight to its view of the vector, and makes it that view.
+    """Copies values into a view of the vector, and makes their tensor that view.
 
     Raises:
         RuntimeError: The two differ in shape, dtype or device.

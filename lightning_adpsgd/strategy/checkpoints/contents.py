@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import Strategy
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
 
 from lightning_adpsgd.coordination.gather import gather_weights_only
 from lightning_adpsgd.epochs.ranges import count
 from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
+from lightning_adpsgd.strategy.checkpoints.saving import snapshot_of
 from lightning_adpsgd.strategy.job import BUFFERS, NAMESPACE, Job
 from lightning_adpsgd.topology.partition import Partition
 
@@ -143,7 +143,7 @@ def gather_learners(
     The optimizer states are equal within a super-learner; `own` is this learner's.
     """
     # Without the rest of a storage that a buffer may be a part of.
-    own = {**own, BUFFERS: cloned(job.flat.own_tensors())}
+    own = {**own, BUFFERS: snapshot_of(job.flat.own_tensors(), on_host=False)}
     mine = {"own": own, **job.learner_state(optimizer_states)}
     all_learners = gather_weights_only(mine, job.flat.device) or []
     return _by_super_learner(all_learners, job.partition)
@@ -159,14 +159,6 @@ def _by_super_learner(learners: list[Any], partition: Partition) -> list[Any]:
         }
         for ranks in groups
     ]
-
-
-def cloned(state: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a module's state, whose tensors do not change with the weights."""
-    return {
-        name: value.clone() if isinstance(value, Tensor) else value
-        for name, value in state.items()
-    }
 
 
 def place_in_epoch(trainer: pl.Trainer, resumed: Resumed) -> PlaceInEpoch:
