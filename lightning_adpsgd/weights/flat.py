@@ -21,7 +21,7 @@ from typing_extensions import override
 from lightning_adpsgd.weights.blocks import Block, by_memory, copy_once
 from lightning_adpsgd.weights.sections import Range, even_ranges
 
-# Sums over as many learners must be finite.
+# Sums over this number of learners must be finite.
 _MOST_LEARNERS = 1 << 20
 
 
@@ -126,9 +126,10 @@ class FlatParameters(Weights):
     Args:
         module: module on its final device and in its final dtype.
         shards: number of shards; each vector is padded with zeros to a multiple of it.
-        with_frozen: whether the vectors include frozen parameters. If not, these must
+        with_frozen: whether the vectors include frozen parameters; if not, these must
             stay frozen.
-        kept_out: names that had no mean when the training began that is resumed.
+        kept_out: names that the vectors leave out, because their values had no mean
+            when the training that is resumed began.
 
     Raises:
         ValueError: A parameter is not materialised yet or is on a different device than
@@ -314,7 +315,7 @@ def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
 
 
 def _untrained(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those that are not trained and share no memory with a trained parameter."""
+    """The tensors that are not trained and share no memory with a trained parameter."""
     trained = set[str]()
     for together in by_memory(tensors):
         if any(tensor.requires_grad for tensor in together.values()):

@@ -33,9 +33,9 @@ class Resumed(NamedTuple):
     """The parts of the resumed checkpoint that concern this learner.
 
     Attributes:
-        learner: its own state; None: it starts from the consensus model.
-        epoch: rest of a shared epoch; None: the epoch was not shared.
-        num_samples: samples that all learners together have trained on.
+        learner: state of this learner; None: it starts from the consensus model.
+        epoch: `EpochState` of a shared epoch, as a dict; None: it was not shared.
+        num_samples: number of samples that all learners together have trained on.
         is_within_epoch: whether the job that saved had batches left in its epoch.
         without_mean: names of what the job that saved did not average.
     """
@@ -76,7 +76,7 @@ def resumed_from(
 
 
 def warn_of_lost_rest(resumed: Resumed) -> None:
-    """Says that a job without shared epochs does not go on with the rest of one."""
+    """Warns that this job shares no epochs, and cannot go on with the rest of one."""
     state = EpochState(**resumed.epoch) if resumed.epoch else None
     if state is None or not state.remaining:
         return
@@ -96,7 +96,7 @@ def _is_within_epoch(loops: Mapping[str, Any]) -> bool:
 
 
 def _go_back_into_epoch(loops: Mapping[str, Any]) -> None:
-    """Makes the epoch under way whose rest is read next.
+    """Makes the epoch whose rest is read next the current one again.
 
     Lightning counts an epoch as processed before its end's hooks, even one that
     `max_steps`, a clock or a callback has cut. Samplers would draw the next one.
@@ -142,7 +142,7 @@ def gather_learners(
 
     The optimizer states are equal within a super-learner; `own` is this learner's.
     """
-    # Without the rest of a storage that a buffer may be a part of.
+    # Copies, because a file holds the whole storage of which a buffer may be a part.
     own = {**own, BUFFERS: snapshot_of(job.flat.own_tensors(), on_host=False)}
     mine = {"own": own, **job.learner_state(optimizer_states)}
     all_learners = gather_weights_only(mine, job.flat.device) or []
@@ -163,7 +163,7 @@ def _by_super_learner(learners: list[Any], partition: Partition) -> list[Any]:
 
 def place_in_epoch(trainer: pl.Trainer, resumed: Resumed) -> PlaceInEpoch:
     """The place of a learner in its epoch, from where a checkpoint left it."""
-    # With other learners no count is any learner's own; their sum stays.
+    # With other learners, learner 0 goes on from the sum over those that saved.
     of_others = resumed.learner is None and trainer.is_global_zero
     num_samples = resumed.num_samples if of_others else 0
     device = trainer.strategy.root_device
