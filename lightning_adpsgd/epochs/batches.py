@@ -107,6 +107,7 @@ class SharedBatches:
         self._is_closed = False
         self._held = deque[tuple[EpochUnderWay, int]]()
         self.under_way: EpochUnderWay | None = None
+        self._finished = -1, 0  # epoch and number of units when it was retired
         self.epoch = 0
 
     def load(self, state: EpochState) -> None:
@@ -118,7 +119,13 @@ class SharedBatches:
         self._last, self._is_closed = self.state(), True
 
     def retire(self) -> None:
-        """Lets go of the pool, which keeps this object, its data and a connection."""
+        """Lets go of the epoch, and of the pool, which keeps this object and a connection.
+
+        The pool may still ask how many units are finished.
+        """
+        if self.under_way is not None:
+            number = self.under_way.number
+            self._finished = number, self._num_finished(number)
         self._pool, self.under_way = (lambda: None), None
         self._held.clear()
 
@@ -219,7 +226,7 @@ class SharedBatches:
         """The number of units that are trained on, or fewer; for any thread."""
         current = self.under_way
         if current is None or current.number != number:
-            return 0
+            return self._finished[1] if self._finished[0] == number else 0
         num_begun = current.num_begun  # first: a batch may begin between the two
         return num_begun - self._is_training()
 

@@ -229,7 +229,7 @@ class DrawnNumbers:
         """The next number.
 
         Args:
-            most: function for the number that may be held for later calls.
+            most: function for the largest number to draw at once for later calls.
         """
         self._steps.append(max(0.0, time.monotonic() - self._returned_at))
         if self._pending and (self._pending.done() or not self._numbers):

@@ -314,6 +314,14 @@ def test_one_that_takes_weights_of_another_training_ends_its_own_epoch_first() -
         assert rows([one, ahead]) == Counter(list(range(60)) * 3)
 
 
+def test_an_epoch_whose_loader_was_replaced_gives_back_nothing_that_is_done() -> None:
+    with rendezvous() as server, pools(server, 1) as (island,):
+        island.run()
+        island.batches.retire()
+        assert island.batches._num_finished(0) == len(island.trained) == 20
+        assert island.batches._num_finished(1) == 0
+
+
 def test_islands_with_other_samples_are_told() -> None:
     with rendezvous() as server, pools(server, 2) as (one, other):
         one.begin()

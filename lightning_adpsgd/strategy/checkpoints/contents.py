@@ -1,7 +1,6 @@
 """The parts of a checkpoint about learners and epochs that Lightning does not keep."""
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
@@ -121,18 +120,15 @@ def learner_of(
     Returns:
         None if the job that saved had a different S or N, which is logged once.
     """
-    # Before version 0.2 a checkpoint kept nothing of each learner.
-    sizes = [len(group.get("learners") or ()) for group in saved]
-    known = [size or here for size, here in zip_longest(sizes, partition.sizes)]
-    if len(saved) != partition.num_super_learners or known != [*partition.sizes]:
+    sizes = [len(group["learners"]) for group in saved]
+    if sizes != [*partition.sizes]:
         rank_zero_info(
             f"The checkpoint holds super-learners of {sizes} learners and this job has "
             f"some of {[*partition.sizes]}: all start from their mean."
         )
         return None
-    group, place = partition.super_learner(rank), partition.place(rank)
-    own = saved[group]["learners"][place] if sizes[group] else {}
-    return {**saved[group], "own": own}
+    group = saved[partition.super_learner(rank)]
+    return {**group, "own": group["learners"][partition.place(rank)]}
 
 
 def gather_learners(
