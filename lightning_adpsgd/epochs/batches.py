@@ -119,7 +119,7 @@ class SharedBatches:
         self._last, self._is_closed = self.state(), True
 
     def retire(self) -> None:
-        """Lets go of the epoch, and of the pool, which keeps this object and a connection.
+        """Lets go of the epoch and the pool, which keeps this object and a connection.
 
         The pool may still ask how many units are finished.
         """

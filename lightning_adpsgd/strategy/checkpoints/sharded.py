@@ -16,6 +16,8 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, NoReturn
@@ -63,23 +65,16 @@ _MALFORMED = (
     pickle.UnpicklingError,
 )
 
-# Not whole modules: they also have functions that import or call anything.
-_OF_INDEX = {
-    "torch.distributed.checkpoint.metadata": {
-        "BytesStorageMetadata",
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.serialization": {"_get_layout"},
-    "torch": {"Size", "device"},
-    "collections": {"OrderedDict"},
-}
+_MODULES_OF_INDEX = (
+    "torch.distributed.checkpoint.metadata",
+    "torch.distributed.checkpoint.filesystem",
+)
+_NAMES_OF_INDEX = (
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+)
 
 
 def is_folder(path: Any) -> bool:
@@ -316,9 +311,19 @@ class _Index(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(
             getattr(torch, name, None), torch.dtype
         )
-        if is_dtype or name in _OF_INDEX.get(module, ()):
+        if is_dtype or (module, name) in _NAMES_OF_INDEX:
             return super().find_class(module, name)
+        if module in _MODULES_OF_INDEX:
+            found = super().find_class(module, name)
+            if _is_record(found) and found.__module__ == module:
+                return found
         raise pickle.UnpicklingError(f"it holds a {module}.{name}, which can run code")
+
+
+def _is_record(found: Any) -> bool:
+    # The modules also have classes and functions that act, or import anything.
+    is_class = isinstance(found, type)
+    return is_class and (is_dataclass(found) or issubclass(found, Enum))
 
 
 def _not_written(path: Path, error: CheckpointException) -> OSError:
