@@ -56,14 +56,6 @@ _FILES = "lightning_adpsgd/files"
 
 _WEIGHTS = "state_dict."
 _AT_WORKING_FOLDER, _EXCHANGE = -100, 2
-_MALFORMED = (
-    AttributeError,
-    EOFError,
-    LookupError,
-    TypeError,
-    ValueError,
-    pickle.UnpicklingError,
-)
 
 _MODULES_OF_INDEX = (
     "torch.distributed.checkpoint.metadata",
@@ -292,7 +284,7 @@ class _Reader(FileSystemReader):
                 metadata = _Index(file).load()
                 if not isinstance(metadata, Metadata):
                     raise TypeError(f"it holds a {type(metadata).__name__}")
-            except _MALFORMED as error:
+            except Exception as error:  # a malformed index raises whatever comes of it
                 _refuse(Path(self.path), f"{INDEX} cannot be read: {error}")
         # torch's own reader does the same.
         metadata.storage_meta = metadata.storage_meta or StorageMeta()

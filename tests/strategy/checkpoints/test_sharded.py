@@ -397,7 +397,7 @@ def test_an_index_without_sense_is_damage(folder: Path) -> None:
 def test_an_index_that_cannot_be_read_is_damage_by_name(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    errors = [*sharded._MALFORMED]
+    errors = [AttributeError, EOFError, KeyError, TypeError, ValueError]
 
     def fails(self: object) -> None:
         raise errors.pop()("a reason")
