@@ -51,11 +51,6 @@ class LearnerIndex(NamedTuple):
     learner: int = 0
     super_learner_size: int = 1
 
-    @property
-    def rank(self) -> int:
-        """The rank of this learner among all learners."""
-        return self.super_learner * self.super_learner_size + self.learner
-
 
 class LeaderBroadcast:
     """Broadcasts from the first learner of a super-learner, the leader, to its others.
@@ -374,7 +369,8 @@ class ClaimCounter:
             words = json.dumps([self._number, self._counted(), held])
             news.set(str(self._index.super_learner), words)
         self._meet("what remains of the epoch")
-        return self._combined(news) if self._index.rank == 0 else None
+        is_first = self._index.super_learner == self._index.learner == 0
+        return self._combined(news) if is_first else None
 
     def _combined(self, news: Store) -> Ranges:
         keys = [str(number) for number in range(self._index.num_super_learners)]

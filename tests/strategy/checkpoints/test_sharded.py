@@ -362,7 +362,7 @@ def test_plain_values_beside_tensors_are_read(
 
 
 def test_objects_that_the_user_trusts_are_read_and_stand_in_no_ones_way(
-    group: dist.ProcessGroup, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], group: dist.ProcessGroup, tmp_path: Path
 ) -> None:
     path = tmp_path / "last.ckpt"
     write_shards(state(1.0), {"hyper_parameters": Namespace(lr=1.0)}, path, group)
@@ -371,6 +371,8 @@ def test_objects_that_the_user_trusts_are_read_and_stand_in_no_ones_way(
     assert read_rest(path, False) == {"hyper_parameters": Namespace(lr=1.0)}
     with pytest.raises(pickle.UnpicklingError, match=r"argparse\.Namespace"):
         read_rest(path)
+    assert main(["export", str(path), "--out", str(tmp_path / "one")]) == 2
+    assert "argparse.Namespace" in capsys.readouterr().err
 
 
 NO_INDEX = (
