@@ -278,8 +278,8 @@ UNPICKLING = re.compile(
     r"|gather_object$|_object_list$|^torch\.load$"
 )
 # What they read is restricted by `weights_only`, unless a caller has said otherwise.
-LOADERS = ("strategy/checkpoints/format.py", "coordination/gather.py")
-LOADERS += ("asr/recogniser.py",)
+LOADERS = ("strategy/checkpoints/format.py", "strategy/checkpoints/sharded.py")
+LOADERS += ("coordination/gather.py", "asr/recogniser.py")
 
 
 def test_nothing_unpickles_what_comes_from_a_network_or_a_file() -> None:

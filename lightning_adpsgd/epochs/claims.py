@@ -44,7 +44,12 @@ _MOST_AHEAD = 8
 
 
 class LearnerIndex(NamedTuple):
-    """The place of this learner in the job."""
+    """The place of this learner in a job whose super-learners have one size.
+
+    Attributes:
+        super_learner: number of its super-learner.
+        learner: its place in the super-learner; 0 is the leader.
+    """
 
     super_learner: int
     num_super_learners: int
@@ -55,7 +60,9 @@ class LearnerIndex(NamedTuple):
 class LeaderBroadcast:
     """Broadcasts from the first learner of a super-learner, the leader, to its others.
 
-    Nothing else uses its store, and `raise_if_failed` is called while a learner waits.
+    Args:
+        store: store that nothing else uses.
+        raise_if_failed: function that is called while a learner waits.
     """
 
     def __init__(
