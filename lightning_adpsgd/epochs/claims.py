@@ -289,14 +289,10 @@ class ClaimCounter:
         self, store: Store, index: LearnerIndex, meet: Callable[[str], None]
     ) -> None:
         # A claim that is drawn ahead must not wait for the calls of other threads.
-        self._store = store = own_connection(store)
+        self._store = own_connection(store)
         self._index, self._meet = index, meet
         self._rate, self._num_gathered = ClaimRate(), 0
-        self._number, self._num_units, self._keys = -1, 0, store
         self._round_trips = deque[float](maxlen=_MANY)
-        self._num_finished: Callable[[], int] = int
-        self._drawn = self._begin_to_draw()
-        self._is_dealt, self._has_left, self._stays = False, False, False
 
     def open(
         self,
@@ -322,7 +318,9 @@ class ClaimCounter:
         self._is_dealt, self._has_left, self._stays = False, False, False
         self._rate.start_epoch()
         self._num_finished = num_finished
-        self._drawn = self._begin_to_draw()
+        self._drawn = DrawnNumbers(
+            self._adder(), num_finished, self._rate.note, self._round_trips
+        )
         return agreed
 
     def next(self, num_held: int, waits: bool) -> Claim:
@@ -402,11 +400,6 @@ class ClaimCounter:
             self._is_dealt = True
             return self._index.super_learner
         return self._drawn.next(lambda: self._most_ahead(num_held))
-
-    def _begin_to_draw(self) -> DrawnNumbers:
-        return DrawnNumbers(
-            self._adder(), self._num_finished, self._rate.note, self._round_trips
-        )
 
     def _adder(self) -> Callable[[int], int]:
         """A function that adds to the counter of this epoch, even in a later one."""

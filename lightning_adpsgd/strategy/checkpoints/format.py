@@ -90,7 +90,7 @@ def read_checkpoint(
         return torch.load(file, map_location=map_location, weights_only=weights_only)
     except pickle.UnpicklingError as error:
         if weights_only:
-            _refuse_unsafe(file, name, error)
+            refuse_unsafe(file, f"checkpoint {name}", error)
         raise _unreadable(name, error) from error
     except (EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise _unreadable(name, error) from error
@@ -160,7 +160,8 @@ def _is_folder(record: zipfile.ZipInfo) -> bool:
     return bool(record.external_attr & _FOLDER_OF_DOS)
 
 
-def _refuse_unsafe(file: BinaryIO, name: str, cause: Exception) -> None:
+def refuse_unsafe(file: BinaryIO, name: str, cause: Exception) -> None:
+    """Raises an error that names the objects in a file that can run code, if any."""
     file.seek(0)
     try:
         unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(
@@ -170,7 +171,7 @@ def _refuse_unsafe(file: BinaryIO, name: str, cause: Exception) -> None:
         return
     if unsafe:
         raise pickle.UnpicklingError(
-            f"checkpoint {name} holds objects of {', '.join(sorted(unsafe))}, and to "
+            f"{name} holds objects of {', '.join(sorted(unsafe))}, and to "
             "load these can run code; if you trust the file, allow them with "
             "`torch.serialization.add_safe_globals([...])`, or all of it with "
             "`weights_only=False`; before Lightning 2.6, which has no such argument, "

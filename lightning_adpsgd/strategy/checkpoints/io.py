@@ -40,11 +40,6 @@ _LOOK_S = 1.0
 """Seconds after which a pause looks again whether the training ends."""
 
 
-def never() -> bool:
-    """Says that the training does not end soon, until a strategy knows better."""
-    return False
-
-
 def flawed_loader(version: str = torch.__version__) -> str | None:
     """The known flaw of `weights_only` in a release of torch; None if there is none."""
     major, minor = (int(part) for part in version.split(".")[:2])
@@ -77,7 +72,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         if not patience_s >= 0:
             raise ValueError(f"`patience_s` must be at least 0, got {patience_s}")
-        self._patience_s, self._ends_soon = patience_s, never
+        self._patience_s = patience_s
+        self._ends_soon: Callable[[], bool] = bool  # never, until a strategy says
 
     def hurry_if(self, ends_soon: Callable[[], bool]) -> None:
         """Leaves a save one more attempt once `ends_soon` says that training ends.

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from typing_extensions import override
 
-from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO, never
+from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 
 _IMMUTABLE = {type(None), bool, int, float, complex, str, bytes}
 
@@ -54,7 +54,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self._io = checkpoint_io
         self._work: _Work | None = None
         self._pending: set[str] = set()
-        self._ends_soon = never
+        self._ends_soon: Callable[[], bool] = bool  # never, until a strategy says
 
     def hurry_if(self, ends_soon: Callable[[], bool]) -> None:
         """Makes errors of earlier saves warnings, once the training is about to end.

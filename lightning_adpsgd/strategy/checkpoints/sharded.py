@@ -47,6 +47,7 @@ from lightning_adpsgd.strategy.checkpoints.format import (
     check_checkpoint,
     outline_of,
     read_checkpoint,
+    refuse_unsafe,
     write_checkpoint,
 )
 
@@ -182,28 +183,34 @@ def _check_is_checkpoint(folder: Path) -> None:
         )
 
 
-def read_shards(state: dict[str, Any], path: Path, strict: bool = True) -> None:
+def read_shards(
+    state: dict[str, Any], path: Path, strict: bool = True, weights_only: bool = True
+) -> None:
     """Reads a learner's shards into tensors, which may be cut differently than saved.
 
     Args:
         state: nested dicts of tensors, which are filled; as for `write_shards`.
         strict: whether every tensor must be in the checkpoint.
+        weights_only: whether to refuse values that can run code.
 
     Raises:
         DamagedCheckpoint: One of the files cannot be read.
         RuntimeError: A tensor is missing, or has a different shape.
+        UnpicklingError: There are values that can run code, and they are refused.
     """
-    planner = _Planner(allow_partial_load=not strict)
+    kind = _Planner if weights_only else DefaultLoadPlanner
+    planner, reader = kind(allow_partial_load=not strict), _Reader(path)
+    reader.read_metadata()  # whose error `load` would hide
     try:
         with warnings.catch_warnings():
             # Learners cut tensors differently, and so each reads by itself.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            load(state, storage_reader=_Reader(path), planner=planner, no_dist=True)
+            load(state, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointException as error:
         first = _first_of(error)
-        if isinstance(first, DamagedCheckpoint):
-            raise first from error
-        if isinstance(first, OSError | EOFError | pickle.UnpicklingError):
+        if isinstance(first, pickle.UnpicklingError):
+            raise pickle.UnpicklingError(f"checkpoint {path}: {first}") from error
+        if isinstance(first, OSError | EOFError):
             _refuse(path, str(first))
         raise RuntimeError(f"checkpoint {path} does not fit the model: {first}") from (
             error
@@ -269,7 +276,11 @@ class _Planner(DefaultLoadPlanner):
 
     @override
     def load_bytes(self, read_item: Any, value: Any) -> None:
-        torch.load(value, weights_only=True)
+        try:
+            torch.load(value, weights_only=True)
+        except pickle.UnpicklingError as error:
+            refuse_unsafe(value, read_item.dest_index.fqn, error)
+            raise
         value.seek(0)
         super().load_bytes(read_item, value)
 
