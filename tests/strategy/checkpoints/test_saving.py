@@ -443,10 +443,17 @@ class Versions(Linear):
 
     @override
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        *args: Any,
+        **options: Any,
     ) -> None:
         assert local_metadata.get("version") == 2
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, *args, **options
+        )
 
 
 @pytest.mark.parametrize("num_learners", [1, 2])
@@ -458,7 +465,7 @@ def test_a_checkpoint_says_the_versions_of_layers_and_holds_tied_weights_once(
     def program(rank: int) -> None:
         class Saves(Callback):
             @override
-            def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
+            def on_train_epoch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
                 trainer.save_checkpoint(path)
 
         trainer = trainer_of(gossip(), num_learners, callbacks=[Saves()])

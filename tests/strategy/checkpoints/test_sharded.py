@@ -32,6 +32,7 @@ from lightning_adpsgd.strategy.checkpoints.sharded import (
 from tests.learners import learners, values
 
 SHARDS = "__0_0.distcp"
+IMPORT = sys.modules["torch._utils"]._import_dotted_name
 
 
 @pytest.fixture
@@ -304,7 +305,7 @@ class Roundabout:
     ("content", "name"),
     [
         (Evil(), r"posix\.system"),
-        (Roundabout(torch._utils._import_dotted_name, "os.system"), "_import_dotted"),
+        (Roundabout(IMPORT, "os.system"), "_import_dotted"),
         (Roundabout(sharded.FileSystemReader, "/tmp"), "FileSystemReader"),
     ],
 )
