@@ -24,6 +24,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TypeAlias, get_args
 
 import torch.distributed as dist
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     try:
         return chosen.command(chosen) or 0
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, UnpicklingError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

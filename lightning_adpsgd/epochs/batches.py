@@ -1,13 +1,14 @@
 """The batch sampler that yields the batches that a learner gets from the pool.
 
 In each epoch it yields the units that the first learner of the super-learner, the
-leader, claims from the pool, and remembers them until training on them begins. So an
+leader, claims from the pool. It remembers each unit until training on it begins, so an
 iterator can be discarded and replaced. Everything happens in the training thread.
 
-Among islands, work units may be returned. A learner that asks for a batch already holds
-one, or two if workers of a loader read ahead. The sampler ends only when no unit can be
-returned. A learner that holds more is told that there is no unit at present. So is a
-slow learner of one job that holds more, and leaves units to the others.
+An island may give work units back. So the answer that an epoch has no more units comes
+only when no unit can come back, and only a learner that is about to run out of batches
+waits for it. Such a learner holds at most one batch, or two if workers of a loader read
+ahead. One that holds more is told that there is no unit at present. The same is told to
+a slow learner of one job that holds more, and leaves units to the others.
 """
 
 import json
@@ -60,9 +61,9 @@ class EpochUnderWay:
         self.last_claim = Claim(None, 0, is_last=False)
 
     def num_claimed(self) -> int:
-        """Units that learners have claimed.
+        """The number of units that learners have claimed.
 
-        The learners of a super-learner must agree on this number. So if there are
+        The learners of a super-learner must agree on it. So if there are
         several, it is the number at their last claim.
         """
         return self._pool.num_claimed if self._pool else self.last_claim.num_claimed
@@ -106,6 +107,7 @@ class SharedBatches:
         self._is_closed = False
         self._held = deque[tuple[EpochUnderWay, int]]()
         self.under_way: EpochUnderWay | None = None
+        self._finished = -1, 0  # epoch and number of units when it was retired
         self.epoch = 0
 
     def load(self, state: EpochState) -> None:
@@ -117,7 +119,13 @@ class SharedBatches:
         self._last, self._is_closed = self.state(), True
 
     def retire(self) -> None:
-        """Lets go of the pool, which keeps this object, its data and a connection."""
+        """Lets go of the epoch and the pool, which keeps this object and a connection.
+
+        The pool may still ask how many units are finished.
+        """
+        if self.under_way is not None:
+            number = self.under_way.number
+            self._finished = number, self._num_finished(number)
         self._pool, self.under_way = (lambda: None), None
         self._held.clear()
 
@@ -215,11 +223,11 @@ class SharedBatches:
         )
 
     def _num_finished(self, number: int) -> int:
-        """Also called by the pool's thread, so it must never be too large."""
+        """The number of units that are trained on, or fewer; for any thread."""
         current = self.under_way
         if current is None or current.number != number:
-            return 0
-        num_begun = current.num_begun  # before it is asked whether that one has ended
+            return self._finished[1] if self._finished[0] == number else 0
+        num_begun = current.num_begun  # first: a batch may begin between the two
         return num_begun - self._is_training()
 
 

@@ -166,6 +166,7 @@ class BlockSampler(DistributedSampler[int]):
         super().__init__(dataset, num_replicas, rank, seed=seed)  # pyright: ignore[reportArgumentType]
         self._block, self._window = block, window
         self._num_samples = len(dataset)
+        self.order(seed)  # refuses what is out of bounds now, not in a worker
 
     def order(self, seed: int) -> BlockOrder:
         """The order of all samples."""

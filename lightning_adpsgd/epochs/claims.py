@@ -9,7 +9,7 @@ Where the store is so far that the claim would make the step longer, it claims a
 Near the end, a slow learner leaves the rest to the others if they would finish it
 before the slow learner made one more step. This needs no clock: between two steps of a
 learner, the counter grows by the claims of all learners. A loader with workers claims
-several units before a step: there too, a learner that knows to be slow leaves some.
+several units before a step. A learner that knows that it is slow leaves some then, too.
 """
 
 import json
@@ -31,35 +31,38 @@ from lightning_adpsgd.epochs.work_units import Terms
 from lightning_adpsgd.weights.worker import BackgroundWorker
 
 _LOOK_S = 0.001
-"""The time between two looks for a message of a super-learner's first learner."""
-# How long a failed leader's reason is waited for.
+"""Seconds between two looks for a message of a super-learner's first learner."""
+# Seconds for which the reason of a failed leader is waited for.
 _REASON_S = 3.0
-# A round trip that is shorter, or less of a step, is waited for: nothing is held ahead.
+# A round trip of fewer seconds, or of a smaller part of a step, is waited for: nothing
+# is held ahead.
 _NEAR_S, _SHORT = 0.004, 0.05
-# How many round trips must be known, and are remembered.
+# The number of round trips that must be known, and that are remembered.
 _FEW, _MANY = 3, 10
 # What is held ahead keeps the others waiting at the end of an epoch.
 _MOST_AHEAD = 8
 
 
 class LearnerIndex(NamedTuple):
-    """The place of this learner in the job."""
+    """The place of this learner in a job whose super-learners have one size.
+
+    Attributes:
+        super_learner: number of its super-learner.
+        learner: its place in the super-learner; 0 is the leader.
+    """
 
     super_learner: int
     num_super_learners: int
     learner: int = 0
     super_learner_size: int = 1
 
-    @property
-    def rank(self) -> int:
-        """The rank of this learner among all learners."""
-        return self.super_learner * self.super_learner_size + self.learner
-
 
 class LeaderBroadcast:
     """Broadcasts from the first learner of a super-learner, the leader, to its others.
 
-    Nothing else uses its store, and `raise_if_failed` is called while a learner waits.
+    Args:
+        store: store that nothing else uses.
+        raise_if_failed: function that is called while a learner waits.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class LeaderBroadcast:
     def _hear(self, key: str) -> str:
         try:
             return self._await(key)
-        except DistError:  # of a leader that has gone; the job soon knows why
+        except DistError:  # the leader has gone; the job soon knows why
             deadline = time.monotonic() + _REASON_S
             while time.monotonic() < deadline:
                 self._raise_if_failed()
@@ -114,10 +117,14 @@ class ClaimRate:
         self._num_steps, self._has_counted = 0, False
 
     def note(self, number: int, num_steps: int) -> None:
-        """Records the number of the next unit, and of this learner's steps before it.
+        """Records where the counter is when this learner has made some steps.
 
-        Of claims without a step between them, as a loader makes for its workers, only
-        the last begins a count.
+        Claims without a step between them, which a loader makes for its workers, are
+        one point: the next count begins at the last of them.
+
+        Args:
+            number: number of the next unit of the epoch.
+            num_steps: number of steps of this learner in the epoch.
         """
         steps = num_steps - self._num_steps
         if self._last is not None and steps > 0:
@@ -145,11 +152,13 @@ class ClaimRate:
     ) -> bool:
         """Whether the others finish the rest before this learner makes one more step.
 
-        Let t be the time of this learner's step and d the units claimed per step. The
-        others claim d - 1 units in t, and their last step takes (S - 1) t / (d - 1) on
-        average. They finish R units in (R + S - 1) t / (d - 1). This learner finishes
-        one more in (`num_held` + 1) t, and if they all hold as many, in as many times d
-        - S.
+        Let t be the time of a step of this learner, d the number of units that all
+        learners claim in t, S the number of super-learners and R the number of units
+        that remain. The others claim d - 1 units in t, and their last steps take
+        (S - 1) t / (d - 1) on average. So they finish the rest in (R + S - 1) t /
+        (d - 1). This learner, which has h = `num_held` units, finishes one more in
+        (h + 1) t. Without held units the others are first if R <= d - S. If all
+        learners hold h units, they are first if R <= (h + 1) (d - S).
         """
         if not self._counts:
             return False
@@ -182,14 +191,14 @@ class _Drawn(NamedTuple):
 
 
 class DrawnNumbers:
-    """Numbers of a counter, drawn ahead by a thread where its round trips are long.
+    """Numbers of a counter; a thread draws them ahead if its round trips are long.
 
     Args:
         draw: function that adds to the counter, and returns what it was.
-        num_steps: function for the number of steps so far; called by any thread.
+        num_steps: function for the number of steps so far; any thread may call it.
         note: function called with the first number of each draw, and with the number of
             steps at that time.
-        round_trips: seconds of earlier draws, which it goes on to write.
+        round_trips: seconds that earlier draws took; later draws are added.
     """
 
     def __init__(
@@ -219,7 +228,11 @@ class DrawnNumbers:
         return self._num_ahead() > 0
 
     def next(self, most: Callable[[], int]) -> int:
-        """The next number; `most` says how many may be held for the calls after it."""
+        """The next number.
+
+        Args:
+            most: function for the largest number to draw at once for later calls.
+        """
         self._steps.append(max(0.0, time.monotonic() - self._returned_at))
         if self._pending and (self._pending.done() or not self._numbers):
             self.settle()
@@ -240,10 +253,10 @@ class DrawnNumbers:
         return [*self._numbers]
 
     def _num_ahead(self) -> int:
-        """The numbers that are used during a round trip."""
+        """The number of units that this learner begins during a round trip."""
         if len(self._round_trips) < _FEW or not self._steps:
             return 0
-        # The least of them, because one may be late for any reason.
+        # The shortest, because a round trip may be late for any reason.
         round_trip, step = min(self._round_trips), statistics.median(self._steps)
         if round_trip < max(_NEAR_S, _SHORT * step):
             return 0
@@ -276,14 +289,10 @@ class ClaimCounter:
         self, store: Store, index: LearnerIndex, meet: Callable[[str], None]
     ) -> None:
         # A claim that is drawn ahead must not wait for the calls of other threads.
-        self._store = store = own_connection(store)
+        self._store = own_connection(store)
         self._index, self._meet = index, meet
         self._rate, self._num_gathered = ClaimRate(), 0
-        self._number, self._num_units, self._keys = -1, 0, store
         self._round_trips = deque[float](maxlen=_MANY)
-        self._num_finished: Callable[[], int] = int
-        self._drawn = self._begin_to_draw()
-        self._is_dealt, self._has_left, self._stays = False, False, False
 
     def open(
         self,
@@ -309,7 +318,9 @@ class ClaimCounter:
         self._is_dealt, self._has_left, self._stays = False, False, False
         self._rate.start_epoch()
         self._num_finished = num_finished
-        self._drawn = self._begin_to_draw()
+        self._drawn = DrawnNumbers(
+            self._adder(), num_finished, self._rate.note, self._round_trips
+        )
         return agreed
 
     def next(self, num_held: int, waits: bool) -> Claim:
@@ -322,7 +333,7 @@ class ClaimCounter:
         """
         if self._is_dealt and self._leaves(num_held):
             number = self._look()
-            # All learners hear it, who may hold more or fewer than this one.
+            # The other learners hear the same answer, and may hold more or fewer units.
             are_several = self._index.super_learner_size > 1
             is_last = waits or are_several or number >= self._num_units
             return Claim(None, self._num_units if is_last else number, is_last)
@@ -363,7 +374,8 @@ class ClaimCounter:
             words = json.dumps([self._number, self._counted(), held])
             news.set(str(self._index.super_learner), words)
         self._meet("what remains of the epoch")
-        return self._combined(news) if self._index.rank == 0 else None
+        is_first = self._index.super_learner == self._index.learner == 0
+        return self._combined(news) if is_first else None
 
     def _combined(self, news: Store) -> Ranges:
         keys = [str(number) for number in range(self._index.num_super_learners)]
@@ -389,18 +401,13 @@ class ClaimCounter:
             return self._index.super_learner
         return self._drawn.next(lambda: self._most_ahead(num_held))
 
-    def _begin_to_draw(self) -> DrawnNumbers:
-        return DrawnNumbers(
-            self._adder(), self._num_finished, self._rate.note, self._round_trips
-        )
-
     def _adder(self) -> Callable[[int], int]:
-        """Adds to the counter of this epoch, also when it has ended meanwhile."""
+        """A function that adds to the counter of this epoch, even in a later one."""
         keys, dealt = self._keys, self._index.num_super_learners
         return lambda num: dealt + keys.add("claimed", num) - num
 
     def _most_ahead(self, num_held: int) -> int:
-        """No more than a part of what is left, and nothing that others end first."""
+        """A part of what is left; 0 if the others would finish that first."""
         count, held = self._index.num_super_learners, num_held + len(self._drawn)
         if self._rate.others_end_first(self._num_units, count, held):
             return 0
@@ -412,15 +419,15 @@ class ClaimCounter:
             return False
         if not self._rate.others_end_first(num, count, num_held):
             return False
-        # The last super-learner stays, so that nothing remains. Also one that leaves
-        # for now counts: its loader may take that for the end.
+        # The last super-learner stays, so that nothing remains. One that leaves for now
+        # counts as having left, because its loader may take that for the end.
         if not self._has_left:
             self._has_left = True
             self._stays = self._keys.add("left", 1) == count
         return not self._stays
 
     def _look(self) -> int:
-        """The number of the next unit, which it leaves; the rate learns of it too."""
+        """The number of the next unit, without a claim; records it for the rate."""
         number = self._adder()(0)
         self._rate.note(number, self._num_finished())
         return number

@@ -22,15 +22,15 @@ from lightning_adpsgd.epochs.ranges import (
     without,
 )
 
-# Claimed ahead: at least so many units, and units for so long.
+# Claimed ahead: at least this number of units, and units for this number of seconds.
 _AHEAD, _AHEAD_S = 2, 1.0
-# And units for so many turns: a turn loses its claim to each faster island.
+# Also units for this number of turns: a faster island may win the claim of a turn.
 _AHEAD_TURNS = 3
-# The speed of training is that over the last nine times of so many seconds or more.
+# Seconds between two marks, at least; the last nine give the speed of training.
 _MARK_S = 0.05
-# The number of stretches of an epoch for each island that continues alone.
+# The number of stretches into which an epoch is cut for each island of the job.
 _STRETCHES = 16
-# The number of units left per island below which the end of the epoch is near.
+# The end of the epoch is near if this number of units, or fewer, is left per island.
 _NEAR = 8
 
 
@@ -54,14 +54,14 @@ class Lead:
         self.turn_s = max(seconds, 0.8 * self.turn_s)
 
     def note(self, num: int) -> None:
-        """Records newly finished units."""
+        """Records how many units have been finished since the last call."""
         self._finished += num
         now = time.monotonic()
         if not self._marks or now - self._marks[-1][0] > _MARK_S:
             self._marks.append((now, self._finished))
 
     def units(self) -> int:
-        """The number of units that are trained on in the time to claim ahead for."""
+        """The number of units to claim ahead, by the speed of training."""
         if not self._marks or self._marks[-1][1] == self._marks[0][1]:
             return _AHEAD
         (begin, before), (end, after) = self._marks[0], self._marks[-1]
@@ -70,14 +70,14 @@ class Lead:
 
 
 class Plan(NamedTuple):
-    """The consequences of reading the ledger.
+    """What follows from a ledger that was read.
 
     Attributes:
         claimed: units that this island gets.
-        lost: units claimed ahead that others turn out to have.
-        twice: units that this island trains on, or has trained on, although others had
-            them.
-        num_finished: number of this island's finished units that it records.
+        lost: units claimed ahead that other islands turn out to have.
+        twice: units that this island trains on, or has trained on, although another
+            island has or had them.
+        num_finished: number of finished units of this island that the ledger records.
     """
 
     ledger: Ledger
@@ -148,12 +148,12 @@ class Lease:
     # --- used by the training thread
 
     def note_rate(self) -> None:
-        """Counts what islands claim during a step of this one, while units are left."""
+        """Records what islands have claimed, while units are left."""
         if self.ledger.left:
             self._rate.note(self.num_claimed, self._num_finished())
 
     def hand_out(self) -> int:
-        """Hands out the first unit of those claimed ahead."""
+        """Hands out the first of the units that were claimed ahead."""
         number = self.ahead.popleft()
         self.out.append(number)
         return number
@@ -161,8 +161,8 @@ class Lease:
     def take_alone(self, place: int, num: int) -> int | None:
         """Takes the last unit of this island's share, while the ledger is unreachable.
 
-        After its share it takes units that another island once held. They may be in the
-        share of an island that does not know that they were returned.
+        After its share it takes units that another island once held. The island whose
+        share they are in may not know that they were returned.
         """
         if self._share is None:
             self._share = common(self.ledger.left, self._stretches(place, num))
@@ -233,10 +233,13 @@ class Lease:
 
     def apply(self, plan: Plan) -> int:
         """Records that a plan was carried out; counts new units trained on twice."""
-        if plan.ledger.terms != self.ledger.terms and not self.is_fresh:
-            raise OtherTerms(
-                "the rendezvous answered too late: the epoch has begun without it"
-            )
+        if plan.ledger.terms != self.ledger.terms:
+            if not self.is_fresh:
+                raise OtherTerms(
+                    "the rendezvous answered too late: the epoch has begun without it"
+                )
+            # As far as known here; `IslandPool.open` counts them by the new terms.
+            self.num_units = plan.ledger.end
         self.ledger, self.is_fresh, self._share = plan.ledger, False, None
         self._revisions[plan.ledger.life] = plan.ledger.revision
         lost = set(numbers(plan.lost))

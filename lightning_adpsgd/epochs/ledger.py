@@ -38,7 +38,7 @@ class OtherTerms(ValueError):
 
 
 class Ledger(NamedTuple):
-    """The ledger of one epoch; see the module.
+    """The ledger of one epoch; the module describes the fields that are not here.
 
     Attributes:
         life: life of the rendezvous in which the ledger was begun.

@@ -1,20 +1,21 @@
 """One pool of work units for all islands: a ledger for each epoch, in the rendezvous.
 
-A ledger belongs to one training, by its origin. A rendezvous that goes on has ledgers
-of earlier trainings of the job too, whose units other weights were trained on.
+Each training has ledgers of its own, named by its origin. A rendezvous that lives on
+also has those of earlier trainings: other weights were trained on their units.
 
 A separate thread maintains this island's part of the ledger (`ledger`) and claims units
 ahead of need; the training thread takes them.
 
 An epoch ends when no unit is left and every island has asked for more and got none.
-Until then, units of a dead island may be returned. So at its last batch the training
-thread waits once for the islands that are not as far. It does not wait for a dead
-island (by the member list), for the rendezvous, or forever.
+Until then, units of a dead island may come back. So at its last batch the training
+thread waits, once, for islands that have not come to the end. It does not wait for dead
+ones (by the member list), for the rendezvous, or forever.
 
 While the rendezvous cannot be reached, an island continues on its own. The epoch is cut
-into stretches, which belong to the members in turn. From the units that it knows to be
-left, the island takes its own, from the end backwards; islands that have the pool take
-units from the beginning. Once the rendezvous is back, each island reports its work.
+into stretches, which belong to the members in turn. Of the units that it knows to be
+left, the island takes those in its stretches, from the end backwards. Islands that
+reach the pool take units from the beginning. Once the rendezvous is back, each island
+reports its work.
 """
 
 import logging
@@ -39,7 +40,7 @@ from lightning_adpsgd.islands.service import ServiceThread
 _log = logging.getLogger(__name__)
 
 _TRIES = 200
-# Turns without an answer, after which training continues without it.
+# Training continues without an answer after the time of this number of turns.
 _PATIENCE_TURNS = 3
 
 
@@ -72,7 +73,7 @@ _DEFAULT = PoolTimeouts()
 
 
 class IslandPool(ServiceThread):
-    """This island's part in the pool, used only by its first learner.
+    """This island's part in the pool, which only its first learner uses.
 
     The training thread and the pool's thread share all fields below `_state`. Only the
     pool's thread uses the rendezvous. `raise_if_failed` is called while the training

@@ -8,6 +8,7 @@ A sample is identified by its position in the epoch's order, and a set of sample
 set of ranges of positions (`ranges`).
 """
 
+import operator
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -64,7 +65,7 @@ class Epoch:
 def draw_epoch(batches: Any, seed: int, epoch: int) -> Epoch:
     """Draws the batches of an epoch from a batch sampler, dependent only on the seed.
 
-    Generators inside its samplers are seeded too.
+    The samplers' own generators are seeded too.
 
     Args:
         batches: batch sampler of a loader: torch's own over any sampler, or one that
@@ -108,7 +109,7 @@ class Terms(NamedTuple):
         """
         seed, base, fingerprint = row
         if not 0 <= int(seed) < _MOST_SEEDS:
-            raise ValueError("a seed must be from 0 to 2^62")
+            raise ValueError(f"`seed` must be from 0 to 2^62, got {seed!r}")
         return cls(int(seed), from_rows(base), str(fingerprint))
 
 
@@ -177,7 +178,7 @@ class WorkUnits:
         self._pieces = _cut(ranges, epoch.bounds)
         self._evenly: list[Ranges] = []
         self._num = self._count_units()
-        # The rest of an epoch may be empty, but not the whole one.
+        # The rest of an epoch may be empty, but not a whole epoch.
         is_over = not ranges and bool(epoch.everything())
         if self._num < num_super_learners and not is_over:
             self._deal_evenly(ranges, num_super_learners)
@@ -259,7 +260,7 @@ def _order(sampler: Any, seed: int) -> Tensor | BlockOrder:
     if type(sampler) is RandomSampler and not sampler.replacement:
         num_samples = len(sampler.data_source)  # pyright: ignore[reportArgumentType]
         if sampler.num_samples == num_samples:
-            # As the sampler does, but without a list of Python integers.
+            # As the sampler does, but without a list of Python's integers.
             generator = sampler.generator
             device = "cpu" if generator is None else generator.device
             return torch.randperm(num_samples, generator=generator, device=device).cpu()
@@ -267,14 +268,18 @@ def _order(sampler: Any, seed: int) -> Tensor | BlockOrder:
 
 
 def _indices(sampler: Iterable[Any]) -> Tensor:
-    values = list(sampler)
-    for value in values:
-        if not isinstance(value, int):
-            raise ValueError(
-                "`work_sharing` needs samplers that yield integers, got "
-                f"{value!r} from {type(sampler).__name__}"
-            )
+    values = [_index(value, sampler) for value in sampler]
     return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+
+def _index(value: Any, sampler: Iterable[Any]) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(
+            "`work_sharing` needs samplers that yield integers, got "
+            f"{value!r} from {type(sampler).__name__}"
+        ) from None
 
 
 def generators_of(*samplers: Any) -> list[torch.Generator]:

@@ -22,7 +22,6 @@ from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.checkpoints.contents import (
-    cloned,
     gather_learners,
     learner_of,
 )
@@ -30,6 +29,7 @@ from lightning_adpsgd.strategy.checkpoints.rng_state import (
     generator_states,
     set_generator_states,
 )
+from lightning_adpsgd.strategy.checkpoints.saving import snapshot_of
 from lightning_adpsgd.strategy.compatibility import check_device
 from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
 from lightning_adpsgd.strategy.job import NAMESPACE, Job
@@ -192,7 +192,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             return super().get_module_state_dict(module)
         job.enter_consensus("checkpoint", unmerged=not self._dials.save_learners)
         # The local weights come back into the same memory.
-        state = cloned(super().get_module_state_dict(module))
+        state = snapshot_of(super().get_module_state_dict(module), on_host=False)
         job.leave_consensus(adopt=False)
         return state
 

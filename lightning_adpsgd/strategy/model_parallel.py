@@ -35,6 +35,7 @@ from typing_extensions import override
 from lightning_adpsgd.coordination.gather import ending_together
 from lightning_adpsgd.coordination.groups import make_mesh, make_super_learner_group
 from lightning_adpsgd.strategy.checkpoints.loading_shards import (
+    Folder,
     Source,
     load_optimizers,
     load_weights,
@@ -220,12 +221,13 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             checkpoint = super().load_checkpoint(checkpoint_path, **options)
             self._source = checkpoint if self.is_sharded else None
             return checkpoint
-        self._source = Path(checkpoint_path)
+        path = Path(checkpoint_path)
         # Each verifies some of the files; all end if one of them is damaged.
         with ending_together(f"checkpoint {checkpoint_path} was not read"):
-            check_sums(self._source, self.global_rank, self.world_size)
-            rest = read_rest(self._source, weights_only)
-        if has_optimizer(self._source, 0):
+            check_sums(path, self.global_rank, self.world_size)
+            rest = read_rest(path, weights_only)
+        self._source = Folder(path, weights_only is not False)
+        if has_optimizer(path, 0):
             rest["optimizer_states"] = []  # Lightning asks whether there are any
         return rest
 

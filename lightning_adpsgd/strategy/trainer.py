@@ -33,7 +33,6 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
     WITHOUT_MEAN,
     Resumed,
     add_learners,
-    cloned,
     place_in_epoch,
     resumed_from,
     warn_of_lost_rest,
@@ -45,6 +44,7 @@ from lightning_adpsgd.strategy.checkpoints.saving import (
     BackgroundCheckpointIO,
     finish_saves,
     save_for,
+    snapshot_of,
 )
 from lightning_adpsgd.strategy.compatibility import (
     explain_unused_parameters,
@@ -294,7 +294,7 @@ class HADPSGDStrategy(ModelParallelInside):
             run.enter("checkpoint", unmerged=not self._dials.save_learners)
         # What is written later, by a plugin that saves in the background, must not
         # change when the local weights come back.
-        state = cloned(super().lightning_module_state_dict())
+        state = snapshot_of(super().lightning_module_state_dict(), on_host=False)
         if not within:
             run.job.leave_consensus(adopt=False)
         return state

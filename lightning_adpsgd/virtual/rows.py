@@ -73,7 +73,7 @@ class Rows:
                 tensor.data = assigned.clone()
                 self._beside[tensor][self.held] = tensor.data
             else:
-                put_back(buffer.key, assigned, tensor)
+                put_back(buffer.name, assigned, tensor)
 
     def buffers(self) -> list[Tensor]:
         """Copies of the module's buffers."""

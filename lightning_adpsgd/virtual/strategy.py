@@ -28,7 +28,7 @@ from typing_extensions import Unpack, override
 from lightning_adpsgd.dials import CommunicationName, ReadyPairs
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
-from lightning_adpsgd.strategy.checkpoints.contents import cloned
+from lightning_adpsgd.strategy.checkpoints.saving import snapshot_of
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.topology.named import TopologyLike
@@ -205,7 +205,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
             return super().lightning_module_state_dict()
         held = self.learners.rows.held
         self._enter_consensus()
-        state = cloned(super().lightning_module_state_dict())
+        state = snapshot_of(super().lightning_module_state_dict(), on_host=False)
         self.learners.hold(held)
         return state
 

@@ -1,7 +1,7 @@
 """Blocks: weights that share memory, in one vector with others.
 
-They stay tied there: a weight that two layers use, a weight and its transpose, or the
-rows of one.
+They stay tied there: a weight that two layers use, a weight and its transpose, or a
+weight and its rows.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Block:
-    """Tensors over the same memory: tied weights, a weight and its transpose or rows.
+    """Tensors over the same memory, such as tied weights or a weight and its rows.
 
     Attributes:
         length: number of elements that they take in a vector.
@@ -62,7 +62,7 @@ def _end(tensor: Tensor) -> int:
 
 
 def copy_once(tensor: Tensor, view: Tensor) -> None:
-    """Copies values; torch writes to no expanded tensor, whose elements are one."""
+    """Copies values; writes the one element of an expanded dimension once."""
     once = tuple(slice(None if step else 1) for step in view.stride())
     view[once].copy_(tensor[once])
 

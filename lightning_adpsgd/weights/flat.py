@@ -21,7 +21,7 @@ from typing_extensions import override
 from lightning_adpsgd.weights.blocks import Block, by_memory, copy_once
 from lightning_adpsgd.weights.sections import Range, even_ranges
 
-# Sums over as many learners must be finite.
+# Sums over this number of learners must be finite.
 _MOST_LEARNERS = 1 << 20
 
 
@@ -93,16 +93,22 @@ class _Slot(NamedTuple):
 
 
 class BufferPlace(NamedTuple):
-    """A buffer, and where a module has it."""
+    """A buffer, and where a module has it.
 
+    Attributes:
+        name: full name, with those of the modules that it is in.
+        owner: module that has the buffer itself, by the name `key`.
+    """
+
+    name: str
     tensor: Tensor
     owner: nn.Module
     key: str
 
     def take_assigned(self) -> Tensor | None:
-        """The values that the program has assigned in its place; None if it has not.
+        """The tensor that the program has assigned in its place; None if it has not.
 
-        The buffer, with its values of before, is in its place afterwards.
+        Puts the buffer, with its earlier values, back in its place.
         """
         found = self.owner._buffers.get(self.key)
         if found is None or found is self.tensor:
@@ -120,9 +126,10 @@ class FlatParameters(Weights):
     Args:
         module: module on its final device and in its final dtype.
         shards: number of shards; each vector is padded with zeros to a multiple of it.
-        with_frozen: whether the vectors include frozen parameters. If not, these must
+        with_frozen: whether the vectors include frozen parameters; if not, these must
             stay frozen.
-        kept_out: names that had no mean when the training began that is resumed.
+        kept_out: names that the vectors leave out, because their values had no mean
+            when the training that is resumed began.
 
     Raises:
         ValueError: A parameter is not materialised yet or is on a different device than
@@ -235,7 +242,7 @@ class FlatParameters(Weights):
         self._check_frozen()
         for buffer in self._buffers:
             if (assigned := buffer.take_assigned()) is not None:
-                buffer.tensor.data = assigned
+                put_back(buffer.name, assigned, buffer.tensor)
         for slot in self._slots:
             if slot.tensor.data_ptr() != slot.address:
                 put_back(slot.name, slot.tensor, slot.view)
@@ -308,7 +315,7 @@ def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
 
 
 def _untrained(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those that are not trained and share no memory with a trained parameter."""
+    """The tensors that are not trained and share no memory with a trained parameter."""
     trained = set[str]()
     for together in by_memory(tensors):
         if any(tensor.requires_grad for tensor in together.values()):
@@ -325,15 +332,16 @@ def _has_mean(tensor: Tensor) -> bool:
 
 def buffer_places(module: nn.Module) -> Iterator[BufferPlace]:
     """All buffers of a module, in their places."""
-    for owner in module.modules():
+    for prefix, owner in module.named_modules():
         for key, tensor in owner._buffers.items():
             if tensor is not None:
-                yield BufferPlace(tensor, owner, key)
+                name = f"{prefix}.{key}" if prefix else key
+                yield BufferPlace(name, tensor, owner, key)
 
 
 @torch.no_grad()
 def put_back(name: str, tensor: Tensor, view: Tensor) -> None:
-    """Copies a weight to its view of the vector, and makes it that view.
+    """Copies values into a view of the vector, and makes their tensor that view.
 
     Raises:
         RuntimeError: The two differ in shape, dtype or device.

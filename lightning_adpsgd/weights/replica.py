@@ -36,7 +36,7 @@ ones the system provides new memory in each exchange of a thread."""
 CHUNK_ELEMENTS = 1 << 20
 """The most elements of a chunk, and so of a message."""
 
-# Tries for a snapshot of one moment: an optimizer may end between two of them.
+# Attempts at a snapshot of one moment, and the pause in which an optimizer may end.
 _TRIES, _PAUSE_S = 50, 0.002
 
 
@@ -68,7 +68,7 @@ class Part:
         return None if differs else self._shown
 
     def add_awaiting(self, into: Tensor, begin: int) -> None:
-        """Turns a slice of w, from element `begin` of this part on, into one of x."""
+        """Turns a copy of a slice of w, which starts at `begin`, into one of x."""
         end = begin + len(into)
         if self.changed or self._keeps_rest:
             into.add_(self._change[begin:end])
@@ -80,7 +80,7 @@ class Part:
         self._shown = weights
 
     def show_unmerged(self, weights: Tensor) -> None:
-        """Makes exchanges read other weights, and d what w has more than those."""
+        """Makes exchanges read other weights, and adds to d what w has beyond those."""
         more = self._weights.to(self.dtype) - weights
         if self.changed or self._keeps_rest:
             self._change.add_(more)
@@ -263,7 +263,7 @@ class Replica:
 
     @torch.no_grad()
     def put(self, values: Sequence[Tensor]) -> None:
-        """Adopts other weights, as from `snapshot`: w = values, d = 0.
+        """Adopts other weights, in the form of a snapshot: w = values, d = 0.
 
         Changes that are not merged yet are lost with the old weights.
         """

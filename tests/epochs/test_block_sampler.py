@@ -131,6 +131,11 @@ def test_orders_that_cannot_be_are_refused(
         BlockOrder(*arguments)
 
 
+def test_a_sampler_that_cannot_be_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="`block` must be from 1 to `window` 8, got 9"):
+        BlockSampler(range(5), block=9, window=8)
+
+
 def test_lightning_leaves_the_sampler_as_it_is() -> None:
     sampler = BlockSampler(range(10), 2, 1)
     fabric = L.Fabric(accelerator="cpu", devices=1)

@@ -15,6 +15,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore, Store
 from torch.utils.data import BatchSampler, SequentialSampler
 
+from lightning_adpsgd.epochs import pool
 from lightning_adpsgd.epochs.batches import SharedBatches
 from lightning_adpsgd.epochs.claims import LeaderBroadcast, LearnerIndex
 from lightning_adpsgd.epochs.pool import IslandPool, PoolTimeouts
@@ -23,7 +24,7 @@ from lightning_adpsgd.islands.member_list import Member, MemberList
 from lightning_adpsgd.islands.rendezvous import Rendezvous
 from lightning_adpsgd.islands.service import MOST_ERRORS, ServiceThread
 from lightning_adpsgd.transport.links.credentials import Credentials
-from tests.helpers import together, until
+from tests.helpers import PATIENCE_S, together, until
 from tests.islands.archipelago import Server, rendezvous
 
 T = TypeVar("T")
@@ -313,6 +314,14 @@ def test_one_that_takes_weights_of_another_training_ends_its_own_epoch_first() -
         assert rows([one, ahead]) == Counter(list(range(60)) * 3)
 
 
+def test_an_epoch_whose_loader_was_replaced_gives_back_nothing_that_is_done() -> None:
+    with rendezvous() as server, pools(server, 1) as (island,):
+        island.run()
+        island.batches.retire()
+        assert island.batches._num_finished(0) == len(island.trained) == 20
+        assert island.batches._num_finished(1) == 0
+
+
 def test_islands_with_other_samples_are_told() -> None:
     with rendezvous() as server, pools(server, 2) as (one, other):
         one.begin()
@@ -385,3 +394,34 @@ def test_a_pool_that_fails_on_and_on_ends_its_learner_loudly(
         monkeypatch.setattr(IslandPool, "_meet", fail)
         with pytest.raises(RuntimeError, match=f"failed {MOST_ERRORS} times in a row"):
             island.run()
+
+
+def test_a_ledger_of_more_units_than_ones_own_is_not_taken_for_damage(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread may read it again before the training thread has counted its units."""
+    read_again = threading.Event()
+
+    def parsed(text: str | None, lease: Any) -> Any:
+        found = parse(text, lease)
+        if found is not None and lease is rest.pool._lease and not lease.is_fresh:
+            read_again.set()
+        return found
+
+    with rendezvous() as server, pools(server, 1) as (whole,):
+        whole.begin()
+        rest = Island(server, 1, 2, QUICK)
+        rest.batches.load(EpochState(0, 7, 60, ((54, 60),)))
+        cut, parse = rest.batches._cut, pool._parsed
+
+        def cut_late(*arguments: Any) -> Any:
+            units = cut(*arguments)
+            assert len(units) == 2 or read_again.wait(PATIENCE_S)
+            return units
+
+        monkeypatch.setattr(rest.batches, "_cut", cut_late)
+        monkeypatch.setattr(pool, "_parsed", parsed)
+        rest.begin()
+        rest.batches.close()
+        rest.pool.leave(5.0)
+    assert "starts over" not in caplog.text

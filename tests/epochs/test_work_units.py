@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -176,6 +177,17 @@ def test_samplers_of_other_things_than_integers_are_refused() -> None:
 
     with pytest.raises(ValueError, match=r"integers, got \(1, 2\) from Pairs"):
         draw_epoch(BatchSampler(Pairs(), 1, False), 0, 0)
+
+
+@pytest.mark.parametrize("kind", [numpy.int64, torch.tensor])
+def test_integers_of_other_libraries_are_integers(kind: Any) -> None:
+    class Theirs(Sampler[Any]):
+        @override
+        def __iter__(self) -> Any:
+            return map(kind, (2, 0, 1))
+
+    epoch = draw_epoch(BatchSampler(Theirs(), 1, False), 0, 0)
+    assert epoch.samples(epoch.everything()) == [2, 0, 1]
 
 
 def test_fingerprints_tell_orders_and_batches_apart() -> None:

@@ -528,3 +528,11 @@ def test_a_buffer_that_is_assigned_anew_is_taken_into_the_vector() -> None:
 def test_where_all_is_frozen_nothing_can_be_left_out() -> None:
     with pytest.raises(ValueError, match="all weights are frozen"):
         FlatParameters(nn.Linear(3, 2).requires_grad_(False), with_frozen=False)
+
+
+def test_a_buffer_that_is_assigned_on_another_device_is_named() -> None:
+    masked = Masked(1.0)
+    flat = FlatParameters(nn.Sequential(masked))
+    masked.mean = torch.ones(2, device="meta")
+    with pytest.raises(RuntimeError, match=r"`0\.mean` of .*'cpu'.*given .*'meta'"):
+        flat.rebind()

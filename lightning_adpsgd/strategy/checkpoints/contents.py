@@ -1,18 +1,17 @@
 """The parts of a checkpoint about learners and epochs that Lightning does not keep."""
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import Strategy
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
 
 from lightning_adpsgd.coordination.gather import gather_weights_only
 from lightning_adpsgd.epochs.ranges import count
 from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
+from lightning_adpsgd.strategy.checkpoints.saving import snapshot_of
 from lightning_adpsgd.strategy.job import BUFFERS, NAMESPACE, Job
 from lightning_adpsgd.topology.partition import Partition
 
@@ -33,9 +32,9 @@ class Resumed(NamedTuple):
     """The parts of the resumed checkpoint that concern this learner.
 
     Attributes:
-        learner: its own state; None: it starts from the consensus model.
-        epoch: rest of a shared epoch; None: the epoch was not shared.
-        num_samples: samples that all learners together have trained on.
+        learner: state of this learner; None: it starts from the consensus model.
+        epoch: `EpochState` of a shared epoch, as a dict; None: it was not shared.
+        num_samples: number of samples that all learners together have trained on.
         is_within_epoch: whether the job that saved had batches left in its epoch.
         without_mean: names of what the job that saved did not average.
     """
@@ -76,7 +75,7 @@ def resumed_from(
 
 
 def warn_of_lost_rest(resumed: Resumed) -> None:
-    """Says that a job without shared epochs does not go on with the rest of one."""
+    """Warns that this job shares no epochs, and cannot go on with the rest of one."""
     state = EpochState(**resumed.epoch) if resumed.epoch else None
     if state is None or not state.remaining:
         return
@@ -96,7 +95,7 @@ def _is_within_epoch(loops: Mapping[str, Any]) -> bool:
 
 
 def _go_back_into_epoch(loops: Mapping[str, Any]) -> None:
-    """Makes the epoch under way whose rest is read next.
+    """Makes the epoch whose rest is read next the current one again.
 
     Lightning counts an epoch as processed before its end's hooks, even one that
     `max_steps`, a clock or a callback has cut. Samplers would draw the next one.
@@ -121,18 +120,16 @@ def learner_of(
     Returns:
         None if the job that saved had a different S or N, which is logged once.
     """
-    # Before version 0.2 a checkpoint kept nothing of each learner.
+    # A checkpoint of before version 0.2 has nothing of each learner.
     sizes = [len(group.get("learners") or ()) for group in saved]
-    known = [size or here for size, here in zip_longest(sizes, partition.sizes)]
-    if len(saved) != partition.num_super_learners or known != [*partition.sizes]:
+    if sizes != [*partition.sizes]:
         rank_zero_info(
             f"The checkpoint holds super-learners of {sizes} learners and this job has "
             f"some of {[*partition.sizes]}: all start from their mean."
         )
         return None
-    group, place = partition.super_learner(rank), partition.place(rank)
-    own = saved[group]["learners"][place] if sizes[group] else {}
-    return {**saved[group], "own": own}
+    group = saved[partition.super_learner(rank)]
+    return {**group, "own": group["learners"][partition.place(rank)]}
 
 
 def gather_learners(
@@ -142,8 +139,8 @@ def gather_learners(
 
     The optimizer states are equal within a super-learner; `own` is this learner's.
     """
-    # Without the rest of a storage that a buffer may be a part of.
-    own = {**own, BUFFERS: cloned(job.flat.own_tensors())}
+    # Copies, because a file holds the whole storage of which a buffer may be a part.
+    own = {**own, BUFFERS: snapshot_of(job.flat.own_tensors(), on_host=False)}
     mine = {"own": own, **job.learner_state(optimizer_states)}
     all_learners = gather_weights_only(mine, job.flat.device) or []
     return _by_super_learner(all_learners, job.partition)
@@ -161,17 +158,9 @@ def _by_super_learner(learners: list[Any], partition: Partition) -> list[Any]:
     ]
 
 
-def cloned(state: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a module's state, whose tensors do not change with the weights."""
-    return {
-        name: value.clone() if isinstance(value, Tensor) else value
-        for name, value in state.items()
-    }
-
-
 def place_in_epoch(trainer: pl.Trainer, resumed: Resumed) -> PlaceInEpoch:
     """The place of a learner in its epoch, from where a checkpoint left it."""
-    # With other learners no count is any learner's own; their sum stays.
+    # With other learners, learner 0 goes on from the sum over those that saved.
     of_others = resumed.learner is None and trainer.is_global_zero
     num_samples = resumed.num_samples if of_others else 0
     device = trainer.strategy.root_device

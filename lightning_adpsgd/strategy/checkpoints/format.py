@@ -22,13 +22,9 @@ class DamagedCheckpoint(RuntimeError):
 
     @classmethod
     def of(cls, name: object, what: str) -> "DamagedCheckpoint":
-        """Makes the error, with what is wrong with a checkpoint and the remedy."""
+        """Makes the error from what is wrong with a checkpoint; adds the remedy."""
         remedy = '`ckpt_path="last"` finds the last intact one'
         return cls(f"checkpoint {name} {what}: resume from another one ({remedy})")
-
-
-class UnsafeCheckpoint(pickle.UnpicklingError):
-    """A checkpoint holds objects whose loading can run code."""
 
 
 def write_checkpoint(checkpoint: Any, file: BinaryIO) -> None:
@@ -48,10 +44,14 @@ def write_checkpoint(checkpoint: Any, file: BinaryIO) -> None:
 
 
 def check_checkpoint(file: BinaryIO, name: str) -> None:
-    """Reads a checkpoint to its end and compares its checksums; the file can seek.
+    """Reads a file to its end and compares the checksums of its records.
+
+    Args:
+        file: file that can seek.
+        name: name of the checkpoint in messages.
 
     Raises:
-        DamagedCheckpoint: Names the file and what is wrong with it.
+        DamagedCheckpoint: The file is damaged; the message says how.
     """
     file.seek(0)
     begin = file.read(24)
@@ -77,25 +77,30 @@ def check_checkpoint(file: BinaryIO, name: str) -> None:
 def read_checkpoint(
     file: BinaryIO, name: str, map_location: Any = None, weights_only: bool = True
 ) -> Any:
-    """Loads a checkpoint; raises an error with the file's name if it is unusable."""
+    """Checks a file and loads it; arguments as for `check_checkpoint` and `torch.load`.
+
+    Raises:
+        DamagedCheckpoint: The file is damaged, or torch cannot read it.
+        UnpicklingError: `weights_only` is set, and the file holds objects that can run
+            code; the message names their classes.
+    """
     check_checkpoint(file, name)
     file.seek(0)
     try:
         return torch.load(file, map_location=map_location, weights_only=weights_only)
     except pickle.UnpicklingError as error:
-        _refuse_unsafe(file, name, error)
+        if weights_only:
+            refuse_unsafe(file, f"checkpoint {name}", error)
         raise _unreadable(name, error) from error
     except (EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise _unreadable(name, error) from error
 
 
-def global_step_of(file: BinaryIO) -> int | None:
-    """The number of optimizer steps before a checkpoint, without loading its tensors.
+def outline_of(file: BinaryIO) -> dict[Any, Any]:
+    """The plain values of a checkpoint; objects of other classes stand empty.
 
-    Classes that the file names are not imported, so no code from the file can run.
-
-    Returns:
-        None if no training can resume from it, because it has no optimizer state.
+    No tensor is read. Classes that the file names are not imported, so no code from the
+    file can run. A content that is not a dict counts as empty.
 
     Raises:
         Exception: The file is damaged; the type depends on the damage.
@@ -104,9 +109,20 @@ def global_step_of(file: BinaryIO) -> int | None:
         (record,) = (one for one in archive.namelist() if one.endswith(_RECORD))
         with archive.open(record) as pickled:
             content = _OutlineReader(pickled).load()
+    return content if isinstance(content, dict) else {}
+
+
+def global_step_of(file: BinaryIO) -> int | None:
+    """The number of optimizer steps before a checkpoint; raises as `outline_of` does.
+
+    Returns:
+        None if no training can resume from it, because it has no optimizer state.
+    """
+    content = outline_of(file)
     # A folder of shards keeps the state elsewhere, and the schedules here.
-    is_dict, marks = isinstance(content, dict), {"optimizer_states", "lr_schedulers"}
-    step = content.get("global_step") if is_dict and marks & content.keys() else None
+    if not {"optimizer_states", "lr_schedulers"} & content.keys():
+        return None
+    step = content.get("global_step")
     return step if isinstance(step, int) else None
 
 
@@ -128,7 +144,7 @@ class _Anything(dict[Any, Any]):
 
 
 class _OutlineReader(pickle.Unpickler):
-    """Reads plain values alone: no name is looked up, no tensor is read."""
+    """Reads plain values alone: imports no class, and reads no tensor."""
 
     @override
     def find_class(self, module: str, name: str) -> Any:
@@ -144,7 +160,8 @@ def _is_folder(record: zipfile.ZipInfo) -> bool:
     return bool(record.external_attr & _FOLDER_OF_DOS)
 
 
-def _refuse_unsafe(file: BinaryIO, name: str, cause: Exception) -> None:
+def refuse_unsafe(file: BinaryIO, name: str, cause: Exception) -> None:
+    """Raises an error that names the objects in a file that can run code, if any."""
     file.seek(0)
     try:
         unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(
@@ -153,8 +170,8 @@ def _refuse_unsafe(file: BinaryIO, name: str, cause: Exception) -> None:
     except Exception:  # of a file that no unpickler understands
         return
     if unsafe:
-        raise UnsafeCheckpoint(
-            f"checkpoint {name} holds objects of {', '.join(sorted(unsafe))}, and to "
+        raise pickle.UnpicklingError(
+            f"{name} holds objects of {', '.join(sorted(unsafe))}, and to "
             "load these can run code; if you trust the file, allow them with "
             "`torch.serialization.add_safe_globals([...])`, or all of it with "
             "`weights_only=False`; before Lightning 2.6, which has no such argument, "

@@ -1,7 +1,7 @@
 """Checkpoints that are written whole or not at all, and checked when they are read.
 
-This is the strategies' default; `plugins=[...]` of a Trainer replaces it. `format`
-describes the files, which torch and Lightning can read without this package.
+This is the strategies' default; a `CheckpointIO` among the Trainer's `plugins` replaces
+it. `format` describes the files, which torch and Lightning read without this package.
 """
 
 import errno
@@ -29,20 +29,15 @@ from lightning_adpsgd.strategy.checkpoints.format import (
     read_checkpoint,
     write_checkpoint,
 )
-from lightning_adpsgd.strategy.checkpoints.sharded import META, is_folder, read_rest
+from lightning_adpsgd.strategy.checkpoints.sharded import META, check_folder, is_folder
 
 PATIENCE_S = 120.0
-"""The time for which a save is retried while its error may be temporary."""
+"""Seconds for which a save is retried while its error may be temporary."""
 
 _MAY_PASS = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT}
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _LOOK_S = 1.0
-"""The time after which a pause looks whether the training ends."""
-
-
-def never() -> bool:
-    """The answer of a `CheckpointIO` that no strategy has told when training ends."""
-    return False
+"""Seconds after which a pause looks again whether the training ends."""
 
 
 def flawed_loader(version: str = torch.__version__) -> str | None:
@@ -66,15 +61,26 @@ class WholeCheckpointIO(TorchCheckpointIO):
     there an object appears when its upload has ended.
 
     Args:
-        patience_s: number of seconds for which a save is retried while its error may be
-            temporary: a full disk, an input or output error, an unreachable server.
+        patience_s: number of seconds, from 0 on, for which a save is retried while its
+            error may be temporary: a full disk, an input or output error, an
+            unreachable server.
+
+    Raises:
+        ValueError: `patience_s` is negative or NaN.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
-        self._patience_s, self._ends_soon = patience_s, never
+        if not patience_s >= 0:
+            raise ValueError(f"`patience_s` must be at least 0, got {patience_s}")
+        self._patience_s = patience_s
+        self._ends_soon: Callable[[], bool] = bool  # never, until a strategy says
 
     def hurry_if(self, ends_soon: Callable[[], bool]) -> None:
-        """Makes one attempt the last, once this function says that training ends."""
+        """Leaves a save one more attempt once `ends_soon` says that training ends.
+
+        Args:
+            ends_soon: function that any thread may call.
+        """
         self._ends_soon = ends_soon
 
     @override
@@ -110,8 +116,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
             FileNotFoundError: There is no checkpoint at `path`.
             IsADirectoryError: It is a folder of shards.
             DamagedCheckpoint: The file is damaged; the message says where.
-            UnsafeCheckpoint: The file holds objects that can run code; the message
-                names them.
+            UnpicklingError: The file holds objects that can run code; the message names
+                their classes.
         """
         if is_folder(path):
             raise IsADirectoryError(
@@ -129,7 +135,10 @@ class WholeCheckpointIO(TorchCheckpointIO):
             return read_checkpoint(file, str(path), map_location or "cpu", allowed)
 
     def _persist(self, action: Callable[[], None], path: Any, done: str) -> None:
-        """Acts, again while its error may be temporary; pauses double up to a bound."""
+        """Acts, and tries again while its error may be temporary.
+
+        The pauses double up to a bound.
+        """
         end, pause = time.monotonic() + self._patience_s, _FIRST_PAUSE_S
         while True:
             # Before the attempt, so that one follows when the training ends meanwhile.
@@ -160,7 +169,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
 def check_file(path: str) -> None:
     """Checks a checkpoint, and raises an error if it is not intact."""
     if is_folder(path):
-        read_rest(Path(path))
+        check_folder(Path(path))
         return
     with _opened(*url_to_fs(str(path))) as file:
         check_checkpoint(file, path)
@@ -202,7 +211,8 @@ def _write(checkpoint: Any, path: str) -> None:
 
 
 def _named(error: OSError, path: Any, done: str) -> OSError:
-    what = error.strerror or str(error)
-    message = f"checkpoint {path} could not be {done} ({what}); "
-    message += "an earlier file at this path is intact"
+    """The error with the checkpoint that it is about in its message."""
+    message = f"checkpoint {path} could not be {done} ({error.strerror or error})"
+    if done == "written":
+        message += "; an earlier file at this path is intact"
     return OSError(error.errno, message) if error.errno else OSError(message)

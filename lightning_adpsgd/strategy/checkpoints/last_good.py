@@ -34,7 +34,7 @@ def whole_checkpoint_path(
     ckpt_path: Any,
     **arguments: Any,
 ) -> Any:
-    """The path that a Trainer resumes from, instead of Lightning's choice.
+    """The path that a Trainer resumes from, which may differ from Lightning's choice.
 
     Raises:
         DamagedCheckpoint: There are checkpoints, and none is intact.
@@ -47,10 +47,11 @@ def whole_checkpoint_path(
             # Lightning does not know the files that islands save when told to end.
             warnings.filterwarnings("ignore", ".*no last checkpoint available")
         chosen = lightnings(state_fn, ckpt_path, **arguments)
-    connector = trainer._checkpoint_connector
-    if ckpt_path == "hpc" or (chosen and chosen == connector._hpc_resume_path):
-        numbered = sorted(_numbered(trainer.default_root_dir))
-        return newest_whole(path for _, path in numbered[::-1])
+    if ckpt_path == "hpc" or (
+        chosen and chosen == trainer._checkpoint_connector._hpc_resume_path
+    ):
+        numbered = sorted(_numbered(trainer.default_root_dir), reverse=True)
+        candidates = [path for _, path in numbered]
     return newest_whole(candidates) if candidates else chosen
 
 
@@ -81,8 +82,10 @@ def _at_exceptions(trainer: pl.Trainer) -> list[str]:
 
 
 def _last_checkpoints(trainer: pl.Trainer) -> list[str]:
-    """All files that may be meant, in the order of preference; dangling links count
-    too, because they show that there was a checkpoint."""
+    """All files that may be meant, in the order of preference.
+
+    Dangling links count too, because they show that there was a checkpoint.
+    """
     savers = callbacks_of(trainer, ModelCheckpoint)
     found = (path for saver in savers for path in saver._find_last_checkpoints(trainer))
     lasts = {*found, *_at_exceptions(trainer), *_preempted(trainer, savers)}
@@ -105,9 +108,10 @@ def _preempted(trainer: pl.Trainer, savers: Iterable[ModelCheckpoint]) -> list[s
 
 
 def _age(path: str) -> tuple[float, int, str]:
-    """The sorting age of a file; the oldest are those that no training can resume from.
+    """The key by which files are sorted, which is larger for newer ones.
 
-    A damaged file counts as the newest, so that it is examined first and named.
+    It is the step, the time and the path. A file that no training can resume from is
+    the oldest. A damaged file is the newest, so that it is examined first and named.
     """
     try:
         step = step_in_file(path)
@@ -115,12 +119,14 @@ def _age(path: str) -> tuple[float, int, str]:
         number = math.inf
     else:
         number = -1 if step is None else step
-    is_there = os.path.lexists(path)  # others may remove it meanwhile
-    return number, os.lstat(path).st_mtime_ns if is_there else 0, path
+    try:
+        return number, os.lstat(path).st_mtime_ns, path
+    except OSError:  # it is remote, or another process has removed it
+        return number, 0, path
 
 
 def _numbered(folder: str) -> Iterator[tuple[int, str]]:
-    """Checkpoints that Lightning wrote at a SLURM signal, whose numbers count up."""
+    """The number and path of each checkpoint that was written at a SLURM signal."""
     for path in Path(folder).glob("hpc_ckpt_*.ckpt"):
         digits = path.stem.removeprefix("hpc_ckpt_")
         if digits.isdecimal():

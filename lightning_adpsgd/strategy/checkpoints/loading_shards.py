@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,15 +20,23 @@ from torch.optim import Optimizer
 
 from lightning_adpsgd.strategy.checkpoints.sharded import has_optimizer, read_shards
 
-Source = Path | Mapping[str, Any]
+
+class Folder(NamedTuple):
+    """A folder of shards, and whether to refuse what can run code in it."""
+
+    path: Path
+    weights_only: bool
+
+
+Source = Folder | Mapping[str, Any]
 """A checkpoint to load from: its folder, or the contents of one file."""
 
 
 def load_weights(model: nn.Module, source: Source, strict: bool) -> None:
     """Loads a learner's shards of the weights."""
     state = get_model_state_dict(model)
-    if isinstance(source, Path):
-        read_shards({"state_dict": state}, source, strict)
+    if isinstance(source, Folder):
+        read_shards({"state_dict": state}, source.path, strict, source.weights_only)
     else:
         state = _cut_like(source["state_dict"], state)
     set_model_state_dict(model, state, options=StateDictOptions(strict=strict))
@@ -44,12 +52,12 @@ def load_optimizers(
     """
     for number, optimizer in enumerate(optimizers):
         own = get_optimizer_state_dict(model, optimizer)
-        if isinstance(source, Path):
-            if not has_optimizer(source, number):
-                raise KeyError(f"{source} has no state of optimizer {number}")
+        if isinstance(source, Folder):
+            if not has_optimizer(source.path, number):
+                raise KeyError(f"{source.path} has no state of optimizer {number}")
             state = {f"optimizer_{number}": own}
             # Not strict: a scheduler may have given it options since.
-            read_shards(state, source, strict=False)
+            read_shards(state, source.path, False, source.weights_only)
             (own,) = state.values()
         else:
             by_name = FullyShardedDataParallel.rekey_optim_state_dict(

@@ -48,7 +48,7 @@ class PlacedBatches:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Drawn with the first batch: the loader draws a number of its own before.
+        # Taken with the first batch, after the loader has drawn a number of its own.
         num_left_out, now = self._num_left_out, self._states()
         if num_left_out and self._begin is not None:
             self._set(self._begin)
@@ -67,7 +67,12 @@ class PlacedBatches:
         return self._begin
 
     def resume(self, begin: dict[str, Any] | None, num_batches: int) -> None:
-        """Skips batches of the next epoch, whose order is drawn as before."""
+        """Skips the first batches of the next epoch, whose order is drawn as before.
+
+        Args:
+            begin: result of `state` in the run that saved.
+            num_batches: number of batches that it had begun.
+        """
         self._begin, self._num_left_out = begin, num_batches
 
     def _states(self) -> dict[str, Any]:
@@ -102,7 +107,7 @@ class PlaceInEpoch:
         self._has_set = False
 
     def begin(self) -> None:
-        """Starts training: the generators continue from their saved states."""
+        """Lets the generators continue from their saved states, as training starts."""
         # After a save in the validation that ends an epoch, the iterator of the set-up
         # is not read: the next epoch makes another, as it did in the job that saved.
         epochs: Any = self._trainer.fit_loop.epoch_progress.current
@@ -115,13 +120,13 @@ class PlaceInEpoch:
             set_generator_states(self._saved["generators"], self._device)
 
     def count(self, batch: Any) -> None:
-        """Training on a batch begins; a batch of unknown size counts nothing."""
+        """Counts the samples of a batch that training begins; none if unknown."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a size that is guessed
+            warnings.simplefilter("ignore")  # Lightning's, if it guesses the size
             self._num_samples += batch_size(batch)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint; `num_samples` counts all runs of this learner."""
+        """The state for a checkpoint; `num_samples` counts all runs of this learner."""
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         placed = self._placed()
         within = placed is not None and not progress.is_last_batch
@@ -133,7 +138,7 @@ class PlaceInEpoch:
         }
 
     def prepare(self, loader: Any) -> Any:
-        """A copy of a training loader that knows its place, if it can have one."""
+        """A copy of a training loader with `PlacedBatches`, if it can have a place."""
         if not _has_batches(loader):
             return loader
         if reads_out_of_order(loader):

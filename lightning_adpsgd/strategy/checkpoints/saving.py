@@ -6,6 +6,7 @@ call. Before version 2.5.4 it takes no snapshot. All of its methods would have t
 replaced.
 """
 
+import copy
 import os
 import pickle
 from collections import OrderedDict
@@ -25,7 +26,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from typing_extensions import override
 
-from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO, never
+from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 
 _IMMUTABLE = {type(None), bool, int, float, complex, str, bytes}
 
@@ -34,25 +35,32 @@ _IMMUTABLE = {type(None), bool, int, float, complex, str, bytes}
 class BackgroundCheckpointIO(TorchCheckpointIO):
     """Writes checkpoints one after another, in the background if it is asked to.
 
-    `save_checkpoint` returns once the file is on the disk. After `save_in_background`
-    the training thread waits only for a copy in host memory. At most one checkpoint is
+    `save_checkpoint` returns once the file is on the disk. `save_in_background` returns
+    once there is a copy of the checkpoint in host memory. At most one checkpoint is
     being written; the next save waits for it. An old checkpoint is removed only after
     the new one is safely on the disk.
 
-    Only the training thread calls the methods. A writing thread touches nothing but its
-    snapshot, and the interpreter does not exit before its work is done. If it fails,
-    the next call that waits raises the error, once. It is a warning where the training
-    is about to end, so that a learner that is told to leave does so.
+    Only the training thread calls the methods, a signal handler in it included. A
+    writing thread touches nothing but its snapshot, and the interpreter does not exit
+    before its work is done. If it fails, the next call that waits raises the error,
+    once. If the training is about to end, that call warns instead, so that a learner
+    that is told to leave does so.
+
+    Args:
+        checkpoint_io: plugin that writes, reads and removes the files.
     """
 
     def __init__(self, checkpoint_io: CheckpointIO) -> None:
         self._io = checkpoint_io
         self._work: _Work | None = None
         self._pending: set[str] = set()
-        self._ends_soon = never
+        self._ends_soon: Callable[[], bool] = bool  # never, until a strategy says
 
     def hurry_if(self, ends_soon: Callable[[], bool]) -> None:
-        """As of `WholeCheckpointIO`; errors of earlier saves are warnings then."""
+        """Makes errors of earlier saves warnings, once the training is about to end.
+
+        See `WholeCheckpointIO.hurry_if` for what it does to a save.
+        """
         self._ends_soon = ends_soon
         if isinstance(self._io, WholeCheckpointIO):
             self._io.hurry_if(ends_soon)
@@ -68,7 +76,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     def save_in_background(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        """Takes a snapshot, which a thread writes; waits for the previous save."""
+        """Waits for the previous save, and takes a snapshot, which a thread writes."""
         self._wait_for_earlier()
         snapshot = snapshot_of(checkpoint)
         save = partial(self._io.save_checkpoint, snapshot, path, storage_options)
@@ -91,14 +99,14 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 
     @override
     def teardown(self) -> None:
-        """Waits for pending writes; can be called twice."""
+        """Waits until all files are on the disk; can be called twice."""
         try:
             self.wait()
         finally:
             self._io.teardown()
 
     def wait(self) -> None:
-        """Waits until all files are on the disk; raises the error of a failed write."""
+        """Waits until all files are on the disk; raises the error of a write, once."""
         if (work := self._work) is None:
             return
         work.join()
@@ -117,9 +125,11 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
             self.wait()
 
     def _begin(self, action: Callable[[], None], path: Any) -> None:
+        work = _Work(action, after=self._work)
+        # Before others know of it: a thread that never started cannot be waited for.
+        work.start()
         self._pending.add(str(path))
-        self._work = _Work(action, after=self._work)
-        self._work.start()
+        self._work = work
 
 
 @final
@@ -171,7 +181,10 @@ def finish_saves(checkpoint_io: CheckpointIO, interrupted: bool) -> None:
 
 @contextmanager
 def _only_warns(condition: Callable[[], bool]) -> Iterator[None]:
-    """Keeps the error of a save from hiding the one that interrupted the training."""
+    """Warns of an error of a save if the condition holds.
+
+    It would hide the error that has interrupted the training.
+    """
     try:
         yield
     except Exception as error:
@@ -183,7 +196,7 @@ def _only_warns(condition: Callable[[], bool]) -> Iterator[None]:
 def must_wait(trainer: pl.Trainer | None, path: Any) -> bool:
     """Whether a save must wait until its file is on the disk.
 
-    A program may read a file that is saved after the training at once. A SLURM job ends
+    After the training, a program may read the file at once. A SLURM job ends
     right after its checkpoint. Some loggers upload each file as soon as it is saved.
     """
     if trainer is None or trainer.interrupted:
@@ -196,31 +209,40 @@ def must_wait(trainer: pl.Trainer | None, path: Any) -> bool:
     return os.path.basename(path).startswith("hpc_ckpt_") or any(has)
 
 
-def snapshot_of(checkpoint: Any) -> Any:
-    """A copy of a checkpoint on the host, which does not change with the training.
+def snapshot_of(checkpoint: Any, on_host: bool = True) -> Any:
+    """A copy of a checkpoint, which does not change with the training.
 
-    Tensors that share memory in the checkpoint do so in the copy. An object that cannot
-    be pickled stays as it is: the write says why.
+    Tensors over the same elements, such as tied weights, share memory in the copy too.
+    An object that cannot be pickled stays as it is: the write says why.
+
+    Args:
+        checkpoint: a checkpoint or a part of one; any nesting of containers.
+        on_host: whether tensors are copied to the host. If not, each copy is on the
+            device of its original.
     """
-    return _Snapshot().of(checkpoint)
+    return _Snapshot(on_host).of(checkpoint)
 
 
 @final
 class _Snapshot:
-    """Copies that are under way, with what they are of.
+    """The tensors that have been copied so far, each with its copy.
 
-    Its originals live as long, so that no other tensor takes their place in memory.
+    It keeps the originals alive, so that no other tensor gets the address of one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_host: bool) -> None:
+        self._on_host = on_host
         self._copies: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     def of(self, value: Any) -> Any:
         kind = type(value)
         if isinstance(value, Tensor):
-            return self._on_host(value)
+            return self._of_tensor(value)
         if kind in (dict, OrderedDict):
-            return kind((key, self.of(one)) for key, one in value.items())
+            # First as it is: a module's state has its layers' versions as an attribute.
+            copied = copy.copy(value)
+            copied.update((key, self.of(one)) for key, one in value.items())
+            return copied
         if kind in (list, tuple):
             return kind(map(self.of, value))
         return value if kind in _IMMUTABLE else self._of_object(value)
@@ -237,24 +259,28 @@ class _Snapshot:
             return value
 
     def _of_its_kind(self, tensor: Tensor) -> Tensor:
-        copy = self._on_host(tensor).detach()
+        copied = self._of_tensor(tensor).detach()
         if isinstance(tensor, Parameter):  # a module knows its weights by that
-            return Parameter(copy, tensor.requires_grad)
-        return copy.requires_grad_(tensor.requires_grad)
+            return Parameter(copied, tensor.requires_grad)
+        return copied.requires_grad_(tensor.requires_grad)
 
-    def _on_host(self, tensor: Tensor) -> Tensor:
+    def _of_tensor(self, tensor: Tensor) -> Tensor:
         is_plain = type(tensor) in (Tensor, Parameter)  # others may have no address
         if not is_plain or tensor.numel() == 0 or tensor.layout != torch.strided:
-            return tensor.detach().to("cpu", copy=True)
+            return self._copy_of(tensor)
         at = tensor.device, tensor.data_ptr()
         key = (*at, tensor.dtype, tensor.shape, tensor.stride())
         if key not in self._copies:
-            self._copies[key] = tensor, tensor.detach().to("cpu", copy=True)
+            self._copies[key] = tensor, self._copy_of(tensor)
         return self._copies[key][1]
+
+    def _copy_of(self, tensor: Tensor) -> Tensor:
+        device = "cpu" if self._on_host else tensor.device
+        return tensor.detach().to(device, copy=True)
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves tensors out, which are copied by themselves."""
+    """Leaves out tensors, which `_Snapshot` copies itself."""
 
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -272,7 +298,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what this process has just pickled, with other tensors."""
+    """Reads what `_Pickler` has written, with the copies in place of the tensors."""
 
     def __init__(self, file: BytesIO, tensors: Iterable[Tensor]) -> None:
         super().__init__(file)

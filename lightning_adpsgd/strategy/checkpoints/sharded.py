@@ -1,10 +1,9 @@
-"""Checkpoints of sharded models: a folder in Lightning's format.
+"""Checkpoints in shards: a folder in the format of torch's distributed checkpoint.
 
-torch's distributed checkpoint writes one file per learner and an index. ``meta.pt``
-next to them is an ordinary checkpoint without tensors. Lightning's
-`ModelParallelStrategy` reads the folder without this package, and `export` turns it
-into one file. The learners of one super-learner write the folder, because the consensus
-model is the same in all of them.
+It has one file per learner, with its shards, and an index. ``meta.pt`` next to them is
+an ordinary checkpoint without tensors. Lightning's `ModelParallelStrategy` reads the
+folder without this package, and `export` turns it into one file. The learners of one
+super-learner write the folder, because the consensus model is the same in all of them.
 
 The folder gets its name once all files are on the disk, and replaces an older one
 atomically. ``meta.pt`` holds the size and SHA-256 of every file.
@@ -17,8 +16,10 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
 import torch
@@ -43,16 +44,30 @@ from lightning_adpsgd.coordination.gather import (
 from lightning_adpsgd.files import bytes_written_whole, sync_folder
 from lightning_adpsgd.strategy.checkpoints.format import (
     DamagedCheckpoint,
+    check_checkpoint,
+    outline_of,
     read_checkpoint,
+    refuse_unsafe,
     write_checkpoint,
 )
 
 META, INDEX = "meta.pt", ".metadata"
 _FILES = "lightning_adpsgd/files"
-"""The key of sizes and sums by the names of files."""
+"""The key of the size and SHA-256 of each file, by its name."""
 
 _WEIGHTS = "state_dict."
 _AT_WORKING_FOLDER, _EXCHANGE = -100, 2
+
+_MODULES_OF_INDEX = (
+    "torch.distributed.checkpoint.metadata",
+    "torch.distributed.checkpoint.filesystem",
+)
+_NAMES_OF_INDEX = (
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+)
 
 
 def is_folder(path: Any) -> bool:
@@ -106,20 +121,26 @@ def _finish(
 
 
 def read_rest(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
-    """The plain data of a checkpoint; compares sizes of shards, not their sums.
+    """The plain data of a checkpoint that `check_folder` accepts.
+
+    Args:
+        path: folder of the checkpoint.
+        weights_only: whether to refuse objects that can run code; None: yes.
 
     Raises:
         DamagedCheckpoint: A file is missing, or is not as it was written.
+        UnpicklingError: There are objects that can run code, and they are refused.
     """
+    check_folder(path)
     with _opened(path / META) as file:
         allowed = True if weights_only is None else weights_only
         rest = read_checkpoint(file, str(path / META), "cpu", allowed)
-    _check_files(path, rest.pop(_FILES, {}))
+    rest.pop(_FILES, None)
     return rest
 
 
 def has_optimizer(path: Path, number: int) -> bool:
-    """Whether a checkpoint holds optimizer state as well as weights."""
+    """Whether a checkpoint holds the state of the optimizer with this number."""
     names = _Reader(path).read_metadata().state_dict_metadata
     return any(name.startswith(f"optimizer_{number}.") for name in names)
 
@@ -162,43 +183,73 @@ def _check_is_checkpoint(folder: Path) -> None:
         )
 
 
-def read_shards(state: dict[str, Any], path: Path, strict: bool = True) -> None:
+def read_shards(
+    state: dict[str, Any], path: Path, strict: bool = True, weights_only: bool = True
+) -> None:
     """Reads a learner's shards into tensors, which may be cut differently than saved.
 
     Args:
-        state: nested dicts of tensors, as for `write_shards`.
+        state: nested dicts of tensors, which are filled; as for `write_shards`.
         strict: whether every tensor must be in the checkpoint.
+        weights_only: whether to refuse values that can run code.
 
     Raises:
         DamagedCheckpoint: One of the files cannot be read.
         RuntimeError: A tensor is missing, or has a different shape.
+        UnpicklingError: There are values that can run code, and they are refused.
     """
-    planner = DefaultLoadPlanner(allow_partial_load=not strict)
+    kind = _Planner if weights_only else DefaultLoadPlanner
+    planner, reader = kind(allow_partial_load=not strict), _Reader(path)
+    reader.read_metadata()  # whose error `load` would hide
     try:
         with warnings.catch_warnings():
             # Learners cut tensors differently, and so each reads by itself.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            load(state, storage_reader=_Reader(path), planner=planner, no_dist=True)
+            load(state, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointException as error:
         first = _first_of(error)
-        if isinstance(first, OSError | EOFError | pickle.UnpicklingError):
+        if isinstance(first, pickle.UnpicklingError):
+            raise pickle.UnpicklingError(f"checkpoint {path}: {first}") from error
+        if isinstance(first, OSError | EOFError):
             _refuse(path, str(first))
         raise RuntimeError(f"checkpoint {path} does not fit the model: {first}") from (
             error
         )
 
 
-def check_sums(path: Path, place: int, number: int) -> None:
-    """Verifies the checksums of one learner's share; the learners together verify all.
+def check_folder(path: Path) -> dict[str, Any]:
+    """Compares the sizes of all files, and the checksums of all but the shards.
+
+    Runs no code of the checkpoint. Folders that Lightning wrote have neither sizes nor
+    sums.
+
+    Returns:
+        The size and SHA-256 of each file when it was written, by its name.
 
     Raises:
-        DamagedCheckpoint: A file is not as it was written; the message names it.
+        DamagedCheckpoint: A file is missing, or is not as it was written.
     """
     with _opened(path / META) as file:
-        written = read_checkpoint(file, str(path / META)).get(_FILES, {})
+        check_checkpoint(file, str(path / META))
+        written = outline_of(file).get(_FILES, {})
+    _check_files(path, written)
+    return written
+
+
+def check_sums(path: Path, place: int, number: int) -> None:
+    """Checks a folder, and the checksums of one learner's share of the files.
+
+    Args:
+        path: folder of the checkpoint.
+        place: rank of this learner among those that share the files.
+        number: number of those learners, which together check each file.
+
+    Raises:
+        DamagedCheckpoint: A file is missing, or is not as it was written.
+    """
+    written = check_folder(path)
     for name in sorted(written)[place::number]:
-        if _sums_of([path / name])[name] != written[name]:
-            _refuse(path, f"the SHA-256 of {name} is another than when it was written")
+        _check_sum(path, name, written)
 
 
 class _Writer(FileSystemWriter):
@@ -220,8 +271,22 @@ def _of_disk(error: BaseException) -> BaseException:
     return found or error
 
 
+class _Planner(DefaultLoadPlanner):
+    """Refuses values that can run code, which torch's own planner would run."""
+
+    @override
+    def load_bytes(self, read_item: Any, value: Any) -> None:
+        try:
+            torch.load(value, weights_only=True)
+        except pickle.UnpicklingError as error:
+            refuse_unsafe(value, read_item.dest_index.fqn, error)
+            raise
+        value.seek(0)
+        super().load_bytes(read_item, value)
+
+
 class _Reader(FileSystemReader):
-    """Reads the index without running code that somebody has put into it."""
+    """Refuses an index that can run code, which torch's own reader would run."""
 
     @override
     def read_metadata(self, *arguments: Any, **options: Any) -> Metadata:
@@ -230,8 +295,8 @@ class _Reader(FileSystemReader):
                 metadata = _Index(file).load()
                 if not isinstance(metadata, Metadata):
                     raise TypeError(f"it holds a {type(metadata).__name__}")
-            except (AttributeError, EOFError, LookupError, TypeError, ValueError) as e:
-                _refuse(Path(self.path), f"{INDEX} cannot be read: {e}")
+            except Exception as error:  # a malformed index raises whatever comes of it
+                _refuse(Path(self.path), f"{INDEX} cannot be read: {error}")
         # torch's own reader does the same.
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
@@ -239,29 +304,29 @@ class _Reader(FileSystemReader):
 
 
 class _Index(pickle.Unpickler):
-    """Unpickles only the classes that an index needs."""
+    """Unpickles only the names that an index needs, none of which can run code."""
 
     @override
     def find_class(self, module: str, name: str, /) -> Any:
-        known = module in (
-            "torch.distributed.checkpoint.metadata",
-            "torch.distributed.checkpoint.filesystem",
-            "torch._utils",
-        )
-        plain = (module, name) in (
-            ("torch", "Size"),
-            ("torch", "device"),
-            ("torch.serialization", "_get_layout"),
-            ("torch._C", "_get_privateuse1_backend_name"),
-            ("collections", "OrderedDict"),
-            ("pathlib", "PosixPath"),
-        )
+        if module.partition(".")[0] == "pathlib":
+            # Python 3.13 names another module for the path that was written to.
+            return PurePath
         is_dtype = module == "torch" and isinstance(
             getattr(torch, name, None), torch.dtype
         )
-        if known or plain or is_dtype:
+        if is_dtype or (module, name) in _NAMES_OF_INDEX:
             return super().find_class(module, name)
+        if module in _MODULES_OF_INDEX:
+            found = super().find_class(module, name)
+            if _is_record(found) and found.__module__ == module:
+                return found
         raise pickle.UnpicklingError(f"it holds a {module}.{name}, which can run code")
+
+
+def _is_record(found: Any) -> bool:
+    # The modules also have classes and functions that act, or import anything.
+    is_class = isinstance(found, type)
+    return is_class and (is_dataclass(found) or issubclass(found, Enum))
 
 
 def _not_written(path: Path, error: CheckpointException) -> OSError:
@@ -294,15 +359,19 @@ def _sum_of(path: Path) -> str:
 
 
 def _check_files(path: Path, written: Mapping[str, Any]) -> None:
-    """Compares sizes and the sum of the index; Lightning's own folders have none."""
     for name in {INDEX, *written}:
         if not (path / name).is_file():
             _refuse(path, f"{name} is missing")
     for name, (size, _) in written.items():
         if (found := (path / name).stat().st_size) != size:
             _refuse(path, f"{name} has {found} bytes and had {size}")
-    if INDEX in written and _sum_of(path / INDEX) != written[INDEX][1]:
-        _refuse(path, f"the SHA-256 of {INDEX} is another than when it was written")
+    if INDEX in written:
+        _check_sum(path, INDEX, written)
+
+
+def _check_sum(path: Path, name: str, written: Mapping[str, Any]) -> None:
+    if _sum_of(path / name) != written[name][1]:
+        _refuse(path, f"the SHA-256 of {name} is another than when it was written")
 
 
 def _refuse(path: Path, what: str) -> NoReturn:
@@ -310,18 +379,19 @@ def _refuse(path: Path, what: str) -> NoReturn:
 
 
 def _put_in_place(folder: Path, path: Path) -> None:
-    """Gives a folder its name, and removes the folder that had it before."""
-    if os.path.lexists(path):
-        if not _exchange(folder, path):
-            # If the system cannot exchange names, the folder is missing for a moment.
-            aside = path.with_name(f".{path.name}.replaced")
-            os.rename(path, aside)
-            os.rename(folder, path)
-            folder = aside
-        _remove(folder)
+    """Gives a folder its name, and removes what had the name before."""
+    before = path.with_name(f".{path.name}.replaced")
+    if not os.path.lexists(path):
+        os.rename(folder, path)
+    elif _exchange(folder, path):
+        before = folder
     else:
+        # If the system cannot exchange names, the folder is missing for a moment.
+        _remove(before)  # of a save that was killed; older than what has the name
+        os.rename(path, before)
         os.rename(folder, path)
     sync_folder(path.parent)
+    _remove(before)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -335,7 +405,9 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
+    """Removes what there is; the next save removes what cannot be removed now."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        # A network file system refuses while somebody reads an old shard.
+        shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """A save whose error may pass is tried again, for a bounded time."""
 
 import errno
+import math
 import os
 import re
 import signal
@@ -119,9 +120,16 @@ def test_an_old_checkpoint_that_cannot_be_removed_at_once_is_removed_later(
         remove(self, path)
 
     monkeypatch.setattr(TorchCheckpointIO, "remove_checkpoint", fails_once)
-    with pytest.warns(UserWarning, match=r"a\.ckpt could not be removed"):
+    said = r"a\.ckpt could not be removed \(Input/output error\)\. The next"
+    with pytest.warns(UserWarning, match=said):
         plugin.remove_checkpoint(path)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("patience_s", [-1.0, math.nan])
+def test_a_patience_that_never_ends_or_begins_is_refused(patience_s: float) -> None:
+    with pytest.raises(ValueError, match=f"`patience_s` .* 0, got {patience_s}"):
+        WholeCheckpointIO(patience_s)
 
 
 # --- while the training ends

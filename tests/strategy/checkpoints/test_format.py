@@ -35,7 +35,6 @@ from lightning_adpsgd.files import (
 from lightning_adpsgd.strategy.checkpoints import io as checkpoint_io
 from lightning_adpsgd.strategy.checkpoints.format import (
     DamagedCheckpoint,
-    UnsafeCheckpoint,
     check_checkpoint,
     global_step_of,
     read_checkpoint,
@@ -183,7 +182,7 @@ def test_a_whole_checkpoint_is_loaded(make: Any) -> None:
 def test_an_object_that_could_run_code_is_refused_by_name() -> None:
     content = written({"hyper_parameters": Namespace(lr=1.0)})
     with pytest.raises(
-        UnsafeCheckpoint, match=r"some.ckpt.*argparse.Namespace.*add_safe"
+        pickle.UnpicklingError, match=r"some.ckpt.*argparse.Namespace.*add_safe"
     ):
         read(content)
     assert read(content, weights_only=False)["hyper_parameters"].lr == 1.0
@@ -195,10 +194,26 @@ def test_the_plugin_runs_no_code_unless_it_is_told_to(tmp_path: Path) -> None:
     path, plugin = tmp_path / "a.ckpt", WholeCheckpointIO()
     plugin.save_checkpoint({"hyper_parameters": Namespace(lr=1.0)}, path)
     for options in ({}, {"weights_only": None}, {"weights_only": True}):
-        with pytest.raises(UnsafeCheckpoint, match=r"argparse\.Namespace"):
+        with pytest.raises(pickle.UnpicklingError, match=r"argparse\.Namespace"):
             plugin.load_checkpoint(path, **options)
     loaded = plugin.load_checkpoint(path, weights_only=False)
     assert loaded["hyper_parameters"].lr == 1.0
+
+
+class Fails:
+    """Its own code refuses to be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return Fails.refuse, ()
+
+    @staticmethod
+    def refuse() -> None:
+        raise pickle.UnpicklingError("of the class")
+
+
+def test_who_trusts_a_file_is_not_told_to_trust_it() -> None:
+    with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt .*of the class"):
+        read(written([Fails()]), weights_only=False)
 
 
 class Keeps(Linear):
@@ -223,7 +238,7 @@ def test_a_training_resumes_with_an_object_by_the_remedy_of_the_message(
     first = trainer_of("adpsgd", 1)
     first.fit(Keeps(), loader(2))
     first.save_checkpoint(path)
-    with pytest.raises(UnsafeCheckpoint, match=r"TorchCheckpointIO\(\)"):
+    with pytest.raises(pickle.UnpicklingError, match=r"TorchCheckpointIO\(\)"):
         trainer_of("adpsgd", 1).fit(Keeps(), loader(2), ckpt_path=path)
     module, plugins = Keeps(), [TorchCheckpointIO()]
     trusts: dict[str, Any] = {}

@@ -204,6 +204,16 @@ def test_of_slurms_checkpoints_the_highest_whole_one_is_taken(tmp_path: Path) ->
         assert fit(tmp_path, 6, "hpc") == 2
 
 
+def test_slurms_checkpoint_in_a_remote_store_is_taken(tmp_path: Path) -> None:
+    fit(tmp_path, 4)
+    content = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    WholeCheckpointIO().save_checkpoint(content, "memory://slurm/hpc_ckpt_1.ckpt")
+    module = FirstWeights()
+    trainer = trainer_of(gossip(), 1, max_steps=6, default_root_dir="memory://slurm")
+    trainer.fit(module, loader(12), ckpt_path="hpc")
+    assert module.first_step == 4
+
+
 def test_checkpoints_of_others_count(tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     torch.save({"w": torch.zeros(3)}, path)

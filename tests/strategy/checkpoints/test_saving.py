@@ -26,7 +26,7 @@ from lightning_adpsgd.strategy.checkpoints.saving import (
     snapshot_of,
 )
 from tests.helpers import PATIENCE_S, until
-from tests.learners import Linear, gossip, loader, trainer_of
+from tests.learners import Linear, gossip, learners, loader, trainer_of, values
 
 
 class Gate(TorchCheckpointIO):
@@ -93,6 +93,21 @@ def test_tied_tensors_stay_tied_and_views_are_not_taken_for_the_whole() -> None:
     scale = torch.ones(1)
     tied = snapshot_of({"a": scale, "b": scale})
     assert tied["a"] is tied["b"]
+
+
+def test_a_snapshot_of_a_modules_state_has_the_versions_of_its_layers() -> None:
+    state = torch.nn.BatchNorm1d(2).state_dict()
+    copy = snapshot_of({"state_dict": state})["state_dict"]
+    assert type(copy) is collections.OrderedDict
+    assert copy._metadata == state._metadata  # pyright: ignore
+    assert [*copy] == [*state]
+
+
+def test_a_snapshot_may_stay_on_the_device_of_its_tensors() -> None:
+    weights = torch.zeros(2, device="meta")
+    copy = snapshot_of({"w": weights}, on_host=False)["w"]
+    assert copy.device == weights.device
+    assert copy is not weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,6 +246,20 @@ def test_a_save_that_nobody_has_put_in_the_background_is_there_at_once(
     beside.save_checkpoint({"n": 1}, tmp_path / "a.ckpt")
     assert torch.load(tmp_path / "a.ckpt", weights_only=True) == {"n": 1}
     assert not saving_threads()
+
+
+def test_a_thread_that_cannot_start_is_an_error_of_its_save_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    beside = BackgroundCheckpointIO(TorchCheckpointIO())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fails)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            beside.save_in_background({}, "a.ckpt")
+    beside.teardown()
 
 
 def test_an_error_in_the_foreground_is_raised_by_the_save_itself() -> None:
@@ -401,6 +430,52 @@ def test_each_checkpoint_holds_the_weights_of_its_step(
     for step, expected in weights.at.items():
         saved = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)
         assert saved["state_dict"]["weight"].equal(expected)
+
+
+class Versions(Linear):
+    """Its weights are those of the second version; older files are converted."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied = self.weight
+
+    @override
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        assert local_metadata.get("version") == 2
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, *args, **options
+        )
+
+
+@pytest.mark.parametrize("num_learners", [1, 2])
+def test_a_checkpoint_says_the_versions_of_layers_and_holds_tied_weights_once(
+    tmp_path: Path, num_learners: int
+) -> None:
+    path = tmp_path / "a.ckpt"
+
+    def program(rank: int) -> None:
+        class Saves(Callback):
+            @override
+            def on_train_epoch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+                trainer.save_checkpoint(path)
+
+        trainer = trainer_of(gossip(), num_learners, callbacks=[Saves()])
+        trainer.fit(Versions(), loader(4))
+
+    values(learners(num_learners, program))
+    state = torch.load(path, weights_only=True)["state_dict"]
+    assert state["weight"].data_ptr() == state["tied"].data_ptr()
+    assert state["weight"].untyped_storage().nbytes() == state["weight"].nbytes
+    Versions().load_state_dict(state)
 
 
 def test_what_is_saved_after_the_training_is_there_at_once(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Checkpoints in shards: whole or not at all, and nothing that runs code."""
 
+import errno
 import os
 import pickle
 import sys
 import warnings
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from lightning_adpsgd.strategy.checkpoints.sharded import (
 from tests.learners import learners, values
 
 SHARDS = "__0_0.distcp"
+IMPORT = sys.modules["torch._utils"]._import_dotted_name
 
 
 @pytest.fixture
@@ -105,6 +108,39 @@ def test_two_folders_exchange_their_names_at_once(tmp_path: Path) -> None:
     assert [path.name for path in one.iterdir()] == ["was other"]
     assert [path.name for path in other.iterdir()] == ["was one"]
     assert not sharded._exchange(one, tmp_path / "absent")
+
+
+def test_what_a_killed_save_put_aside_stands_in_the_way_of_none(
+    group: dist.ProcessGroup, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where names cannot be exchanged, the old folder is put aside for a moment."""
+    monkeypatch.setattr(sharded, "_exchange", lambda *_: False)
+    aside = folder.with_name(f".{folder.name}.replaced")
+    aside.mkdir()
+    (aside / SHARDS).write_text("of before")
+    write_shards(state(2.0), {"epoch": 6}, folder, group)
+    assert read_rest(folder) == {"epoch": 6}
+    assert not aside.exists()
+    os.rename(folder, aside)  # as a kill between both renames leaves it
+    write_shards(state(3.0), {"epoch": 7}, folder, group)
+    assert read_rest(folder) == {"epoch": 7}
+    assert not aside.exists()
+
+
+def test_an_old_folder_that_somebody_reads_does_not_end_the_training(
+    group: dist.ProcessGroup, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system keeps what is open, and so the folder that it is in."""
+
+    def busy(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", busy)
+        write_shards(state(2.0), {"epoch": 6}, folder, group)
+    assert read_rest(folder) == {"epoch": 6}
+    write_shards(state(3.0), {"epoch": 7}, folder, group)
+    assert [path.name for path in folder.parent.iterdir()] == ["last.ckpt"]
 
 
 def test_an_error_in_the_middle_leaves_the_old_one(
@@ -233,6 +269,13 @@ def test_learners_sum_each_file_once(folder: Path) -> None:
     assert len(seen) == 1
 
 
+def test_a_file_that_is_missing_is_named_to_each_learner(folder: Path) -> None:
+    os.unlink(folder / SHARDS)
+    for learner in range(2):
+        with pytest.raises(DamagedCheckpoint, match=f"{SHARDS} is missing: resume"):
+            check_sums(folder, learner, 2)
+
+
 def test_a_damaged_folder_is_passed_over_for_one_that_is_whole(
     group: dist.ProcessGroup, folder: Path
 ) -> None:
@@ -248,10 +291,100 @@ class Evil:
         return os.system, ("touch /tmp/evil",)
 
 
-def test_an_index_that_runs_code_is_refused(folder: Path) -> None:
-    (folder / ".metadata").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(pickle.UnpicklingError, match=r"a posix\.system, which can run"):
+class Roundabout:
+    """Runs code by names of torch's own, which an index may not have either."""
+
+    def __init__(self, called: Any, *words: Any) -> None:
+        self._call = called, words
+
+    def __reduce__(self) -> Any:
+        return self._call
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (Evil(), r"posix\.system"),
+        (Roundabout(IMPORT, "os.system"), "_import_dotted"),
+        (Roundabout(sharded.FileSystemReader, "/tmp"), "FileSystemReader"),
+    ],
+)
+def test_an_index_that_runs_code_is_refused(
+    folder: Path, content: Any, name: str
+) -> None:
+    (folder / ".metadata").write_bytes(pickle.dumps(content))
+    said = rf"last\.ckpt is damaged: .metadata .*{name}.*, which can run code: resume"
+    with pytest.raises(DamagedCheckpoint, match=said):
         has_optimizer(folder, 0)
+    with pytest.raises(DamagedCheckpoint, match=said):
+        read_shards(state(0.0), folder)
+
+
+def test_an_index_cannot_reach_what_a_module_has_imported(folder: Path) -> None:
+    at = "torch.distributed.checkpoint.filesystem", "os.getcwd"
+    words = b"".join(b"\x8c" + bytes([len(w)]) + w.encode() for w in at)
+    (folder / ".metadata").write_bytes(b"\x80\x04" + words + b"\x93)R.")
+    with pytest.raises(DamagedCheckpoint, match=r"os\.getcwd, which can run code"):
+        has_optimizer(folder, 0)
+
+
+def test_the_path_of_an_index_of_python_3_13_is_read(
+    group: dist.ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That release names another module for the class, which others lack."""
+    path = tmp_path / "last.ckpt"
+    with monkeypatch.context() as patch:
+        patch.setattr(type(path), "__module__", "pathlib._local")
+        patch.setitem(sys.modules, "pathlib._local", sys.modules["pathlib"])
+        write_shards(state(1.0), {}, path, group)
+    assert b"pathlib._local" in (path / ".metadata").read_bytes()
+    assert has_optimizer(path, 0)
+
+
+def test_a_value_of_a_shard_that_runs_code_is_refused(
+    group: dist.ProcessGroup, tmp_path: Path
+) -> None:
+    path, run = tmp_path / "last.ckpt", tmp_path / "run"
+    value = Roundabout(os.system, f"touch {run}")
+    write_shards({"optimizer_0": {"lr": value}}, {}, path, group)
+    said = r"last\.ckpt: optimizer_0\.lr holds objects of posix\.system, and to load"
+    with pytest.raises(pickle.UnpicklingError, match=said):
+        read_shards({"optimizer_0": {"lr": 0.1}}, path)
+    assert not run.exists()
+
+
+def test_an_option_of_an_optimizer_may_be_an_object_that_the_user_trusts(
+    group: dist.ProcessGroup, tmp_path: Path
+) -> None:
+    path, options = tmp_path / "last.ckpt", {"lr": Namespace(value=0.5)}
+    write_shards({"optimizer_0": options}, {}, path, group)
+    found: dict[str, Any] = {"optimizer_0": {"lr": None}}
+    read_shards(found, path, weights_only=False)
+    assert found["optimizer_0"] == options
+
+
+def test_plain_values_beside_tensors_are_read(
+    group: dist.ProcessGroup, tmp_path: Path
+) -> None:
+    plain = {"lr": 0.1, "betas": (0.9, 0.99), "fused": None, "name": "adam"}
+    write_shards({"optimizer_0": plain}, {}, tmp_path / "last.ckpt", group)
+    found: dict[str, Any] = {"optimizer_0": {**dict.fromkeys(plain), "betas": (0, 0)}}
+    read_shards(found, tmp_path / "last.ckpt")
+    assert found["optimizer_0"] == plain
+
+
+def test_objects_that_the_user_trusts_are_read_and_stand_in_no_ones_way(
+    capsys: pytest.CaptureFixture[str], group: dist.ProcessGroup, tmp_path: Path
+) -> None:
+    path = tmp_path / "last.ckpt"
+    write_shards(state(1.0), {"hyper_parameters": Namespace(lr=1.0)}, path, group)
+    check_sums(path, 0, 1)
+    assert newest_whole([str(path)]) == str(path)
+    assert read_rest(path, False) == {"hyper_parameters": Namespace(lr=1.0)}
+    with pytest.raises(pickle.UnpicklingError, match=r"argparse\.Namespace"):
+        read_rest(path)
+    assert main(["export", str(path), "--out", str(tmp_path / "one")]) == 2
+    assert "argparse.Namespace" in capsys.readouterr().err
 
 
 NO_INDEX = (
@@ -261,14 +394,14 @@ NO_INDEX = (
     b"h\x05.",  # a reference to nothing
     b"I\x00\n.",  # the number 0
     b"N)R.",  # a call of None
-    b"ctorch._utils\nabsent\n.",  # a class that this release does not have
+    b"ctorch.distributed.checkpoint.metadata\nabsent\n.",  # of another release
 )
 
 
 def test_an_index_without_sense_is_damage(folder: Path) -> None:
     for content in NO_INDEX:
         (folder / ".metadata").write_bytes(content)
-        with pytest.raises((DamagedCheckpoint, pickle.UnpicklingError)):
+        with pytest.raises(DamagedCheckpoint, match="metadata cannot be read"):
             has_optimizer(folder, 0)
     (folder / ".metadata").write_bytes(pickle.dumps([1]))
     with pytest.raises(DamagedCheckpoint, match="metadata cannot be read: it holds a"):
