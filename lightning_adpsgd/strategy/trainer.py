@@ -95,7 +95,7 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @property
     def work_sharing(self) -> WorkSharing | None:
-        """The sharing of epochs; None without `work_sharing` or outside `fit`."""
+        """The sharing of epochs; None with equal shares, and outside `fit`."""
         return self._run.work_sharing if self._run is not None else None
 
     @property
@@ -118,7 +118,7 @@ class HADPSGDStrategy(ModelParallelInside):
     @override
     def setup_environment(self) -> None:
         self.set_world_ranks()
-        # Kept until torch has its own connection, which then shares the listener.
+        # Held until torch has its own connection, which then shares the listener.
         store = check_launch(self, self._dials)
         with one_gpu_per_learner():
             super().setup_environment()
@@ -148,11 +148,19 @@ class HADPSGDStrategy(ModelParallelInside):
             prepare_training_loaders(trainer, None, self._place, self._overrides)
             super().setup(trainer)
             return
-        with self._named_outside():
+        with self._together():
             self._set_up_without_ddp(trainer, self._overrides, gossips)
 
-    def _named_outside(self) -> AbstractContextManager[None]:
-        """Names a failure of another learner while there is no job."""
+    def _together(self, meeting: str = "") -> AbstractContextManager[None]:
+        """A context of what all learners do.
+
+        In training, asynchronous learners first come to the meeting, if one is named.
+        Outside of training, the context names the failure of another learner.
+        """
+        if self._run is not None and self._run.job.running:
+            if meeting:
+                self._run.job.meet_if_asynchronous(meeting)
+            return nullcontext()
         return self._outside.named() if self._outside is not None else nullcontext()
 
     def _set_up_without_ddp(
@@ -162,7 +170,7 @@ class HADPSGDStrategy(ModelParallelInside):
         assert self.accelerator is not None
         assert self.model is not None
         self.accelerator.setup(trainer)
-        # A super-learner of one has nothing to synchronise in batch-norm.
+        # Within a super-learner of one there is no batch-norm to synchronise.
         if self._layer_sync is not None and self.super_learner_size > 1:
             self.model = self._layer_sync.apply(self.model)
         self.prepare_model()
@@ -178,7 +186,7 @@ class HADPSGDStrategy(ModelParallelInside):
             self._run.adapt(overrides)
             if self.super_learner_size > 1 and not self.is_sharded:
                 self.configure_ddp()
-        # Before optimizers, which may ask for the number of batches.
+        # Before `configure_optimizers`, which may ask for the number of batches.
         sharing = self._run.sharing if self._run is not None else None
         prepare_training_loaders(trainer, sharing, self._place, overrides)
         self.setup_optimizers(trainer)
@@ -207,13 +215,15 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @override
     def on_exception(self, exception: BaseException) -> None:
-        # First: Lightning's own words would lead to its DDP.
+        # First, because Lightning's own message recommends an option of its DDP.
         explain_unused_parameters(exception)
         forget_loader_without_iterator(self._trainer_or_none())
         super().on_exception(exception)
+        # Before the first step and after the last one, others wait outside of the job.
+        was_running = self._is_running
         if self._run is not None:
             self._run.fail(exception)
-        elif self._outside is not None:
+        if self._outside is not None and not was_running:
             self._outside.announce(exception)
 
     @override
@@ -229,11 +239,11 @@ class HADPSGDStrategy(ModelParallelInside):
                 self._overrides.undo()
             run = self._run
             self._run = self._place = self._overrides = self._outside = None
-            with suppress(AttributeError):  # no step has asked for it
+            with suppress(AttributeError):  # it is made at its first use
                 del self._unfreezing
             self._resumed, self._initial_states = Resumed(), ()
             super().teardown()
-            # Lightning has moved weights on a GPU to the CPU, and so out of vectors.
+            # After Lightning has moved weights on a GPU to the CPU, out of the vectors.
             if run is not None:
                 run.job.flat.release()
 
@@ -286,11 +296,11 @@ class HADPSGDStrategy(ModelParallelInside):
         of the local weights.
         """
         run = self._run
-        if run is None or not run.job.running or self._interrupted():
+        if run is None or not self._is_running or self._interrupted():
             return super().lightning_module_state_dict()
         within = run.job.in_consensus
         if not within:
-            # The weights of learners that the file holds are those with all exchanges.
+            # With `save_learners`, the file holds local weights with all exchanges.
             run.enter("checkpoint", unmerged=not self._dials.save_learners)
         # What is written later, by a plugin that saves in the background, must not
         # change when the local weights come back.
@@ -339,8 +349,8 @@ class HADPSGDStrategy(ModelParallelInside):
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         if self._interrupted():
             return
-        if self._run is None or not self._run.job.running:
-            with self._named_outside():
+        if self._run is None or not self._is_running:
+            with self._together():
                 super().barrier(*args, **kwargs)
             return
         name = args[0] if args else kwargs.get("name")
@@ -353,9 +363,9 @@ class HADPSGDStrategy(ModelParallelInside):
         group = self._scope(group, "reduce")
         if group is ALONE:
             return tensor
-        if group is None and isinstance(tensor, Tensor):
-            self._meet("reduce")
-        return super().reduce(tensor, group, reduce_op)
+        is_of_all = group is None and isinstance(tensor, Tensor)
+        with self._together("reduce" if is_of_all else ""):
+            return super().reduce(tensor, group, reduce_op)
 
     @override
     def all_gather(
@@ -364,9 +374,8 @@ class HADPSGDStrategy(ModelParallelInside):
         group = self._scope(group, "all_gather")
         if group is ALONE:
             return tensor.unsqueeze(0)
-        if group is None:
-            self._meet("all_gather")
-        return super().all_gather(tensor, group, sync_grads)
+        with self._together("all_gather" if group is None else ""):
+            return super().all_gather(tensor, group, sync_grads)
 
     @override
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
@@ -376,15 +385,15 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @override
     def broadcast(self, obj: _Broadcast, src: int = 0) -> _Broadcast:
-        self._meet("broadcast")
-        return super().broadcast(obj, src)
-
-    def _meet(self, name: str) -> None:
-        if self._run is not None:
-            self._run.job.meet_if_asynchronous(name)
+        with self._together("broadcast"):
+            return super().broadcast(obj, src)
 
     def _scope(self, group: Any, operation: str) -> Any:
         return group if self._run is None else self._run.scope(group, operation)
+
+    @property
+    def _is_running(self) -> bool:
+        return self._run is not None and self._run.job.running
 
     def _interrupted(self) -> bool:
         trainer = self._trainer_or_none()
