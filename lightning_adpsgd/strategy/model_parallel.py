@@ -55,7 +55,7 @@ from lightning_adpsgd.weights.shards import (
     check_sharding,
 )
 
-_TENSORS = 8  # tensors of a batch that are compared
+_TENSORS = 8  # the number of tensors of a batch that are compared
 _ON_HOST = StateDictOptions(cpu_offload=True)
 
 
@@ -183,7 +183,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         storage_options: Any,
         all_come: bool,
     ) -> None:
-        """Writes a folder of shards, unless not all learners come to write it."""
+        """Writes a folder of shards; only warns if not all learners come."""
         if storage_options is not None:
             raise TypeError(
                 "`storage_options` is not taken for checkpoints in shards, got "
@@ -201,7 +201,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
                 f"{filepath}"
             )
         path = Path(self.broadcast(str(filepath)))
-        # The consensus is the same in all: the first super-learner writes it.
+        # All super-learners hold the consensus model, and the first one writes it.
         if self.global_rank in self.partition.all_ranks[0]:
             states = enumerate(checkpoint.pop("optimizer_states", []))
             tensors = {f"optimizer_{n}": state for n, state in states}
@@ -213,7 +213,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """The plain data of a checkpoint; tensors are read once there is a model."""
+        """Reads the plain data of a checkpoint; tensors, once there is a model."""
         if not (self.is_sharded and is_folder(checkpoint_path)):
             # Before 2.6 Lightning has no such argument.
             options = {} if weights_only is None else {"weights_only": weights_only}
@@ -221,12 +221,12 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             self._source = checkpoint if self.is_sharded else None
             return checkpoint
         self._source = Path(checkpoint_path)
-        # Each verifies some of the files; all end if one of them is damaged.
+        # Each learner checks some of the files; all end if one file is damaged.
         with ending_together(f"checkpoint {checkpoint_path} was not read"):
             check_sums(self._source, self.global_rank, self.world_size)
             rest = read_rest(self._source, weights_only)
         if has_optimizer(self._source, 0):
-            rest["optimizer_states"] = []  # Lightning asks whether there are any
+            rest["optimizer_states"] = []  # Lightning asks whether there is any
         return rest
 
     @override
@@ -237,7 +237,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             super().load_model_state_dict(checkpoint, strict)
             return
         self._is_strict = strict
-        self._load_weights()  # now, if a callback goes back to what it saved
+        self._load_weights()  # during training, for a callback that reloads weights
 
     def _load_weights(self) -> None:
         if self._is_prepared and self._source is not None:
@@ -295,7 +295,7 @@ def _check_module(model: torch.nn.Module) -> None:
 def _check_same_batch(
     batch: Any, group: dist.ProcessGroup, device: torch.device
 ) -> None:
-    """Refuses learners that share layers but start with different batches."""
+    """Refuses learners that share layers if their first batches differ."""
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     real = [tensor.detach() for tensor in tensors if not tensor.is_complex()]
     sums = [tensor.double().sum().to(device) for tensor in real[:_TENSORS]]
@@ -303,7 +303,7 @@ def _check_same_batch(
     mine[: 1 + len(sums)] = torch.stack([torch.full_like(mine[0], len(tensors)), *sums])
     all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(all_of_them, mine, group)
-    # All see the same rows, and so come to the same answer.
+    # All learners see the same rows, and so come to the same answer.
     first, *others = all_of_them
     if not all(torch.allclose(first, other, equal_nan=True) for other in others):
         # Whoever leaves first would end the others' all_gather with another error.
