@@ -170,8 +170,9 @@ class Job:
     ) -> Position | None:
         """Starts to communicate, from the current weights.
 
-        An island starts from the weights of the islands that are already training, if
-        there are any.
+        It may start again after `finish`, as after `LearningRateFinder`. An island
+        starts from the weights of the islands that are already training, if there are
+        any.
 
         Args:
             position: progress of the training so far.
@@ -195,6 +196,7 @@ class Job:
         communication, island = engine
         if self._restored_position is not None:
             communication.go_on_from(*self._restored_position)
+            self._restored_position = None
         self._meet = partial(self.coordinator.meet, meanwhile=meanwhile)
         self._consensus = ConsensusModel(
             self.flat,
@@ -203,7 +205,7 @@ class Job:
             average_of(self.flat, self.groups, island, self._dials.timeout),
             needs_trained=island is None,
         )
-        self._engine = engine
+        self._engine, self._num_reloads, self.has_finished = engine, 0, False
         return engine.start(position)
 
     def depart(self) -> str:

@@ -90,13 +90,18 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         if self.is_sharded:
-            shape = self.root_device.type, self.partition, self._dials.timeout
-            self._mesh = make_mesh(*shape)
-            self._savers = self._mesh.get_group(DATA_PARALLEL)
-            if self.partition.tensor_parallel_size > 1:
-                self._savers = make_super_learner_group(*shape)
+            # Once, because a module stays sharded over the mesh of its first run.
+            if self._mesh is None:
+                self._make_mesh()
             assert self.lightning_module is not None
             self.lightning_module._device_mesh = self._mesh
+
+    def _make_mesh(self) -> None:
+        shape = self.root_device.type, self.partition, self._dials.timeout
+        self._mesh = make_mesh(*shape)
+        self._savers = self._mesh.get_group(DATA_PARALLEL)
+        if self.partition.tensor_parallel_size > 1:
+            self._savers = make_super_learner_group(*shape)
 
     @property
     @override
