@@ -54,10 +54,7 @@ class Agreement:
             self._proposal = what
 
     def pending(self, at_once: bool = False) -> str | None:
-        """The proposal that this learner has to answer; None if there is none.
-
-        It looks into the store if a look is due, or `at_once`.
-        """
+        """The proposal to answer, if any; looks for one when due, or `at_once`."""
         due = at_once or time.monotonic() >= self._next_look
         if self._proposal is None and due and self._is_proposed():
             self._proposal = self._store.get(self._key("what")).decode()

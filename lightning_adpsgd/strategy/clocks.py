@@ -73,7 +73,7 @@ class _SaveClock:
     """A `ModelCheckpoint` with `train_time_interval`."""
 
     def __init__(self, trainer: pl.Trainer, checkpoint: ModelCheckpoint) -> None:
-        self._trainer, self._checkpoint = trainer, checkpoint
+        self._trainer, self.checkpoint = trainer, checkpoint
         self._arguments: tuple[Any, ...] = ()
         self._last = -math.inf
 
@@ -82,20 +82,20 @@ class _SaveClock:
         self._arguments = arguments
 
     def due(self) -> bool:
-        interval = save_period(self._checkpoint, "train_time_interval")
-        last = self._checkpoint._last_time_checked
+        interval = save_period(self.checkpoint, "train_time_interval")
+        last = self.checkpoint._last_time_checked
         if interval is None or last is None:
             return False
         return time.monotonic() - max(self._last, last) >= interval.total_seconds()
 
     def plan(self) -> str | None:
-        saved = self._checkpoint._should_skip_saving_checkpoint(self._trainer)
+        saved = self.checkpoint._should_skip_saving_checkpoint(self._trainer)
         return None if saved or _at_last_batch(self._trainer) else "save"
 
     def act(self) -> None:
         self._last = time.monotonic()
-        hook = type(self._checkpoint).on_train_batch_end
-        hook(self._checkpoint, *self._arguments)
+        hook = type(self.checkpoint).on_train_batch_end
+        hook(self.checkpoint, *self._arguments)
 
 
 class _ValidationClock:
@@ -273,9 +273,8 @@ def _follow_asynchronously(
         # The hook of the base class does nothing.
         hook = partial(Callback.on_train_batch_end, timer)
         overrides.replace(timer, "on_train_batch_end", hook)
-    checkpoints = _timed_checkpoints(trainer)
-    for checkpoint, clock in zip(checkpoints, batch_end.saves, strict=True):
-        overrides.replace(checkpoint, "on_train_batch_end", clock.hold)
+    for clock in batch_end.saves:
+        overrides.replace(clock.checkpoint, "on_train_batch_end", clock.hold)
     return batch_end
 
 
@@ -284,16 +283,13 @@ def describe_clocks(trainer: pl.Trainer) -> str:
 
     Learners with different ones would wait for an answer that never comes.
     """
-    timed = filter(_has_a_clock, callbacks_of(trainer, Callback))
-    found = [type(one).__name__ for one in timed]
+    found = [
+        type(one).__name__
+        for one in callbacks_of(trainer, Callback)
+        if isinstance(one, Timer) or one in _timed_checkpoints(trainer)
+    ]
     found += ["val_check_interval"] if validates_by_time(trainer) else []
     return ", ".join(found) or "none"
-
-
-def _has_a_clock(callback: Any) -> bool:
-    if isinstance(callback, ModelCheckpoint):
-        return save_period(callback, "train_time_interval") is not None
-    return isinstance(callback, Timer)
 
 
 def _ask_learner_0(trainer: pl.Trainer, asks: _Asks, fetcher: _DataFetcher) -> bool:

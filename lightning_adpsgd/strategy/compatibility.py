@@ -113,7 +113,7 @@ def refuse_unsupported(
     """Refuses settings that the strategy cannot honour while learners gossip."""
     device = strategy.root_device.type
     check_device(strategy.root_device)
-    _refuse_ddp_arguments(super_learner_size, _given(strategy))
+    _refuse_ddp_arguments(super_learner_size, strategy)
     _refuse_layer_sync(strategy._layer_sync, super_learner_size, device)
     for name, module in trainer.lightning_module.named_modules():
         if isinstance(module, torch.nn.SyncBatchNorm):
@@ -206,21 +206,17 @@ def one_gpu_per_learner() -> Iterator[None]:
         ) from error
 
 
-def _given(strategy: DDPStrategy) -> dict[str, Any]:
-    return {
-        **strategy._ddp_kwargs,
-        "ddp_comm_hook": strategy._ddp_comm_hook,
-        "ddp_comm_wrapper": strategy._ddp_comm_wrapper,
-        "model_averaging_period": strategy._model_averaging_period,
-    }
-
-
-def _refuse_ddp_arguments(size: int, ddp: Mapping[str, Any]) -> None:
-    if (period := ddp.get("model_averaging_period")) is not None:
+def _refuse_ddp_arguments(size: int, strategy: DDPStrategy) -> None:
+    if (period := strategy._model_averaging_period) is not None:
         raise ValueError(
             f"`model_averaging_period` must not be set, got {period}: this strategy "
             "averages models itself; see `topology` and `gossip_every`"
         )
+    ddp = {
+        **strategy._ddp_kwargs,
+        "ddp_comm_hook": strategy._ddp_comm_hook,
+        "ddp_comm_wrapper": strategy._ddp_comm_wrapper,
+    }
     for name in _OF_AN_ALLREDUCE:
         if size == 1 and ddp.get(name) is not None:
             raise ValueError(

@@ -92,7 +92,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             The consensus distance of each module in training.
         """
         jobs = [job for job in self.jobs.running if not job.in_consensus]
-        adopts = self._dials.adopts
+        adopts = self.dials.adopts
         measured = [job.enter_consensus("consensus", adopts) for job in jobs]
         try:
             yield [consensus for consensus in measured if consensus is not None]
@@ -123,7 +123,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
         # Not undone: a launcher belongs to its strategy.
-        Overrides().wrap(self._launcher, "launch", partial(_launch, self.jobs))
+        Overrides().wrap(self._launcher, "launch", self.jobs.launch)
 
     @override
     def setup_module(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -147,10 +147,10 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
     def _make_job(self, module: nn.Module) -> Job:
         reset = partial(self.jobs.reset_optimizers, module)
-        return set_up_job(module, self._dials, self.partition, reset)
+        return set_up_job(module, self.dials, self.partition, reset)
 
     def _check_one_module(self) -> None:
-        if self._dials.islands is not None and not all(j.closed for j in self.jobs):
+        if self.dials.islands is not None and not all(j.closed for j in self.jobs):
             raise ValueError(
                 "`fabric.setup` takes only one trained module with `islands`, got 2: "
                 "islands average one model; make both parts of a single module"
@@ -192,7 +192,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         job = self.jobs.of_module(module)
         if job is None or not job.running or job.in_consensus:
             return super().get_module_state_dict(module)
-        job.enter_consensus("checkpoint", unmerged=not self._dials.save_learners)
+        job.enter_consensus("checkpoint", unmerged=not self.dials.save_learners)
         try:
             # The local weights come back into the same memory.
             return cloned(super().get_module_state_dict(module))
@@ -218,7 +218,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def save_checkpoint(
         self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        if self._dials.save_learners and self.jobs.running:
+        if self.dials.save_learners and self.jobs.running:
             state = {**state, NAMESPACE: self._gather_learners()}
         super().save_checkpoint(path, state, *args, **kwargs)
 
@@ -250,9 +250,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         running = self.jobs.running
         if not running:
             rank_zero_info(
-                "The checkpoint also holds the state of each learner. It is not "
-                "restored, because nothing gossips here: to continue the training that "
-                "wrote it, call `fabric.load` after `fabric.setup(module, optimizer)`"
+                "The checkpoint's learners (`save_learners`) are not restored, because "
+                "no module gossips here: call `fabric.setup(module, optimizer)` before"
             )
             return
         if len(saved) != len(running):
@@ -322,16 +321,6 @@ class _SuperLearnerSyncControl(_BackwardSyncControl):
         if enabled and isinstance(module, DistributedDataParallel):
             return module.no_sync()
         return nullcontext()
-
-
-def _launch(
-    jobs: ModuleJobs,
-    launch: Callable[..., Any],
-    function: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    return launch(partial(jobs.run, function), *args, **kwargs)
 
 
 def _check_trains(job: Job) -> None:

@@ -150,7 +150,8 @@ class Job:
     @property
     def island(self) -> Island | None:
         """This learner's island; None before the start, and without `islands`."""
-        return None if self._engine is None else self._engine.island
+        engine = self._engine  # read once, because other threads ask too
+        return None if engine is None else engine.island
 
     @property
     def in_consensus(self) -> bool:

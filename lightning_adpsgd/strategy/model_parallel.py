@@ -70,7 +70,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     @property
     def is_sharded(self) -> bool:
         """Whether the learners of a super-learner together hold one model."""
-        return self._dials.inside == "model_parallel"
+        return self.dials.inside == "model_parallel"
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -97,7 +97,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             self.lightning_module._device_mesh = self._mesh
 
     def _make_mesh(self) -> None:
-        shape = self.root_device.type, self.partition, self._dials.timeout
+        shape = self.root_device.type, self.partition, self.dials.timeout
         self._mesh = make_mesh(*shape)
         self._savers = self._mesh.get_group(DATA_PARALLEL)
         if self.partition.tensor_parallel_size > 1:
@@ -151,7 +151,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if self._dials.tensor_parallel_size > 1 and not self._has_compared:
+        if self.dials.tensor_parallel_size > 1 and not self._has_compared:
             group = self.device_mesh.get_group(TENSOR_PARALLEL)
             _check_same_batch(batch, group, self.root_device)
             self._has_compared = True
@@ -160,7 +160,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     @override
     def post_backward(self, closure_loss: torch.Tensor) -> None:
         super().post_backward(closure_loss)
-        if self._dials.tensor_parallel_size > 1:
+        if self.dials.tensor_parallel_size > 1:
             assert self.model is not None
             reduce_gradients(self.model.parameters())
 

@@ -7,6 +7,7 @@ its process exits.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, final
 
 from torch import nn
@@ -99,6 +100,16 @@ class ModuleJobs:
             job.meet_if_asynchronous(name)
 
     # --- the end
+
+    def launch(
+        self,
+        launch: Callable[..., Any],
+        program: Callable[..., Any],
+        *args: Any,
+        **kw: Any,
+    ) -> Any:
+        """Launches a program; training ends when it returns."""
+        return launch(partial(self.run, program), *args, **kw)
 
     def run(self, program: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a program in all learners; training ends when it returns."""

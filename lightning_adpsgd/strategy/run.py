@@ -226,7 +226,10 @@ class TrainingRun:
         if self.work_sharing is not None:
             self.work_sharing.leave()
         name = self.job.depart()
-        path = _path_of(self._trainer, f"{PREEMPTED}{name}.ckpt")
+        folder = getattr(self._trainer.checkpoint_callback, "dirpath", None)
+        # Not a `Path`, which would make one slash of the two in a URL.
+        root = folder or self._trainer.default_root_dir
+        path = os.path.join(root, f"{PREEMPTED}{name}.ckpt")
         # Before the save, because an error of the save is only a warning.
         rank_zero_info(f"This island has left the others, and saves {path}.")
         self._trainer.save_checkpoint(path)
@@ -280,9 +283,3 @@ def _shares_work(trainer: pl.Trainer, dials: Dials) -> bool | None:
     if dials.work_sharing is not None:
         return dials.work_sharing
     return None if may_share(trainer, dials) else False
-
-
-def _path_of(trainer: pl.Trainer, name: str) -> str:
-    chosen = getattr(trainer.checkpoint_callback, "dirpath", None)
-    # A `Path` would make one slash of the two in a URL.
-    return os.path.join(chosen or trainer.default_root_dir, name)

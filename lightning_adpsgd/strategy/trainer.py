@@ -119,13 +119,13 @@ class HADPSGDStrategy(ModelParallelInside):
     def setup_environment(self) -> None:
         self.set_world_ranks()
         # Held until torch has its own connection, which then shares the listener.
-        store = check_launch(self, self._dials)
+        store = check_launch(self, self.dials)
         with one_gpu_per_learner():
             super().setup_environment()
         del store
         rank, size = self.global_rank, self.world_size
         if size > 1:
-            self._outside = failures_outside_training(rank, size, self._dials.timeout)
+            self._outside = failures_outside_training(rank, size, self.dials.timeout)
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -137,12 +137,12 @@ class HADPSGDStrategy(ModelParallelInside):
             self.checkpoint_io.hurry_if(self._ends_soon)
         self._overrides = Overrides()
         keep_files_apart(trainer, self._overrides)
-        if self._dials.tensor_parallel_size > 1:
+        if self.dials.tensor_parallel_size > 1:
             clip_on_all_meshes(self.precision_plugin, self._overrides)
-        if self._dials.save_learners:
+        if self.dials.save_learners:
             self._place = place_in_epoch(trainer, self._resumed)
         if gossips:
-            size, inside = max(self.partition.sizes), self._dials.inside
+            size, inside = max(self.partition.sizes), self.dials.inside
             refuse_unsupported(trainer, self, size, inside)
         elif self.world_size > 1 or self.is_sharded:
             prepare_training_loaders(trainer, None, self._place, self._overrides)
@@ -178,7 +178,7 @@ class HADPSGDStrategy(ModelParallelInside):
             self._run = set_up_run(
                 trainer,
                 self.model,
-                self._dials,
+                self.dials,
                 self._resumed,
                 self._reset_optimizers,
                 overrides,
@@ -285,7 +285,7 @@ class HADPSGDStrategy(ModelParallelInside):
     @override
     def on_validation_end(self) -> None:
         if self._run is not None:
-            self._run.job.leave_consensus(self._dials.adopts)
+            self._run.job.leave_consensus(self.dials.adopts)
         super().on_validation_end()
 
     @override
@@ -301,7 +301,7 @@ class HADPSGDStrategy(ModelParallelInside):
         within = run.job.in_consensus
         if not within:
             # With `save_learners`, the file holds local weights with all exchanges.
-            run.enter("checkpoint", unmerged=not self._dials.save_learners)
+            run.enter("checkpoint", unmerged=not self.dials.save_learners)
         # What is written later, by a plugin that saves in the background, must not
         # change when the local weights come back.
         state = cloned(super().lightning_module_state_dict())
@@ -322,7 +322,7 @@ class HADPSGDStrategy(ModelParallelInside):
         if self._run is not None and (names := self._run.job.flat.without_mean):
             checkpoint[WITHOUT_MEAN] = list(names)
         # Islands need not ask one another what is left.
-        may_ask = not interrupted or self._dials.islands is not None
+        may_ask = not interrupted or self.dials.islands is not None
         if self.work_sharing is not None and may_ask:
             checkpoint[EPOCH] = self.work_sharing.state()
         trainer, files = self._trainer_or_none(), self.checkpoint_io

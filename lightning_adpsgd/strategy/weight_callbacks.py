@@ -33,10 +33,7 @@ from lightning_adpsgd.weights.flat import pruning_masks
 
 @torch.no_grad()
 def average_copies(trainer: pl.Trainer, partition: Partition) -> None:
-    """Replaces the averages of callbacks by their mean over super-learners.
-
-    All learners must call it.
-    """
+    """Replaces callbacks' averages by their mean over super-learners; a collective."""
     weight = partition.weight(trainer.global_rank)
     # SWA keeps its average on the CPU, where NCCL cannot reach it.
     device = trainer.strategy.root_device

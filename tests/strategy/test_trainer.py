@@ -312,7 +312,7 @@ def test_the_order_depends_on_the_communication() -> None:
     orders = {
         communication: HADPSGDStrategy(
             communication=communication
-        )._dials.effective_order
+        ).dials.effective_order
         for communication in ("sync", "delay_by_one", "async")
     }
     assert orders == {
@@ -325,7 +325,7 @@ def test_the_order_depends_on_the_communication() -> None:
 def test_a_strategy_travels_to_a_spawned_process() -> None:
     strategy = HADPSGDStrategy("random_ring", super_learner_size=2, mixing_gain=0.5)
     copy = pickle.loads(pickle.dumps(strategy))
-    assert copy._dials == strategy._dials
+    assert copy.dials == strategy.dials
 
 
 def test_nothing_communicates_before_training() -> None:

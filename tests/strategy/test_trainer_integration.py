@@ -856,7 +856,7 @@ def leave_a_job_open(_: str) -> None:
     # Handlers run in the opposite order.
     atexit.register(lambda: print(json.dumps([before, engine_threads()])))
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    set_up_job(Linear(), gossip()._dials, Partition((1,)))
+    set_up_job(Linear(), gossip().dials, Partition((1,)))
     before = engine_threads()
 
 
@@ -864,7 +864,7 @@ def end_a_job(_: str) -> None:
     """Prints whether torch's groups are there before and after the exit's handlers."""
     atexit.register(lambda: print(json.dumps([before, dist.is_initialized()])))
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    job = set_up_job(Linear(), gossip(ALONE)._dials, Partition((1,)))
+    job = set_up_job(Linear(), gossip(ALONE).dials, Partition((1,)))
     job.start()
     job.finish()
     job.close()
@@ -875,7 +875,7 @@ def leave_in_training(_: str) -> None:
     """Prints what the others are told when a process ends between two steps."""
     atexit.register(lambda: print(json.dumps(job.coordinator.failure)))
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    job = set_up_job(Linear(), gossip(ALONE)._dials, Partition((1,)))
+    job = set_up_job(Linear(), gossip(ALONE).dials, Partition((1,)))
     job.start()
 
 
