@@ -138,16 +138,14 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         self._check_one_module()
         check_device(self.root_device)
         self.jobs.meet("setup")
-        job = self.jobs.set_up(module, partial(self._make_job, module))
+        reset = partial(self.jobs.reset_optimizers, module)
+        arguments = module, self.dials, self.partition, reset
+        job = self.jobs.set_up(module, partial(set_up_job, *arguments))
         if job.asynchronous:
             EvaluationWatch(module, job)
         if self.super_learner_size == 1:
             return module
         return self._wrap(module, job, self._determine_ddp_device_ids())
-
-    def _make_job(self, module: nn.Module) -> Job:
-        reset = partial(self.jobs.reset_optimizers, module)
-        return set_up_job(module, self.dials, self.partition, reset)
 
     def _check_one_module(self) -> None:
         if self.dials.islands is not None and not all(j.closed for j in self.jobs):

@@ -94,11 +94,9 @@ class Job:
         on_reload: function called after a peer's weights have replaced this learner's.
 
     Attributes:
-        unfinished: what the other learners are told if this learner's process exits
-            during training without an exception.
+        unfinished: error that the others hear of if the process exits during training.
         closed: whether the job has ended for good.
-        has_finished: whether the job has ended in the consensus model, with all
-            learners.
+        has_finished: whether all learners have ended in the consensus model.
         has_departed: whether this island has left the others with a goodbye.
     """
 

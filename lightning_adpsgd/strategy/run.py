@@ -261,14 +261,8 @@ def set_up_run(
         )
         problem = problem_of(trainer, dials, resumed)
         decides = None if asked else DefaultSharing(trainer, problem, overrides)
-        sharing = WorkSharing(
-            trainer,
-            job,
-            index,
-            resumed.epoch,
-            dials.islands,
-            decides,
-        )
+        rest, url = resumed.epoch, dials.islands
+        sharing = WorkSharing(trainer, job, index, rest, url, decides)
     return TrainingRun(trainer, job, dials, sharing)
 
 

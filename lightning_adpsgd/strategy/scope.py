@@ -56,10 +56,7 @@ class CollectiveScope:
         overrides.wrap(self._trainer.fit_loop.epoch_loop, "run", self._run_epoch)
 
     def __call__(self, group: Any, operation: str) -> Any:
-        """The group that takes part: the given one, None for all learners, or `ALONE`.
-
-        A given None stands for all learners, or for those at the same step.
-        """
+        """The group that takes part: as given, `ALONE`, or None for all learners."""
         if self._of_all or group not in (None, dist.group.WORLD):
             return group
         if self._is_apart():

@@ -41,11 +41,8 @@ def set_up_job(
 
     Afterwards all learners have the weights of learner 0, as under DDP. The weights are
     views of one vector per dtype, unless they are shards. The module must already have
-    its final device and dtype.
-
-    Args:
-        kept_out: names of tensors that had no mean when the resumed training began;
-            they are not averaged now either.
+    its final device and dtype. Names in `kept_out` had no mean when the resumed training
+    began; they are not averaged now either.
 
     Raises:
         ValueError: The topology does not exist for this number of super-learners, or

@@ -152,11 +152,7 @@ class HADPSGDStrategy(ModelParallelInside):
             self._set_up_without_ddp(trainer, self._overrides, gossips)
 
     def _together(self, meeting: str = "") -> AbstractContextManager[None]:
-        """A context of what all learners do.
-
-        In training, asynchronous learners first come to the meeting, if one is named.
-        Outside of training, the context names the failure of another learner.
-        """
+        """In training, comes to a meeting, if named; else names another's failure."""
         if self._run is not None and self._run.job.running:
             if meeting:
                 self._run.job.meet_if_asynchronous(meeting)

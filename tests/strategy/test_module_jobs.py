@@ -10,6 +10,7 @@ from unittest.mock import create_autospec
 import pytest
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import FileStore
 
 from lightning_adpsgd import Topology
 from lightning_adpsgd.strategy.job import Job
@@ -65,7 +66,7 @@ def test_a_job_that_never_ran_ends_when_its_module_is_set_up_again() -> None:
 
 def exit_in_a_child(folder: str) -> bool:
     """Whether a job fails because a forked child of its learner exits."""
-    store = dist.FileStore(f"{folder}/store", 1)
+    store = FileStore(f"{folder}/store", 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     jobs, module, dials = ModuleJobs(), nn.Linear(1, 1), gossip(ALONE).dials
     job = jobs.set_up(module, lambda: set_up_job(module, dials, Partition((1,))))
