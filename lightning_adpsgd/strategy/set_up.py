@@ -41,7 +41,7 @@ def set_up_job(
 
     Afterwards all learners have the weights of learner 0, as under DDP. The weights are
     views of one vector per dtype, unless they are shards. The module must already have
-    its final device and dtype. Names in `kept_out` had no mean when the resumed training
+    its final device and dtype. Names in `kept_out` had no mean when the resumed run
     began; they are not averaged now either.
 
     Raises:
