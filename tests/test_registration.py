@@ -304,8 +304,8 @@ def test_every_name_has_its_launchers_and_dials(
         strategy = resolve_name(registry).get(name + suffix)
         assert isinstance(strategy, kind)
         assert strategy._start_method == start_method
-        assert strategy._dials.communication == NAMES[name]["communication"]
-        assert strategy._dials.topology.name == NAMES[name]["topology"]
+        assert strategy.dials.communication == NAMES[name]["communication"]
+        assert strategy.dials.topology.name == NAMES[name]["topology"]
 
 
 def test_the_names_are_the_settings_of_the_papers() -> None:

@@ -1,9 +1,9 @@
-"""How learners at different steps do one thing together when learner 0 finds it due.
+"""How learners at different steps take one action together when learner 0 finds it due.
 
 Learners that gossip are at different steps, and some may already be waiting for the
 others at a meeting, such as the end of an epoch. When the clock of learner 0 calls for
-an action, it cannot happen at a step number fixed in advance. A learner that did it
-alone would reach a different meeting than the rest. So learner 0 proposes the action,
+an action, it cannot happen at a step number fixed in advance. A learner that acted
+alone would come to a different meeting than the rest. So learner 0 proposes the action,
 and each learner answers once:
 
     ready, with its plan       it is at a step boundary, or where it comes to the same
@@ -26,8 +26,8 @@ from torch._C._distributed_c10d import Store
 
 from lightning_adpsgd.coordination.store import Coordinator
 
-# Looks are made so often, and take no more than a small part of training, if the store
-# is far.
+# A look at the store takes a round trip: the pause after it is at least so long, and a
+# look takes no more than this part of the time.
 _SECONDS_BETWEEN_LOOKS, _PART_OF_TRAINING = 0.1, 0.05
 
 
@@ -48,13 +48,13 @@ class Agreement:
         return self._coordinator.num_meetings
 
     def propose(self, what: str) -> None:
-        """Proposes an action, in learner 0; does nothing if none can be decided yet."""
+        """Proposes an action, for learner 0; does nothing while none can be decided."""
         if self._proposal is None and self._refused_at != self.position:
             self._store.set(self._key("what"), what)
             self._proposal = what
 
     def pending(self, at_once: bool = False) -> str | None:
-        """The proposal that awaits this learner's answer; polled, or read `at_once`."""
+        """The proposal to answer, if any; looks for one when due, or `at_once`."""
         due = at_once or time.monotonic() >= self._next_look
         if self._proposal is None and due and self._is_proposed():
             self._proposal = self._store.get(self._key("what")).decode()
@@ -67,7 +67,7 @@ class Agreement:
         return self.decided() is True
 
     def answer(self, plan: str | None) -> None:
-        """Answers with this learner's plan, or None if it is busy; does not wait."""
+        """Answers with this learner's plan; None: it is busy. Does not wait."""
         mine = f"{self.position} {plan}"
         first = plan and self._store.compare_set(self._key("plan"), "", mine).decode()
         if first != mine:
@@ -76,7 +76,7 @@ class Agreement:
         self._answered = True
 
     def decided(self) -> bool | None:
-        """Whether the action will happen; None while that is undecided."""
+        """Whether the action happens; None while that is undecided."""
         decision = self._decision() if self._answered else None
         if decision is not None:
             self._close(decision)

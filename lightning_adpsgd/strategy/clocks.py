@@ -1,11 +1,11 @@
-"""Lightning's actions at a time of day rather than a step, for learners out of step.
+"""Actions of Lightning that are due at a time, for learners at different steps.
 
 With `max_time`, `ModelCheckpoint(train_time_interval=...)` and
-`val_check_interval="..."`, Lightning asks learner 0, or each learner its own clock,
-after each batch. That costs a collective in every step, or ends in a mismatch. Here
-only the clock of learner 0 is read, and the others are asked only when an action is
-due. The action happens at a step boundary of all learners (`agreement`). The boundary
-comes last in a batch, after everything that Lightning does at certain steps.
+`val_check_interval="..."`, Lightning reads a clock after each batch: learner 0's, which
+costs a collective in every step, or each learner's own, so that learners act at
+different steps. Here only the clock of learner 0 is read. The others are asked only
+when an action is due. It happens at a step boundary of all learners (`agreement`). The
+boundary comes last in a batch, after everything that Lightning does at certain steps.
 """
 
 import math
@@ -43,7 +43,7 @@ class _StopClock:
     """A `Timer` that ends the training.
 
     After a stop, the learners validate, end the epoch and end the training. The plan
-    says which of these steps have meetings, which may depend on the epoch number.
+    says which of these have meetings, which may depend on the number of the epoch.
     """
 
     def __init__(self, trainer: pl.Trainer, timer: Timer) -> None:
@@ -73,29 +73,29 @@ class _SaveClock:
     """A `ModelCheckpoint` with `train_time_interval`."""
 
     def __init__(self, trainer: pl.Trainer, checkpoint: ModelCheckpoint) -> None:
-        self._trainer, self._checkpoint = trainer, checkpoint
+        self._trainer, self.checkpoint = trainer, checkpoint
         self._arguments: tuple[Any, ...] = ()
         self._last = -math.inf
 
     def hold(self, *arguments: Any) -> None:
-        """Replaces the callback's hook at the end of a batch."""
+        """Stands in for the callback's hook; `act` calls the hook itself."""
         self._arguments = arguments
 
     def due(self) -> bool:
-        interval = save_period(self._checkpoint, "train_time_interval")
-        last = self._checkpoint._last_time_checked
+        interval = save_period(self.checkpoint, "train_time_interval")
+        last = self.checkpoint._last_time_checked
         if interval is None or last is None:
             return False
         return time.monotonic() - max(self._last, last) >= interval.total_seconds()
 
     def plan(self) -> str | None:
-        saved = self._checkpoint._should_skip_saving_checkpoint(self._trainer)
+        saved = self.checkpoint._should_skip_saving_checkpoint(self._trainer)
         return None if saved or _at_last_batch(self._trainer) else "save"
 
     def act(self) -> None:
         self._last = time.monotonic()
-        hook = type(self._checkpoint).on_train_batch_end
-        hook(self._checkpoint, *self._arguments)
+        hook = type(self.checkpoint).on_train_batch_end
+        hook(self.checkpoint, *self._arguments)
 
 
 class _ValidationClock:
@@ -121,8 +121,9 @@ class _ValidationClock:
 _Clock = _StopClock | _SaveClock | _ValidationClock
 """An action that is due at a time.
 
-Learner 0 asks whether it is `due`. `plan` is what it would lead to here, or None
-if it cannot happen here. `act` performs it, in all learners.
+Learner 0 asks whether it is `due`. `plan` describes what it would lead to at this step
+boundary; it is None if the action cannot happen here. `act` performs the action; all
+learners call it.
 """
 
 
@@ -147,7 +148,7 @@ class BatchEnd:
         self._stop_here: _StopHere | None = None
 
     def __call__(self, asks: _Asks, data_fetcher: _DataFetcher) -> bool:
-        """Whether to validate here, which Lightning asks with a method of its own."""
+        """Whether to validate here; `asks` is Lightning's own check."""
         self._stop_here = None
         with self._job.failures.named():
             self._propose(self.clocks)
@@ -158,7 +159,7 @@ class BatchEnd:
         return validates
 
     def while_waiting(self, meeting: str) -> None:
-        """Answers for a learner that waits in a meeting."""
+        """Answers proposals while this learner waits in a meeting."""
         plan = self._plan_of_a_stop_in(meeting)
         if plan is not None:
             self._propose(self._stops)
@@ -169,7 +170,7 @@ class BatchEnd:
         self._act_if_agreed()
 
     def when_met(self) -> None:
-        """Acts on a decision that the last learner's arrival has brought."""
+        """Acts if the last learner has agreed before it came."""
         self._act_if_agreed()
         self._agreement.give_up()
 
@@ -183,7 +184,7 @@ class BatchEnd:
                 self._agreement.propose(str(self.clocks.index(clock)))
 
     def _is_time_to_answer(self) -> bool:
-        """Whether to answer; the same in all learners of a super-learner."""
+        """Whether to answer now; equal in all learners of a super-learner."""
         pending = self._agreement.pending() is not None
         group = self._job.groups.gradients
         if group is None:
@@ -224,7 +225,7 @@ class BatchEnd:
         here, (batches, epochs) = self._stop_here, self._place()
         if here is None or here.position != self._agreement.position:
             return None
-        # The plan is void after a further batch, start of an epoch or reload of data.
+        # A further batch, epoch or reload of data makes the plan void.
         ends = meeting == END_OF_TRAINING
         still = here.batches == batches and (here.epochs == epochs or ends)
         return here.plan if still else None
@@ -236,7 +237,7 @@ class BatchEnd:
 
 
 class _StopHere(NamedTuple):
-    """A boundary after which a learner would act as after a stop."""
+    """A step boundary after which this learner acts as it would after a stop."""
 
     position: int
     batches: int
@@ -247,15 +248,15 @@ class _StopHere(NamedTuple):
 def follow_clocks(
     trainer: pl.Trainer, job: Job, overrides: Overrides
 ) -> BatchEnd | None:
-    """Lets the clocks of a Trainer act for all learners.
+    """Makes the clocks of a Trainer act in all learners at once.
 
     Returns:
-        The work of this learner while it waits in meetings; None: it only waits.
+        The work of this learner while it waits in a meeting; None: no work.
     """
     if job.asynchronous:
         return _follow_asynchronously(trainer, job, overrides)
     if validates_by_time(trainer):
-        # Learners that step together need it for validation alone.
+        # In lockstep, Lightning itself asks learner 0, except about validation.
         ask = partial(_ask_learner_0, trainer)
         overrides.wrap(trainer.fit_loop.epoch_loop, "_should_check_val_fx", ask)
     return None
@@ -269,30 +270,26 @@ def _follow_asynchronously(
         return None
     overrides.wrap(trainer.fit_loop.epoch_loop, "_should_check_val_fx", batch_end)
     for timer in _timers(trainer):
-        # The hook of a base class, which does nothing.
+        # The hook of the base class does nothing.
         hook = partial(Callback.on_train_batch_end, timer)
         overrides.replace(timer, "on_train_batch_end", hook)
-    checkpoints = _timed_checkpoints(trainer)
-    for checkpoint, clock in zip(checkpoints, batch_end.saves, strict=True):
-        overrides.replace(checkpoint, "on_train_batch_end", clock.hold)
+    for clock in batch_end.saves:
+        overrides.replace(clock.checkpoint, "on_train_batch_end", clock.hold)
     return batch_end
 
 
 def describe_clocks(trainer: pl.Trainer) -> str:
-    """A description of this learner's timed callbacks and options, in their order.
+    """This learner's timed callbacks and options, in their order.
 
-    Learners with different descriptions would wait for an answer that never comes.
+    Learners with different ones would wait for an answer that never comes.
     """
-    timed = filter(_has_a_clock, callbacks_of(trainer, Callback))
-    found = [type(one).__name__ for one in timed]
+    found = [
+        type(one).__name__
+        for one in callbacks_of(trainer, Callback)
+        if isinstance(one, Timer) or one in _timed_checkpoints(trainer)
+    ]
     found += ["val_check_interval"] if validates_by_time(trainer) else []
     return ", ".join(found) or "none"
-
-
-def _has_a_clock(callback: Any) -> bool:
-    if isinstance(callback, ModelCheckpoint):
-        return save_period(callback, "train_time_interval") is not None
-    return isinstance(callback, Timer)
 
 
 def _ask_learner_0(trainer: pl.Trainer, asks: _Asks, fetcher: _DataFetcher) -> bool:
@@ -317,7 +314,7 @@ def _at_last_batch(trainer: pl.Trainer) -> bool:
 
 
 def _end_of_epoch(trainer: pl.Trainer) -> list[Any]:
-    """The actions at the end of this epoch that not every epoch has."""
+    """What happens at the end of this epoch and not at the end of every epoch."""
     epoch, savers = trainer.current_epoch, callbacks_of(trainer, ModelCheckpoint)
     periods = [save_period(one, "every_n_epochs") for one in savers]
     saves: list[Any] = [(epoch + 1) % every == 0 for every in periods if every]

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 _Kind = TypeVar("_Kind")
 _DDP_ARGUMENTS = signature(DistributedDataParallel).parameters
-# These change what is trained, and not only how an allreduce is carried out.
+# They change what is trained, and not only how an allreduce is carried out.
 _OF_AN_ALLREDUCE = ("ddp_comm_hook", "ddp_comm_wrapper", "mixed_precision")
 
 
@@ -38,7 +38,7 @@ def callbacks_of(trainer: pl.Trainer, kind: type[_Kind]) -> list[_Kind]:
 
 
 def save_period(callback: ModelCheckpoint, argument: str) -> Any:
-    """The period that a callback was given for its saves; None: it was given none.
+    """The period between the saves of a callback; None if it has none.
 
     A subclass of `ModelCheckpoint` may lack the attributes of Lightning's. The argument
     is "every_n_train_steps", "every_n_epochs" or "train_time_interval".
@@ -47,7 +47,7 @@ def save_period(callback: ModelCheckpoint, argument: str) -> Any:
 
 
 def validates_by_time(trainer: pl.Trainer) -> bool:
-    """Whether `val_check_interval` is a time, which Lightning knows since 2.6."""
+    """Whether `val_check_interval` is a duration, as Lightning allows since 2.6."""
     return getattr(trainer, "_val_check_time_interval", None) is not None
 
 
@@ -113,7 +113,7 @@ def refuse_unsupported(
     """Refuses settings that the strategy cannot honour while learners gossip."""
     device = strategy.root_device.type
     check_device(strategy.root_device)
-    _refuse_ddp_arguments(super_learner_size, _given(strategy))
+    _refuse_ddp_arguments(super_learner_size, strategy)
     _refuse_layer_sync(strategy._layer_sync, super_learner_size, device)
     for name, module in trainer.lightning_module.named_modules():
         if isinstance(module, torch.nn.SyncBatchNorm):
@@ -193,7 +193,7 @@ def check_device(device: torch.device) -> None:
 
 @contextmanager
 def one_gpu_per_learner() -> Iterator[None]:
-    """Says what to do where NCCL refuses to connect two learners of one GPU."""
+    """A context that names the remedy if NCCL refuses two learners on one GPU."""
     try:
         yield
     except dist.DistBackendError as error:
@@ -206,21 +206,17 @@ def one_gpu_per_learner() -> Iterator[None]:
         ) from error
 
 
-def _given(strategy: DDPStrategy) -> dict[str, Any]:
-    return {
-        **strategy._ddp_kwargs,
-        "ddp_comm_hook": strategy._ddp_comm_hook,
-        "ddp_comm_wrapper": strategy._ddp_comm_wrapper,
-        "model_averaging_period": strategy._model_averaging_period,
-    }
-
-
-def _refuse_ddp_arguments(size: int, ddp: Mapping[str, Any]) -> None:
-    if (period := ddp.get("model_averaging_period")) is not None:
+def _refuse_ddp_arguments(size: int, strategy: DDPStrategy) -> None:
+    if (period := strategy._model_averaging_period) is not None:
         raise ValueError(
             f"`model_averaging_period` must not be set, got {period}: this strategy "
             "averages models itself; see `topology` and `gossip_every`"
         )
+    ddp = {
+        **strategy._ddp_kwargs,
+        "ddp_comm_hook": strategy._ddp_comm_hook,
+        "ddp_comm_wrapper": strategy._ddp_comm_wrapper,
+    }
     for name in _OF_AN_ALLREDUCE:
         if size == 1 and ddp.get(name) is not None:
             raise ValueError(
@@ -267,7 +263,7 @@ _ALLOWED_WITH_WORK_SHARING: dict[str, tuple[Any, str]] = {
 
 
 def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
-    """The settings that count batches or steps, which differ between learners."""
+    """What counts batches or steps, in which learners differ that share epochs."""
     connector = trainer._accelerator_connector
     for name, (allowed, reason) in _ALLOWED_WITH_WORK_SHARING.items():
         owner = connector if name == "use_distributed_sampler" else trainer
@@ -342,10 +338,10 @@ def _clock(argument: str) -> str:
 
 
 def forget_loader_without_iterator(trainer: pl.Trainer | None) -> None:
-    """Lets the error that kept a loader from its first batch be the last one.
+    """Keeps Lightning's teardown from hiding why a loader has yielded no batch.
 
-    Lightning ends a fit by asking the loader for its length, which raises another one
-    where there is no iterator.
+    The teardown asks the loader for its length, which raises an error of its own while
+    there is no iterator.
     """
     fetcher = trainer.fit_loop._data_fetcher if trainer is not None else None
     combined = getattr(fetcher, "_combined_loader", None)
@@ -355,7 +351,7 @@ def forget_loader_without_iterator(trainer: pl.Trainer | None) -> None:
 
 
 def explain_unused_parameters(exception: BaseException) -> None:
-    """Puts the remedy of this package in place of DDP's words for unused parameters."""
+    """Replaces the message of DDP on unused parameters by one with our remedy."""
     if any("Expected to have finished reduction" in str(a) for a in exception.args):
         exception.args = (
             "the loss does not depend on all parameters, and DDP waits for the "

@@ -1,4 +1,4 @@
-"""Whether learners share their epochs where `work_sharing` is left to its default.
+"""Whether learners share their epochs if `work_sharing` is left at its default.
 
 In the asynchronous modes they share wherever Lightning would put its own
 `DistributedSampler` into the training loader, unless something counts the batches or
@@ -38,11 +38,10 @@ _TOTALS = {"estimated_stepping_batches", "num_training_batches"}
 
 def may_share(trainer: pl.Trainer, dials: Dials) -> bool:
     """Whether the learners of this job may share their epochs; the same in all."""
-    alone = dials.islands is not None or dials.has_sizes
-    alone = alone or dials.tensor_parallel_size > 1
-    if dials.in_lockstep or alone:
+    are_apart = dials.islands is not None or dials.has_sizes
+    if dials.in_lockstep or are_apart or dials.tensor_parallel_size > 1:
         return False
-    # If it does not, Lightning deals nothing: the program does.
+    # Without this option, the program deals the samples, and not Lightning.
     return trainer._accelerator_connector.use_distributed_sampler
 
 
@@ -65,10 +64,10 @@ def problem_of(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> str:
 
 
 def _asks_for_totals(module: pl.LightningModule) -> str:
-    """The method of a program's module that asks for a total; empty if none does.
+    """The name of a method of the module that asks for a total; empty if none does.
 
-    When it asks, training is under way, and it would get inf or -1 without a word.
-    `configure_optimizers` asks before it is decided whether to share.
+    During training it would get inf or -1, and nothing would tell the user.
+    `configure_optimizers` is left out: it asks before sharing is decided.
     """
     for kind in type(module).__mro__:
         if issubclass(pl.LightningModule, kind):
@@ -81,12 +80,12 @@ def _asks_for_totals(module: pl.LightningModule) -> str:
 
 
 def _asks_trainer(code: CodeType) -> bool:
-    # Without the name, it is an attribute of the module's own.
+    # Without `trainer`, it is an attribute of the module itself.
     return "trainer" in code.co_names and not _TOTALS.isdisjoint(code.co_names)
 
 
 def _code_of(value: Any) -> Iterator[CodeType]:
-    """The code of a function or property, and of functions inside it."""
+    """The code of a function or property, and of the functions inside it."""
     function = getattr(value, "fget", None) or getattr(value, "func", None) or value
     code = value
     if not isinstance(value, CodeType):
@@ -100,7 +99,7 @@ def _code_of(value: Any) -> Iterator[CodeType]:
 class DefaultSharing:
     """Decides for all learners together, once the training loader exists.
 
-    `problem` is this learner's objection that is known in advance; empty: none.
+    `problem` is an objection of this learner that is known in advance; empty: none.
     """
 
     def __init__(self, trainer: pl.Trainer, problem: str, overrides: Overrides) -> None:
@@ -111,7 +110,7 @@ class DefaultSharing:
         overrides.replace(source, "dataloader", self._count)
 
     def look_at_schedules(self) -> None:
-        """Called once optimizers and schedules exist."""
+        """Objects to schedules by steps; called once optimizers and schedules exist."""
         self._too_early = False
         by_hand = not self._trainer.lightning_module.automatic_optimization
         problem = "a learning rate is scheduled by steps"
@@ -149,11 +148,13 @@ class DefaultSharing:
             return "`configure_optimizers` asks how many steps there will be"
         if self._num_loaders > 1:
             return "there are several training loaders"
+        if hasattr(loader, "load_state_dict"):
+            return "the loader keeps a place of its own (`load_state_dict`)"
         if type(loader.batch_sampler) is not BatchSampler or not _is_plain(loader):
             return "the loader has a sampler of its own; `work_sharing=True` shares it"
         if reads_out_of_order(loader):
             return "`in_order=False` hides which claimed batches were trained on"
-        # Batches that a learner has claimed beyond the one that it trains on.
+        # The batches that a learner has claimed, beyond the one that it trains on.
         held = 1 + loader.num_workers * (loader.prefetch_factor or 0)
         if len(loader) < 2 * held * self._trainer.world_size:
             return (
@@ -164,9 +165,9 @@ class DefaultSharing:
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:
-    """Whether the sampler yields every sample once, like torch's default ones."""
+    """Whether the sampler is one of torch's defaults, which yield each sample once."""
     sampler = loader.sampler
     if type(sampler) is RandomSampler:
         whole = sampler.num_samples == len(loader.dataset)  # pyright: ignore
         return whole and not sampler.replacement
-    return type(sampler) is SequentialSampler and not hasattr(loader, "load_state_dict")
+    return type(sampler) is SequentialSampler

@@ -47,9 +47,9 @@ from lightning_adpsgd.weights.flat import FlatParameters, Weights
 from lightning_adpsgd.weights.sections import Section, sections_of
 from lightning_adpsgd.weights.shards import LocalShards, is_sharded
 
-# Two exchanges at a time have twelve messages in memory: an eighth of the shards.
+# Two exchanges at a time hold twelve messages in memory: an eighth of the shards.
 _MESSAGES_OF_SHARDS, _SHORTEST_MESSAGE = 96, 1 << 15
-# A small model has as many parts, each of which may be a message.
+# The number of parts of a small model, each of which may be a message.
 _PARTS = 8
 
 
@@ -75,7 +75,7 @@ class Engine(NamedTuple):
 
     @property
     def whole(self) -> Communication | Island:
-        """What ends, and counts, all of it."""
+        """The part that ends everything, and counts it."""
         return self.island or self.communication
 
 
@@ -87,7 +87,7 @@ def weights_of(
 ) -> Weights:
     """The weights of a module in the form that the engine reads.
 
-    `kept_out` are the names that a flat vector leaves out whatever their values.
+    A flat vector leaves out the names in `kept_out`, whatever their values.
 
     Raises:
         ValueError: The module cannot be flattened, or is not sharded as `inside`
@@ -121,7 +121,7 @@ def _check_complex(flat: FlatParameters) -> None:
 
 
 def _sizes_of_islands(dials: Dials) -> tuple[int, ...]:
-    """The sizes that islands may have; empty if all have one size."""
+    """The sizes that islands may have; empty if all islands have one size."""
     sizes = dials.super_learner_size
     if dials.islands is None or not isinstance(sizes, tuple):
         return ()
@@ -176,7 +176,7 @@ def _average_island(
 ) -> Consensus:
     consensus = island.average()
     if isinstance(weights, LocalShards) and groups.gradients is not None:
-        # Nothing else makes them equal inside an island.
+        # Nothing else makes buffers equal inside an island.
         average_buffers(vectors, weights.num_buffers, groups.gradients)
     return consensus
 
@@ -184,7 +184,7 @@ def _average_island(
 def super_learner_of(
     weights: Weights, groups: Groups, own: int | None = None
 ) -> SuperLearnerGroup:
-    """The learners of this super-learner, and which weights each of them exchanges."""
+    """The learners of this super-learner, and the weights that each exchanges."""
     holds_all = not isinstance(weights, LocalShards)
     if not holds_all and groups.tensor_parallel is not None:
         return _group_with_shared_layers(weights, groups, groups.tensor_parallel)
@@ -281,7 +281,7 @@ def _make_island(
     dials: Dials, url: str, flat: Weights, groups: Groups, store: Store
 ) -> Island:
     sizes, rank, size = _sizes_of_islands(dials), dist.get_rank(), dist.get_world_size()
-    # Islands of several sizes are as super-learners of one job, one of each size.
+    # Sections are those of one job with a super-learner of each size.
     partition = Partition(sizes or (size,), dials.tensor_parallel_size)
     cut, own = sections_between(flat, partition), partition.sizes.index(size)
     groups, sections = groups._replace(partition=partition, sections=cut), None
@@ -303,10 +303,9 @@ def _make_island(
 
 
 def chunk_elements(weights: Weights, groups: Groups) -> int:
-    """Elements of a message, equal in all learners that exchange with each other.
+    """The most elements in a message, equal in all learners that exchange.
 
-    For sharded models it is small enough that messages take little memory compared with
-    the shards.
+    For sharded models, messages take little memory compared with the shards.
     """
     if not isinstance(weights, LocalShards):
         return GossipOptions.chunk_elements
@@ -317,14 +316,14 @@ def chunk_elements(weights: Weights, groups: Groups) -> int:
 
 
 def part_elements(weights: Weights, groups: Groups) -> int:
-    """The most elements that are averaged at once, equal wherever messages are."""
+    """The most elements averaged at once, equal in all learners that exchange."""
     several = _own_elements(weights, groups) // _PARTS
     in_whole_blocks = -(-several // LONGEST_BLOCK) * LONGEST_BLOCK
     return min(max(in_whole_blocks, _SHORTEST_MESSAGE), GossipOptions.part_elements)
 
 
 def _own_elements(weights: Weights, groups: Groups) -> int:
-    """The approximate number of weights per learner in the largest super-learner."""
+    """About the number of weights per learner in the largest super-learner."""
     size = max(groups.partition.sizes)
     if groups.sections is not None:
         whole = (end - begin for one in groups.sections for _, begin, end in one.ranges)

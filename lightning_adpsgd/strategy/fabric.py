@@ -13,6 +13,7 @@ from typing import Any, TypeVar, final
 import torch.distributed as dist
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.strategy import _BackwardSyncControl
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -91,7 +92,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             The consensus distance of each module in training.
         """
         jobs = [job for job in self.jobs.running if not job.in_consensus]
-        adopts = self._dials.adopts
+        adopts = self.dials.adopts
         measured = [job.enter_consensus("consensus", adopts) for job in jobs]
         try:
             yield [consensus for consensus in measured if consensus is not None]
@@ -114,7 +115,6 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def teardown(self) -> None:
         """Ends without waiting for any learner."""
         self.jobs.close()
-        self.jobs.release()
         super().teardown()
 
     # --- set-up
@@ -123,7 +123,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
         # Not undone: a launcher belongs to its strategy.
-        Overrides().wrap(self._launcher, "launch", partial(_launch, self.jobs))
+        Overrides().wrap(self._launcher, "launch", self.jobs.launch)
 
     @override
     def setup_module(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -139,8 +139,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         check_device(self.root_device)
         self.jobs.meet("setup")
         reset = partial(self.jobs.reset_optimizers, module)
-        job = set_up_job(module, self._dials, self.partition, reset)
-        self.jobs.add(module, job)
+        arguments = module, self.dials, self.partition, reset
+        job = self.jobs.set_up(module, partial(set_up_job, *arguments))
         if job.asynchronous:
             EvaluationWatch(module, job)
         if self.super_learner_size == 1:
@@ -148,7 +148,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         return self._wrap(module, job, self._determine_ddp_device_ids())
 
     def _check_one_module(self) -> None:
-        if self._dials.islands is not None and not all(j.closed for j in self.jobs):
+        if self.dials.islands is not None and not all(j.closed for j in self.jobs):
             raise ValueError(
                 "`fabric.setup` takes only one trained module with `islands`, got 2: "
                 "islands average one model; make both parts of a single module"
@@ -190,11 +190,13 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         job = self.jobs.of_module(module)
         if job is None or not job.running or job.in_consensus:
             return super().get_module_state_dict(module)
-        job.enter_consensus("checkpoint", unmerged=not self._dials.save_learners)
-        # The local weights come back into the same memory.
-        state = snapshot_of(super().get_module_state_dict(module), on_host=False)
-        job.leave_consensus(adopt=False)
-        return state
+        job.enter_consensus("checkpoint", unmerged=not self.dials.save_learners)
+        try:
+            # The local weights come back into the same memory.
+            state = super().get_module_state_dict(module)
+            return snapshot_of(state, on_host=False)
+        finally:
+            job.leave_consensus(adopt=False)
 
     @override
     def load_module_state_dict(
@@ -208,17 +210,14 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         if job is None or not job.running or job.in_consensus:
             super().load_module_state_dict(module, state_dict, strict)
             return
-        job.enter_consensus("load")
-        super().load_module_state_dict(module, state_dict, strict)
-        # A peer that is late still shows the weights of before.
-        job.meet_if_asynchronous("end of the load")
-        job.leave_consensus(adopt=True)
+        with _replacing_weights(job, "load"):
+            super().load_module_state_dict(module, state_dict, strict)
 
     @override
     def save_checkpoint(
         self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        if self._dials.save_learners and self.jobs.running:
+        if self.dials.save_learners and self.jobs.running:
             state = {**state, NAMESPACE: self._gather_learners()}
         super().save_checkpoint(path, state, *args, **kwargs)
 
@@ -227,10 +226,11 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         self, path: Any, state: Any = None, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         remainder = super().load_checkpoint(path, state, *args, **kwargs)
-        saved = remainder.pop(NAMESPACE, None) if isinstance(state, dict) else None
-        if saved:
-            for job, learners in zip(self.jobs.running, saved, strict=True):
-                self._restore_learner(job, learners)
+        if state and isinstance(state, dict):
+            saved = remainder.pop(NAMESPACE, None)
+            modules = [one for one in state.values() if isinstance(one, nn.Module)]
+            if saved and modules:
+                self._restore_learners(saved, modules)
         return remainder
 
     def _gather_learners(self) -> list[list[Any]]:
@@ -244,14 +244,32 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             for job in self.jobs.running
         ]
 
+    def _restore_learners(self, saved: list[Any], modules: list[nn.Module]) -> None:
+        """Restores the learners of the jobs of these modules."""
+        running = self.jobs.running
+        if not running:
+            rank_zero_info(
+                "The checkpoint's learners (`save_learners`) are not restored, because "
+                "no module gossips here: call `fabric.setup(module, optimizer)` before"
+            )
+            return
+        if len(saved) != len(running):
+            raise ValueError(
+                f"the checkpoint holds the learners of {len(saved)} modules "
+                f"(`save_learners`) and {len(running)} are in training: set up as many "
+                "with their optimizers, in the same order, before `fabric.load`"
+            )
+        loaded = {self.jobs.of_module(module) for module in modules}
+        for job, learners in zip(running, saved, strict=True):
+            if job in loaded:
+                self._restore_learner(job, learners)
+
     def _restore_learner(self, job: Job, learners: list[Any]) -> None:
         learner = learner_of(learners, self.global_rank, self.partition)
         if learner is None:
             return
-        job.enter_consensus("load of learners")
-        job.restore_learner(learner)
-        job.meet_if_asynchronous("end of the load of learners")
-        job.leave_consensus(adopt=True)
+        with _replacing_weights(job, "load of learners"):
+            job.restore_learner(learner)
         for optimizer, saved in zip(
             self.jobs.optimizers_of(job), learner["states"], strict=True
         ):
@@ -304,16 +322,6 @@ class _SuperLearnerSyncControl(_BackwardSyncControl):
         return nullcontext()
 
 
-def _launch(
-    jobs: ModuleJobs,
-    launch: Callable[..., Any],
-    function: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    return launch(partial(jobs.run, function), *args, **kwargs)
-
-
 def _check_trains(job: Job) -> None:
     """Refuses a step that would be lost; raises if another learner has failed."""
     if not job.running:
@@ -328,6 +336,20 @@ def _check_trains(job: Job) -> None:
             "the local weights come back at its end; take the step outside"
         )
     job.raise_if_failed()
+
+
+@contextmanager
+def _replacing_weights(job: Job, occasion: str) -> Iterator[None]:
+    """A context that changes the weights of all learners, or of none if it raises."""
+    job.enter_consensus(occasion)
+    replaced = False
+    try:
+        yield
+        # A peer that is late still shows the weights of before.
+        job.meet_if_asynchronous(f"end of the {occasion}")
+        replaced = True
+    finally:
+        job.leave_consensus(adopt=replaced)
 
 
 def _is_world(group: Any) -> bool:

@@ -1,7 +1,7 @@
-"""Moves a new Trainer forward to the position of the weights that it has taken.
+"""Moves a new Trainer forward to the position of the weights that it has taken up.
 
-It then counts the same optimizer steps and epochs as the other islands, so that its
-learning-rate schedules agree with theirs and it ends when they end. It starts their
+It then counts as many optimizer steps and epochs as the other islands. So its
+learning-rate schedules agree with theirs, and it ends when they end. It starts their
 current epoch at the first batch.
 """
 
@@ -21,7 +21,7 @@ _BY_LOSSES = ReduceLROnPlateau  # follows the losses that it sees
 
 
 def catch_up(trainer: pl.Trainer, position: Position) -> None:
-    """Moves a Trainer forward to a position; leaves the counts that are past it."""
+    """Moves a Trainer forward to a position; counts that are past it stay."""
     step, epoch = trainer.global_step, trainer.current_epoch
     steps, epochs = max(0, position.steps - step), max(0, position.epochs - epoch)
     loop = trainer.fit_loop.epoch_loop
@@ -42,7 +42,7 @@ def catch_up(trainer: pl.Trainer, position: Position) -> None:
 
 
 def warn_of_manual_schedules(trainer: pl.Trainer) -> None:
-    """Says how schedules catch up that the module steps itself, when it pleases."""
+    """Warns of schedules by epochs that the module steps itself, at any time."""
     by_epochs = any(
         config.interval == "epoch" and not isinstance(config.scheduler, _BY_LOSSES)
         for config in trainer.lr_scheduler_configs
@@ -69,7 +69,7 @@ def _step(module: pl.LightningModule, config: LRSchedulerConfig, num: int) -> No
     if isinstance(config.scheduler, _BY_LOSSES):
         return
     with warnings.catch_warnings():
-        # The optimizer's steps, which torch would miss, were made elsewhere.
+        # torch would warn of optimizer steps that it has not seen; others made them.
         warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
         for _ in range(num):
             if module.automatic_optimization:

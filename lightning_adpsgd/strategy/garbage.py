@@ -1,19 +1,19 @@
 """Python's garbage collection, which would stop a learner for several steps.
 
 A full collection looks at every live object: about a million with torch and Lightning.
-That takes a quarter of a second, every few hundred steps, in which no Python code runs,
-neither a step's nor an exchange's. What lives when training begins is rarely garbage
-before it ends. So it is excluded until then.
+That takes a quarter of a second, every few hundred steps. Meanwhile no Python code
+runs, neither of a step nor of an exchange. Objects that live when training begins
+rarely become garbage before it ends. So collections leave them out until then.
 """
 
 import gc
 
-# Python 3.12 itself freezes 375; a program that calls `gc.freeze`, many more.
+# Python 3.12 itself freezes 375 objects; a program that calls `gc.freeze`, many more.
 _OF_PYTHON = 1000
 
 
 class FrozenObjects:
-    """The objects that live when training begins.
+    """The objects that live when training begins, left out of later collections.
 
     Nothing is done if the program has disabled collections or frozen objects itself.
     """
@@ -22,7 +22,7 @@ class FrozenObjects:
         self._are_frozen = False
 
     def freeze(self) -> None:
-        """Collects once, then excludes all live objects from later collections."""
+        """Collects once, then leaves all live objects out of later collections."""
         if not gc.isenabled() or gc.get_freeze_count() > _OF_PYTHON:
             return
         gc.collect()

@@ -1,8 +1,8 @@
 """Gradients on several meshes, which tensor parallelism leaves, and their clipping.
 
 FSDP2 keeps layers that a plan cuts on a mesh of two dimensions, and all others on one
-of these dimensions. torch computes the norm of gradients only on one mesh. Here it is
-the norm of the super-learner's whole gradient, in which each weight counts once.
+of its dimensions. torch computes the norm of gradients on one mesh only. Here it is the
+norm of the super-learner's whole gradient, in which each weight counts once.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ _Groups = list[list[Tensor]]
 
 
 def clip_on_all_meshes(precision: Precision, overrides: Overrides) -> None:
-    """Replaces the gradient clipping of the precision plugin, until it is undone."""
+    """Replaces the gradient clipping of the precision plugin by one for all meshes."""
     norm, value = (partial(_clip, precision, clip) for clip in (_by_norm, _by_value))
     overrides.wrap(precision, "clip_grad_by_norm", norm)
     overrides.wrap(precision, "clip_grad_by_value", value)
@@ -49,7 +49,7 @@ def _clip(
 def _by_norm(groups: _Groups, most: float) -> None:
     norms = [_whole(get_total_norm(gradients)) for gradients in groups]
     total = torch.linalg.vector_norm(torch.stack(norms))
-    # As in torch: an `if` would make the host wait for the GPU.
+    # No `if`, as in torch: the host would have to wait for the GPU.
     factor = (most / (total + 1e-6)).clamp(max=1.0)
     for gradient in chain.from_iterable(groups):
         local_part(gradient).mul_(factor)
@@ -76,8 +76,8 @@ def _whole(norm: Tensor) -> Tensor:
 def reduce_gradients(weights: Iterable[Tensor]) -> None:
     """Gives each gradient the placement of its weight.
 
-    Where FSDP2 is not applied, the gradient of a replicated weight may still be a sum
-    over learners. An optimizer would keep state for it that no checkpoint can hold.
+    Without FSDP2, the gradient of a replicated weight may still be a pending sum over
+    learners. An optimizer would keep state of that kind, which no checkpoint can hold.
     """
     for weight in weights:
         gradient: Any = weight.grad

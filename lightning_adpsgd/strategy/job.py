@@ -37,19 +37,19 @@ from lightning_adpsgd.strategy.engines import (
 from lightning_adpsgd.weights.flat import Weights, first_difference, same_order
 
 NAMESPACE = "lightning_adpsgd"
-"""Prefix of the job's keys in the store, and its key in a checkpoint."""
+"""The prefix of the job's keys in the store, and the job's key in a checkpoint."""
 
 BUFFERS = "buffers"
-"""The key of the buffers outside of averages in what a checkpoint has of a learner."""
+"""The key, in a learner's part of a checkpoint, of the buffers that no average has."""
 
 END_OF_TRAINING = "end of training"
-"""Name of the meeting to which all learners come last."""
+"""The name of the last meeting of all learners."""
 
 _LAST_TENSORS_S = 0.05
 
 
 def _in_process(process: int, action: Callable[[], None]) -> None:
-    # A forked child shares connections.
+    # A forked child has the connections of its parent.
     if os.getpid() == process:
         action()
 
@@ -65,15 +65,15 @@ def _check_layout(saved: str | None, here: str) -> None:
     )
 
 
-def _let_go_of_groups() -> None:
+def _destroy_groups() -> None:
     """Ends Gloo's threads before the interpreter exits.
 
-    A thread that frees a collective's last tensor after that needs Python, and torch
-    would abort the process.
+    A thread that frees a collective's last tensor after the exit needs Python, and
+    torch would abort the process.
     """
     if dist.is_initialized():
-        # torch 2.6 joins them while holding the interpreter's lock: a thread that is
-        # freeing its last tensor would wait forever.
+        # torch 2.6 joins the threads while it holds the interpreter lock: a thread that
+        # is freeing its last tensor would wait forever.
         time.sleep(_LAST_TENSORS_S)
         dist.destroy_process_group()
 
@@ -94,8 +94,9 @@ class Job:
         on_reload: function called after a peer's weights have replaced this learner's.
 
     Attributes:
-        closed: whether it has ended for good.
-        has_finished: whether it has ended in the consensus model, with all learners.
+        unfinished: error that the others hear of if the process exits during training.
+        closed: whether the job has ended for good.
+        has_finished: whether all learners have ended in the consensus model.
         has_departed: whether this island has left the others with a goodbye.
     """
 
@@ -116,7 +117,7 @@ class Job:
             self._rank,
             num_learners,
             dials.timeout,
-            when_failed=self._let_go_of_peers,
+            when_failed=self._release_peers,
         )
         own = [*self.partition.all_ranks[self.partition.super_learner(self._rank)]]
         self.super_learner_size = len(own)
@@ -126,6 +127,7 @@ class Job:
         self._consensus: ConsensusModel | None = None
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
+        self.unfinished = RuntimeError("its process ended within training")
         self.closed = self.has_finished = self.has_departed = False
         # Torch aborts a process that exits while threads run torch's code.
         self._at_exit = partial(_in_process, os.getpid(), self._end_at_exit)
@@ -135,7 +137,7 @@ class Job:
 
     @property
     def running(self) -> bool:
-        """Whether it communicates at present."""
+        """Whether the job communicates at present."""
         return self._engine is not None
 
     @property
@@ -146,7 +148,8 @@ class Job:
     @property
     def island(self) -> Island | None:
         """This learner's island; None before the start, and without `islands`."""
-        return None if self._engine is None else self._engine.island
+        engine = self._engine  # read once, because other threads ask too
+        return None if engine is None else engine.island
 
     @property
     def in_consensus(self) -> bool:
@@ -154,7 +157,7 @@ class Job:
         return self._consensus is not None and self._consensus.entered
 
     def statistics(self) -> Statistics | None:
-        """Counters of its communication; None before the start."""
+        """The counters of this learner's communication; None before the start."""
         if self._engine is not None:
             self._statistics = self._engine.whole.statistics()
         return self._statistics
@@ -164,15 +167,15 @@ class Job:
     def start(
         self, position: Position = BEGINNING, meanwhile: Meanwhile | None = None
     ) -> Position | None:
-        """Starts to communicate, from the current weights; again after `finish`.
+        """Starts to communicate, from the current weights.
 
-        An island starts from the weights of the islands that are already training, if
+        It may start again after `finish`, as after `LearningRateFinder`. An island
+        starts from the weights of the islands that are already training, if there are
         any.
 
         Args:
             position: progress of the training so far.
-            meanwhile: work for this learner while it waits in a meeting; None: it only
-                waits.
+            meanwhile: work for this learner while it waits in a meeting; None: no work.
 
         Returns:
             The progress of the islands whose weights it took; None if it took none.
@@ -204,16 +207,16 @@ class Job:
         self._engine, self._num_reloads, self.has_finished = engine, 0, False
         return engine.start(position)
 
-    def depart(self) -> str | None:
-        """Leaves the other islands with a goodbye, once all exchanges are merged.
+    def depart(self) -> str:
+        """Merges all exchanges, and leaves the other islands with a goodbye.
 
         Returns:
-            A name that is unique among islands; None without `islands`.
+            The name of this island, which no other island has.
         """
-        if (island := self.island) is None:
-            return None
+        island = self.island
+        assert island is not None
         island.depart()
-        self._forget_communication()
+        self._forget_engine()
         self.has_departed = True
         return island.name
 
@@ -224,9 +227,9 @@ class Job:
         consensus = self.enter_consensus(END_OF_TRAINING)
         with self.failures.named():
             self._engine.whole.stop()
-        self._forget_communication()
+        self._forget_engine()
         self.has_finished = True
-        atexit.register(_in_process, os.getpid(), _let_go_of_groups)
+        atexit.register(_in_process, os.getpid(), _destroy_groups)
         return consensus
 
     def fail(self, exception: BaseException) -> None:
@@ -238,7 +241,7 @@ class Job:
         self._abort()
 
     def close(self) -> None:
-        """Releases all resources, however the training ended; waits for no learner."""
+        """Releases all resources, however training ended; waits for no learner."""
         atexit.unregister(self._at_exit)
         self._abort()
         if self.has_finished:
@@ -251,23 +254,23 @@ class Job:
         self.coordinator.stop()
 
     def _end_at_exit(self) -> None:
-        # Lightning tells nobody if a callback raises while it hears of an exception.
         if self.running:
-            cause = getattr(sys, "last_value", None)
-            self.fail(cause or RuntimeError("its process ended within training"))
+            # The interpreter sets it when an exception has ended the program. Lightning
+            # tells no strategy of one if a callback raises in `on_exception`.
+            self.fail(getattr(sys, "last_value", None) or self.unfinished)
         self.close()
 
     def _abort(self) -> None:
         """Ends communication within seconds, without a peer's help."""
         if self._engine is not None:
             self._engine.whole.abort()
-        self._forget_communication()
+        self._forget_engine()
 
-    def _let_go_of_peers(self) -> None:
+    def _release_peers(self) -> None:
         if (engine := self._engine) is not None:
             engine.communication.release()
 
-    def _forget_communication(self) -> None:
+    def _forget_engine(self) -> None:
         self.statistics()
         self._engine = self._consensus = None
 
@@ -290,7 +293,7 @@ class Job:
         """
         if self._engine is None:
             return step(closure)
-        # Alone in its super-learner a learner has no DDP: what the closure raises is
+        # Alone in its super-learner, a learner has no DDP: an error in the closure is
         # the program's own.
         shares_gradients = self.super_learner_size > 1
         with self.failures.named() if shares_gradients else nullcontext():
@@ -298,7 +301,7 @@ class Job:
             output = step(AveragingClosure(gradients, self._before_update))
         with self.failures.named():
             self._engine.communication.after_update()
-        self._begin_anew_if_reloaded()
+        self._reset_if_reloaded()
         return output
 
     def _compute(self, closure: Callable[[], Any]) -> Any:
@@ -310,20 +313,20 @@ class Job:
         assert self._engine is not None
         with self.failures.named():
             self._engine.communication.before_update()
-        self._begin_anew_if_reloaded()
+        self._reset_if_reloaded()
 
-    def _begin_anew_if_reloaded(self) -> None:
+    def _reset_if_reloaded(self) -> None:
+        """Drops gradients and optimizer state of weights that a reload replaced."""
         assert self._engine is not None
         if (num := self._engine.communication.num_reloads) == self._num_reloads:
             return
         self._num_reloads = num
-        # A gradient that is ready belongs to the weights that were replaced.
         for weight in self.flat.parameters():
             if weight.grad is not None:
                 weight.grad.zero_()
         self._on_reload()
 
-    # --- where all learners come
+    # --- what all learners call
 
     def meet(self, name: str) -> None:
         """Waits until all learners have come; raises at once if one of them fails."""
@@ -332,11 +335,11 @@ class Job:
                 self._meet(name)
 
     def meet_if_asynchronous(self, name: str) -> None:
-        """Waits for all learners before a collective, if steps may differ.
+        """Waits for all learners before a collective, if their steps may differ.
 
-        Learners that gossip asynchronously may be many steps apart, or about to enter
-        another collective. Unlike the collective itself, this wait may be long, and a
-        failure elsewhere ends it.
+        Asynchronous learners may be many steps apart, or about to enter another
+        collective. In contrast to the collective, this wait has no time limit, and a
+        failure of another learner ends it.
         """
         if self.asynchronous:
             self.meet(name)
@@ -356,7 +359,7 @@ class Job:
         self.flat.rebind()
         with self.failures.named():
             consensus = self._consensus.enter(occasion, adopts, unmerged)
-        self._begin_anew_if_reloaded()
+        self._reset_if_reloaded()
         return consensus
 
     def leave_consensus(self, adopt: bool) -> None:
@@ -366,14 +369,14 @@ class Job:
             self.flat.rebind()  # an evaluation may have gathered the mean's shards
             self._consensus.leave(adopt)
 
-    # --- what a checkpoint keeps of each super-learner
+    # --- what a checkpoint holds of each super-learner
 
     def learner_state(self, optimizer_states: list[Any]) -> dict[str, Any]:
         """The state of a super-learner; empty except in its first learner."""
         if self.partition.place(self._rank):
             return {}
         engine, consensus = self._engine, self._consensus
-        self.flat.rebind()  # as `leave_consensus` does, and the run goes on from it
+        self.flat.rebind()  # as `leave_consensus` does, and training continues from it
         kept = None
         if consensus is not None and not consensus.adopts:
             kept = consensus.local_weights()
@@ -381,25 +384,27 @@ class Job:
             "weights": kept or self.flat.vectors,
             "layout": self.flat.layout(),
             "states": optimizer_states,
-            # None after the end, where all hold the consensus model.
+            # None after the end, where all learners hold the consensus model.
             "position": engine and engine.communication.step_and_round,
         }
 
     @torch.no_grad()
     def restore_learner(self, learner: Mapping[str, Any]) -> None:
-        """Restores weights and buffers of a checkpoint; its round now or in `start`.
+        """Restores weights, buffers and round of a checkpoint's super-learner.
+
+        Before `start`, the round is kept for it.
 
         Raises:
             ValueError: The module has other weights, or the same in another order.
         """
-        # A learner that had no others to gossip with has kept none.
+        # A learner without peers had no weights of its own to save.
         if saved := learner.get("weights"):
-            # Up to version 0.2 a checkpoint kept no layout.
+            # Up to version 0.2 a checkpoint had no layout.
             _check_layout(learner.get("layout"), self.flat.layout())
             for vector, weights in zip(self.flat.vectors, saved, strict=True):
                 vector.copy_(weights)
         buffers = self.flat.own_tensors()
-        # Up to version 0.2 those of learner 0 were restored in all.
+        # Up to version 0.2 all learners restored the buffers of learner 0.
         for name, values in learner.get("own", {}).get(BUFFERS, {}).items():
             if name in buffers and buffers[name].shape == values.shape:
                 buffers[name].copy_(values)

@@ -1,7 +1,7 @@
-"""The start of a Trainer's learners: launched by Lightning, checked, resumed.
+"""The start of a Trainer's learners: the launch, its checks, and the checkpoint.
 
-The Trainer chooses its checkpoint before it sets up its strategy. The launcher runs
-both, and so is the first of our objects to see the Trainer.
+The Trainer chooses its checkpoint before it sets up its strategy. Both happen in the
+launcher, which is therefore the first of our objects to see the Trainer.
 """
 
 import itertools
@@ -31,7 +31,7 @@ _PROGRAMS = itertools.count()
 
 
 def resume_from_whole(launcher: Any) -> None:
-    """Makes the Trainers that a launcher runs resume only from intact checkpoints."""
+    """Makes the Trainers that a launcher runs resume from intact checkpoints only."""
     # Not undone: a launcher belongs to its strategy.
     Overrides().wrap(launcher, "launch", _launch)
 
@@ -56,9 +56,9 @@ def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:
 def failures_outside_training(
     rank: int, size: int, timeout: timedelta
 ) -> FailureReport:
-    """The report of failures while there is no job; all learners must call it."""
+    """Makes the report of failures outside of training; all learners must call it."""
     root = dist.distributed_c10d._get_default_store()
-    # All learners run the same programs, and so as many.
+    # All learners run the same program, and so come here equally often.
     store = PrefixStore(f"{NAMESPACE}/outside/{next(_PROGRAMS)}", root)
     return FailureReport(Coordinator(store, rank, size, timeout), rank, [])
 

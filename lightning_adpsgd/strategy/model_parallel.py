@@ -56,7 +56,7 @@ from lightning_adpsgd.weights.shards import (
     check_sharding,
 )
 
-_TENSORS = 8  # tensors of a batch that are compared
+_TENSORS = 8  # the number of tensors of a batch that are compared
 _ON_HOST = StateDictOptions(cpu_offload=True)
 
 
@@ -71,7 +71,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     @property
     def is_sharded(self) -> bool:
         """Whether the learners of a super-learner together hold one model."""
-        return self._dials.inside == "model_parallel"
+        return self.dials.inside == "model_parallel"
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -91,13 +91,18 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         if self.is_sharded:
-            shape = self.root_device.type, self.partition, self._dials.timeout
-            self._mesh = make_mesh(*shape)
-            self._savers = self._mesh.get_group(DATA_PARALLEL)
-            if self.partition.tensor_parallel_size > 1:
-                self._savers = make_super_learner_group(*shape)
+            # Once, because a module stays sharded over the mesh of its first run.
+            if self._mesh is None:
+                self._make_mesh()
             assert self.lightning_module is not None
             self.lightning_module._device_mesh = self._mesh
+
+    def _make_mesh(self) -> None:
+        shape = self.root_device.type, self.partition, self.dials.timeout
+        self._mesh = make_mesh(*shape)
+        self._savers = self._mesh.get_group(DATA_PARALLEL)
+        if self.partition.tensor_parallel_size > 1:
+            self._savers = make_super_learner_group(*shape)
 
     @property
     @override
@@ -147,7 +152,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if self._dials.tensor_parallel_size > 1 and not self._has_compared:
+        if self.dials.tensor_parallel_size > 1 and not self._has_compared:
             group = self.device_mesh.get_group(TENSOR_PARALLEL)
             _check_same_batch(batch, group, self.root_device)
             self._has_compared = True
@@ -156,7 +161,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     @override
     def post_backward(self, closure_loss: torch.Tensor) -> None:
         super().post_backward(closure_loss)
-        if self._dials.tensor_parallel_size > 1:
+        if self.dials.tensor_parallel_size > 1:
             assert self.model is not None
             reduce_gradients(self.model.parameters())
 
@@ -184,7 +189,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         storage_options: Any,
         all_come: bool,
     ) -> None:
-        """Writes a folder of shards, unless not all learners come to write it."""
+        """Writes a folder of shards; only warns if not all learners come."""
         if storage_options is not None:
             raise TypeError(
                 "`storage_options` is not taken for checkpoints in shards, got "
@@ -202,7 +207,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
                 f"{filepath}"
             )
         path = Path(self.broadcast(str(filepath)))
-        # The consensus is the same in all: the first super-learner writes it.
+        # All super-learners hold the consensus model, and the first one writes it.
         if self.global_rank in self.partition.all_ranks[0]:
             states = enumerate(checkpoint.pop("optimizer_states", []))
             tensors = {f"optimizer_{n}": state for n, state in states}
@@ -214,7 +219,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """The plain data of a checkpoint; tensors are read once there is a model."""
+        """Reads the plain data of a checkpoint; tensors, once there is a model."""
         if not (self.is_sharded and is_folder(checkpoint_path)):
             # Before 2.6 Lightning has no such argument.
             options = {} if weights_only is None else {"weights_only": weights_only}
@@ -222,7 +227,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             self._source = checkpoint if self.is_sharded else None
             return checkpoint
         path = Path(checkpoint_path)
-        # Each verifies some of the files; all end if one of them is damaged.
+        # Each learner checks some of the files; all end if one file is damaged.
         with ending_together(f"checkpoint {checkpoint_path} was not read"):
             check_sums(path, self.global_rank, self.world_size)
             rest = read_rest(path, weights_only)
@@ -239,7 +244,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             super().load_model_state_dict(checkpoint, strict)
             return
         self._is_strict = strict
-        self._load_weights()  # now, if a callback goes back to what it saved
+        self._load_weights()  # during training, for a callback that reloads weights
 
     def _load_weights(self) -> None:
         if self._is_prepared and self._source is not None:
@@ -297,7 +302,7 @@ def _check_module(model: torch.nn.Module) -> None:
 def _check_same_batch(
     batch: Any, group: dist.ProcessGroup, device: torch.device
 ) -> None:
-    """Refuses learners that share layers but start with different batches."""
+    """Refuses learners that share layers if their first batches differ."""
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     real = [tensor.detach() for tensor in tensors if not tensor.is_complex()]
     sums = [tensor.double().sum().to(device) for tensor in real[:_TENSORS]]
@@ -305,7 +310,7 @@ def _check_same_batch(
     mine[: 1 + len(sums)] = torch.stack([torch.full_like(mine[0], len(tensors)), *sums])
     all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(all_of_them, mine, group)
-    # All see the same rows, and so come to the same answer.
+    # All learners see the same rows, and so come to the same answer.
     first, *others = all_of_them
     if not all(torch.allclose(first, other, equal_nan=True) for other in others):
         # Whoever leaves first would end the others' all_gather with another error.

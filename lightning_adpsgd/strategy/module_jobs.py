@@ -5,10 +5,9 @@ Fabric has no hook for the end of training. A program therefore ends its jobs wi
 its process exits.
 """
 
-import atexit
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, final
 
 from torch import nn
@@ -46,12 +45,24 @@ class ModuleJobs:
         """The jobs that communicate at present."""
         return [job for job in self if job.running]
 
-    def add(self, module: nn.Module, job: Job) -> None:
-        """Adds a module and its job, which is not started yet."""
-        # Runs before the handler of torch, which was registered before it and takes
-        # the connections away.
-        atexit.register(self._end_unfinished)
-        self._jobs[module] = job
+    def set_up(self, module: nn.Module, make: Callable[[], Job]) -> Job:
+        """Makes the job of a module, and ends a former one that is not running.
+
+        Raises:
+            RuntimeError: The module is being trained already.
+        """
+        if (former := self._jobs.get(module)) is not None:
+            if former.running:
+                raise RuntimeError(
+                    f"`fabric.setup` was called again for `{type(module).__name__}`, "
+                    "which is being trained: set up a further optimizer with "
+                    "`fabric.setup_optimizers`, or call `fabric.strategy.finish()` "
+                    "before you set up the module again"
+                )
+            former.close()
+        job = self._jobs[module] = make()
+        job.unfinished = TrainingUnfinished(_UNFINISHED)
+        return job
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Starts the jobs of the modules whose weights an optimizer changes."""
@@ -90,6 +101,16 @@ class ModuleJobs:
 
     # --- the end
 
+    def launch(
+        self,
+        launch: Callable[..., Any],
+        program: Callable[..., Any],
+        *args: Any,
+        **kw: Any,
+    ) -> Any:
+        """Launches a program; training ends when it returns."""
+        return launch(partial(self.run, program), *args, **kw)
+
     def run(self, program: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a program in all learners; training ends when it returns."""
         if self.running:  # a launch within a launch
@@ -99,7 +120,10 @@ class ModuleJobs:
                 output = program(*args, **kwargs)
             self.finish()
         except BaseException as exception:
-            self._fail(exception)
+            for job in self:
+                if not job.closed:
+                    job.fail(exception)
+                    job.close()
             raise
         return output
 
@@ -107,33 +131,17 @@ class ModuleJobs:
         """Ends training in the consensus model; returns the consensus distances."""
         measured = [job.finish() for job in self.running]
         self.close()
-        self.release()
         return [consensus for consensus in measured if consensus is not None]
 
     def close(self) -> None:
-        """Releases all jobs without waiting for any learner."""
-        atexit.unregister(self._end_unfinished)
+        """Ends all jobs without waiting for any learner.
+
+        The weights of all modules have storage of their own again.
+        """
         self._initial_states.clear()
         for job in self:
             job.close()
-
-    def release(self) -> None:
-        """Gives the weights of all modules storage of their own again."""
-        for job in self:
             job.flat.release()
-
-    def _fail(self, exception: BaseException) -> None:
-        for job in self:
-            job.fail(exception)
-        self.close()
-
-    def _end_unfinished(self) -> None:
-        """Tells the others why this learner leaves, when its process exits."""
-        if self.running:
-            # Set by the interpreter when an exception has ended the program.
-            cause = getattr(sys, "last_value", None)
-            self._fail(cause or TrainingUnfinished(_UNFINISHED))
-        self.close()
 
     @contextmanager
     def _named(self) -> Iterator[None]:

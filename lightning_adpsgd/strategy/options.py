@@ -70,7 +70,11 @@ else:
 
 
 class HADPSGDOptions(_DDPStrategy):
-    """The arguments of a strategy, and how they divide a job into super-learners."""
+    """The arguments of a strategy, and how they divide a job into super-learners.
+
+    Attributes:
+        dials: checked options.
+    """
 
     _has_trainer: ClassVar[bool] = True
 
@@ -186,7 +190,7 @@ class HADPSGDOptions(_DDPStrategy):
             )
         if kind == "model_parallel":
             self._check_with_shards(ddp)
-        self._dials = Dials(
+        self.dials = Dials(
             topology=find_topology(topology),
             communication=mode,
             super_learner_size=_as_sizes(super_learner_size),
@@ -239,17 +243,12 @@ class HADPSGDOptions(_DDPStrategy):
         self._checkpoint_io = io
 
     @property
-    def dials(self) -> Dials:
-        """The options of the strategy, checked."""
-        return self._dials
-
-    @property
     def super_learner_size(self) -> int:
         """N, the learners in a super-learner; those of this one if sizes differ."""
-        size = self._dials.super_learner_size
+        size = self.dials.super_learner_size
         if isinstance(size, int):
             return size
-        if self._dials.islands is not None:
+        if self.dials.islands is not None:
             return self.world_size
         is_node = isinstance(size, str)
         return self.num_processes if is_node else self.partition.size(self.global_rank)
@@ -261,8 +260,8 @@ class HADPSGDOptions(_DDPStrategy):
         Raises:
             ValueError: The learners do not form whole super-learners.
         """
-        num_learners, sizes = self.world_size, self._dials.super_learner_size
-        if isinstance(sizes, tuple) and self._dials.islands is None:
+        num_learners, sizes = self.world_size, self.dials.super_learner_size
+        if isinstance(sizes, tuple) and self.dials.islands is None:
             if sum(sizes) != num_learners:
                 raise ValueError(
                     "the sum of `super_learner_size` must be the number of learners "
@@ -278,7 +277,7 @@ class HADPSGDOptions(_DDPStrategy):
         return self._partition_of(Partition.even(num_learners, size).sizes)
 
     def _partition_of(self, sizes: tuple[int, ...]) -> Partition:
-        shared_by = self._dials.tensor_parallel_size
+        shared_by = self.dials.tensor_parallel_size
         for size in sizes:
             if size % shared_by:
                 raise ValueError(
@@ -298,15 +297,15 @@ class HADPSGDOptions(_DDPStrategy):
         Raises:
             ValueError: The learners do not form whole super-learners.
         """
-        if self._dials.islands is None:
+        if self.dials.islands is None:
             return has_peers(self.partition)
-        sizes = self._dials.super_learner_size
+        sizes = self.dials.super_learner_size
         check_island(self.super_learner_size, self.world_size, sizes)
         return True
 
     @cached_property
     def _unfreezing(self) -> Unfreezing:
-        return Unfreezing(self._dials.exchange_frozen, self._ddp_kwargs)
+        return Unfreezing(self.dials.exchange_frozen, self._ddp_kwargs)
 
     def _wrap(
         self, module: nn.Module, job: Job, device_ids: list[int] | None

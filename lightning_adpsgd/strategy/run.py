@@ -1,10 +1,10 @@
 """One `fit` of learners that gossip: the job, and the Trainer's adaptations to it.
 
-`trainer` has Lightning's hooks; this module has their work while there is a job.
+`trainer` has Lightning's hooks; this module has what they do while there is a job.
 """
 
+import os.path
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, BinaryIO, final
 
 import lightning.pytorch as pl
@@ -57,14 +57,15 @@ from lightning_adpsgd.topology.partition import Partition
 
 @final
 class TrainingRun:
-    """A Trainer's learner, from the set-up of a job to its end.
+    """A learner under a Trainer, from the set-up of its job to the end.
 
     Args:
         job: job that is set up but not started.
-        sharing: shared epochs, if the learners decide for them; None: equal shares.
+        sharing: sharing of epochs, on which the learners may still have to decide;
+            None: equal shares.
 
     Attributes:
-        last_consensus: consensus distance when the mean was last taken; None before.
+        last_consensus: consensus distance at the last mean; None before the first.
     """
 
     def __init__(
@@ -91,12 +92,12 @@ class TrainingRun:
 
     @property
     def is_told_to_leave(self) -> bool:
-        """Whether SIGTERM has come to a learner of an island of several."""
+        """Whether a learner of this island of several has received SIGTERM."""
         island = self.job.island
         return island is not None and island.engine.members.wants_to_leave
 
     def adapt(self, overrides: Overrides) -> None:
-        """Replaces the parts of Lightning that assume learners in lockstep."""
+        """Replaces the parts of Lightning for which learners must be in lockstep."""
         trainer, job = self._trainer, self.job
         if self._dials.islands is not None:
             self._folders = hold_folders(trainer)
@@ -105,7 +106,7 @@ class TrainingRun:
                 layer.process_group = job.groups.gradients
         stop_together = self._dials.islands is not None and job.super_learner_size > 1
         handle_signals(trainer, job if stop_together else None, overrides)
-        # Now: a `Timer` calls for a collective as soon as the training begins.
+        # Before `on_fit_start`, in which a `Timer` begins a collective.
         with job.failures.named():
             clocks = describe_clocks(trainer)
             job.coordinator.meet(f"set-up, with these clocks: {clocks}")
@@ -126,7 +127,7 @@ class TrainingRun:
             self.job.restore_learner(resumed.learner)
         if sharing is not None:
             sharing.check_loaders()
-        if trainer.received_sigterm:  # before it joined the others
+        if trainer.received_sigterm:  # this learner has not joined the others yet
             raise SIGTERMException
         if self._dials.islands is not None:
             warn_of_manual_schedules(trainer)
@@ -159,8 +160,8 @@ class TrainingRun:
             self._note(self.job.enter_consensus(occasion, adopts, unmerged))
 
     def _begin_validation(self, begin: Callable[..., None], *args: Any) -> None:
-        # Before all hooks: one that keeps the weights and puts others in their place,
-        # such as an average of its own, keeps the mean, and gives that back.
+        # Before all hooks. A callback that swaps in an average of its own keeps the
+        # weights that it finds, and puts them back: they must be the mean.
         for callback in callbacks_of(self._trainer, Callback):
             if (hook := getattr(callback, "on_consensus_start", None)) is not None:
                 hook(self._trainer, self._trainer.lightning_module)
@@ -175,14 +176,16 @@ class TrainingRun:
 
     def fail(self, exception: BaseException) -> None:
         """Ends after an exception in this learner, and tells the others."""
-        # Lightning does not tear down if a callback raises now.
+        # Now, because Lightning does not tear down if what follows raises.
         self._frozen_objects.unfreeze()
-        if self._dials.islands is not None and isinstance(exception, SIGTERMException):
-            self._leave_in_order()
-        self.job.fail(exception)
+        try:
+            if self.job.island is not None and isinstance(exception, SIGTERMException):
+                self._leave_in_order()
+        finally:
+            self.job.fail(exception)
 
     def close(self) -> None:
-        """Releases all resources; waits for no learner."""
+        """Releases all resources, and waits for no learner."""
         self._frozen_objects.unfreeze()
         self.job.close()
         if self.job.has_finished:
@@ -206,14 +209,14 @@ class TrainingRun:
         return sum(weight._version for weight in self.job.flat.parameters())
 
     def _warn_of_own_steps(self) -> None:
-        """Says once that weights change in steps of which Lightning does not know."""
+        """Warns once of optimizer steps that Lightning does not see."""
         if self._begun is None or self._trainer.global_step != self._begun[0]:
             return
         if self._num_changes() != self._begun[1]:
             self._begun = None
             rank_zero_warn(
                 "Weights have changed since training began, but `trainer.global_step` "
-                "has not: Lightning does not know of the steps, and learners have "
+                "has not: Lightning does not see these steps, and learners have "
                 "exchanged nothing. Return the optimizer from `configure_optimizers`, "
                 "and step the one that `self.optimizers()` gives (not with "
                 "`use_pl_optimizer=False`)."
@@ -222,11 +225,14 @@ class TrainingRun:
     def _leave_in_order(self) -> None:
         if self.work_sharing is not None:
             self.work_sharing.leave()
-        if (name := self.job.depart()) is not None:
-            path = _place_of(self._trainer, f"{PREEMPTED}{name}")
-            # Before the save, whose error is a warning.
-            rank_zero_info(f"This island has left the others, and saves {path}.")
-            self._trainer.save_checkpoint(path)
+        name = self.job.depart()
+        folder = getattr(self._trainer.checkpoint_callback, "dirpath", None)
+        # Not a `Path`, which would make one slash of the two in a URL.
+        root = folder or self._trainer.default_root_dir
+        path = os.path.join(root, f"{PREEMPTED}{name}.ckpt")
+        # Before the save, because an error of the save is only a warning.
+        rank_zero_info(f"This island has left the others, and saves {path}.")
+        self._trainer.save_checkpoint(path)
 
 
 def set_up_run(
@@ -255,14 +261,8 @@ def set_up_run(
         )
         problem = problem_of(trainer, dials, resumed)
         decides = None if asked else DefaultSharing(trainer, problem, overrides)
-        sharing = WorkSharing(
-            trainer,
-            job,
-            index,
-            resumed.epoch,
-            dials.islands,
-            decides,
-        )
+        rest, url = resumed.epoch, dials.islands
+        sharing = WorkSharing(trainer, job, index, rest, url, decides)
     return TrainingRun(trainer, job, dials, sharing)
 
 
@@ -277,8 +277,3 @@ def _shares_work(trainer: pl.Trainer, dials: Dials) -> bool | None:
     if dials.work_sharing is not None:
         return dials.work_sharing
     return None if may_share(trainer, dials) else False
-
-
-def _place_of(trainer: pl.Trainer, name: str) -> Path:
-    chosen = getattr(trainer.checkpoint_callback, "dirpath", None)
-    return Path(chosen or trainer.default_root_dir) / f"{name}.ckpt"

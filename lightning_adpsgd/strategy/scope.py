@@ -1,15 +1,15 @@
-"""The learners that take part in a collective of Lightning's or of a user's hook.
+"""Which learners take part in a collective of Lightning or of a user's hook.
 
-Within an epoch, asynchronous learners are at different steps, so a collective can count
-only on the learners of the same super-learner. All learners come to two exceptions:
-evaluations, and hooks of a checkpoint. Outside of epochs, a collective is over all
-learners. The first collective of each kind with fewer learners than under `ddp` is
-logged, because its value alone does not show it.
+Within an epoch, asynchronous learners are at different steps. A collective there is
+over the learners of one super-learner, except in evaluations and in hooks of a
+checkpoint, to which all learners come. Outside of epochs, a collective is over all
+learners. A warning tells of the first collective of each kind that is over fewer
+learners than under `ddp`, because its value alone does not show it.
 
-A metric of torchmetrics makes collectives of its own, of which no strategy knows. So
-within epochs its method `sync`, which makes them, is replaced. Those that a training
-step makes of `torch.distributed` itself are not changed: the number that the default
-group gives to each of its collectives tells of them.
+A metric of torchmetrics begins collectives without the strategy. So within epochs its
+method `sync`, which begins them, is replaced. Collectives of `torch.distributed` that a
+training step itself begins are not changed: they are noticed by the sequence numbers of
+the default process group.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,9 +36,10 @@ _REMEDIES = {
     'with `self.log("name", metric)`: its value of an epoch is over all learners',
 }
 
+_TORCHS = "torch.distributed"
 _SHARES = (
     "Learners that share an epoch make different numbers of steps, so that the call "
-    "hangs at its end. `work_sharing=False` gives them equal shares"
+    "hangs at the end of the epoch. `work_sharing=False` gives them equal shares"
 )
 
 
@@ -51,15 +52,15 @@ class CollectiveScope:
         self._told: set[str] = set()
 
     def follow(self, overrides: Overrides) -> None:
-        """Tracks the epochs of the Trainer's loop until it is undone."""
+        """Tracks the epochs of the Trainer's loop until `overrides` is undone."""
         overrides.wrap(self._trainer.fit_loop.epoch_loop, "run", self._run_epoch)
 
     def __call__(self, group: Any, operation: str) -> Any:
-        """The group that takes part: as asked, `ALONE`, or None for all learners."""
+        """The group that takes part: as given, `ALONE`, or None for all learners."""
         if self._of_all or group not in (None, dist.group.WORLD):
             return group
-        if self._apart():
-            self._tell(operation)
+        if self._is_apart():
+            self._tell_of_fewer(operation)
             return self._job.groups.gradients or ALONE
         return None
 
@@ -70,14 +71,14 @@ class CollectiveScope:
         try:
             yield
         except RuntimeError as error:
-            told = "torch.distributed" in self._told and self._shares_epochs()
+            told = _TORCHS in self._told and self._shares_epochs()
             if told and "Timed out" in str(error):
                 raise RuntimeError(
                     "`torch.distributed` in `training_step` has waited in vain for all "
                     f"learners. {_SHARES} ({error})"
                 ) from error
             raise
-        if _num_collectives() != before and self._apart():
+        if _num_collectives() != before and self._is_apart():
             self._tell_of_waits()
 
     @contextmanager
@@ -97,42 +98,47 @@ class CollectiveScope:
         finally:
             self._in_epoch = False
 
-    def _apart(self) -> bool:
+    def _is_apart(self) -> bool:
+        """Whether the learners may be at different steps here."""
         if not (self._in_epoch and self._job.running and self._job.asynchronous):
             return False
         module = self._trainer.lightning_module
         saves = module._current_fx_name == "on_save_checkpoint"
         return self._trainer.training and not saves
 
-    def _tell(self, operation: str) -> None:
-        size, world_size = self._job.super_learner_size, self._trainer.world_size
-        if operation in self._told or size == world_size:
-            return
-        self._told.add(operation)
-        hook = self._trainer.lightning_module._current_fx_name or "a hook of a step"
-        rank_zero_warn(
-            f"`{operation}` in `{hook}` is over {size} of the {world_size} learners, "
-            "those of one super-learner: the others are at other steps and are not "
-            f"waited for. {_REMEDIES[operation]}. This warning appears once."
-        )
+    def _tell_of_fewer(self, operation: str) -> None:
+        if self._is_to_tell(operation):
+            size, world_size = self._job.super_learner_size, self._trainer.world_size
+            hook = self._trainer.lightning_module._current_fx_name or "a hook of a step"
+            rank_zero_warn(
+                f"`{operation}` in `{hook}` is over {size} of the {world_size} "
+                "learners, those of one super-learner: the others are at other steps "
+                f"and are not waited for. {_REMEDIES[operation]}. This warning appears "
+                "once."
+            )
 
     def _tell_of_waits(self) -> None:
-        size, world_size = self._job.super_learner_size, self._trainer.world_size
-        if "torch.distributed" in self._told or size == world_size:
-            return
-        self._told.add("torch.distributed")
-        remedy = f"{_SHARES}. " if self._shares_epochs() else ""
-        rank_zero_warn(
-            "`training_step` calls `torch.distributed` over all learners, where they "
-            f"wait for one another in every step. {remedy}This warning appears once."
-        )
+        if self._is_to_tell(_TORCHS):
+            remedy = f"{_SHARES}. " if self._shares_epochs() else ""
+            rank_zero_warn(
+                "`training_step` calls `torch.distributed` over all learners, where "
+                "they wait for one another in every step. "
+                f"{remedy}This warning appears once."
+            )
+
+    def _is_to_tell(self, operation: str) -> bool:
+        is_of_all = self._job.super_learner_size == self._trainer.world_size
+        if operation in self._told or is_of_all:
+            return False
+        self._told.add(operation)
+        return True
 
     def _shares_epochs(self) -> bool:
         return getattr(self._trainer.strategy, "work_sharing", None) is not None
 
 
 def _num_collectives() -> int:
-    """How many collectives over all learners this one has begun; 0 if not counted."""
+    """How many collectives over all learners this one has begun; 0 if uncounted."""
     everyone: Any = dist.group.WORLD
     with suppress(RuntimeError):  # Gloo and NCCL count
         return everyone._get_sequence_number_for_group()
@@ -158,8 +164,8 @@ def _metrics_over(scope: CollectiveScope) -> Iterator[None]:
         # Before torchmetrics 1.0 there is no such choice.
         keeps = getattr(metric, "compute_with_cache", False)
         if group not in (None, asked) and keeps:
-            # A value that is kept would hold this learner back from a collective of
-            # all, in a validation or at the end of the epoch.
+            # With a cached value, this learner would not join a later collective over
+            # all learners, in a validation or at the end of the epoch.
             metric.compute_with_cache = False
             kept.append(metric)
         if group is not ALONE:

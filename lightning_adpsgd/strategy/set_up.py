@@ -39,10 +39,10 @@ def set_up_job(
 ) -> Job:
     """Makes the job of a module; a collective over the default process group.
 
-    Afterwards every learner has the weights of learner 0, as under DDP. They are views
-    of one vector per dtype, unless they are shards. The module must already be on its
-    final device and in its final dtype. `kept_out` names what is not averaged because
-    it had no mean when the training began that is resumed.
+    Afterwards all learners have the weights of learner 0, as under DDP. The weights are
+    views of one vector per dtype, unless they are shards. The module must already have
+    its final device and dtype. Names in `kept_out` had no mean when the resumed run
+    began; they are not averaged now either.
 
     Raises:
         ValueError: The topology does not exist for this number of super-learners, or
@@ -68,7 +68,7 @@ def set_up_job(
         rank_zero_info(
             f"{', '.join(flat.without_mean)}: values that are infinite, NaN or close "
             "to the largest number have no mean. Each learner keeps its own, now and "
-            "after a resume, and a checkpoint has those of learner 0"
+            "after a resume; a checkpoint has those of learner 0"
         )
     job = Job(dials, flat, groups, store, on_reload)
     job.coordinator.start()
@@ -120,7 +120,7 @@ def _take_first_weights(
 
 def _own_store(device: torch.device) -> Store:
     root = dist.distributed_c10d._get_default_store()
-    # Each job of a process group has keys of its own.
+    # A process group may have several jobs, each with keys of its own.
     count = PrefixStore(NAMESPACE, root)
     run = count.add("runs", 1) if dist.get_rank() == 0 else 0
     return PrefixStore(f"{NAMESPACE}/{number_from_learner_0(run, device)}", root)

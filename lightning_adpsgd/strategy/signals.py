@@ -20,13 +20,13 @@ from lightning_adpsgd.strategy.overrides import Overrides
 def handle_signals(
     trainer: pl.Trainer, together: Job | None, overrides: Overrides
 ) -> None:
-    """Replaces both broadcasts; the learners of `together` agree on the last step."""
-    # Partial functions of this module and not lambdas: a Trainer may be pickled.
+    """Replaces both broadcasts; learners of `together` agree on their last step."""
+    # Partial functions and not lambdas, because a Trainer may be pickled.
     loop, connector = trainer.fit_loop.epoch_loop, trainer._signal_connector
     check, notify = partial(_stop_if_signalled, trainer), partial(_note, trainer)
     if together is not None:
         notify = partial(_ask_to_leave, trainer, together)
-        # The last call of a batch before Lightning looks whether a signal came.
+        # The last call in a batch before Lightning checks for a signal.
         end = partial(_agree_at_end, trainer, together)
         overrides.wrap(loop, "_save_loggers_on_train_batch_end", end)
     overrides.replace(loop, "_broadcast_sigterm_tensor", check)

@@ -95,7 +95,7 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @property
     def work_sharing(self) -> WorkSharing | None:
-        """The sharing of epochs; None without `work_sharing` or outside `fit`."""
+        """The sharing of epochs; None with equal shares, and outside `fit`."""
         return self._run.work_sharing if self._run is not None else None
 
     @property
@@ -118,14 +118,14 @@ class HADPSGDStrategy(ModelParallelInside):
     @override
     def setup_environment(self) -> None:
         self.set_world_ranks()
-        # Kept until torch has its own connection, which then shares the listener.
-        store = check_launch(self, self._dials)
+        # Held until torch has its own connection, which then shares the listener.
+        store = check_launch(self, self.dials)
         with one_gpu_per_learner():
             super().setup_environment()
         del store
         rank, size = self.global_rank, self.world_size
         if size > 1:
-            self._outside = failures_outside_training(rank, size, self._dials.timeout)
+            self._outside = failures_outside_training(rank, size, self.dials.timeout)
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -137,22 +137,26 @@ class HADPSGDStrategy(ModelParallelInside):
             self.checkpoint_io.hurry_if(self._ends_soon)
         self._overrides = Overrides()
         keep_files_apart(trainer, self._overrides)
-        if self._dials.tensor_parallel_size > 1:
+        if self.dials.tensor_parallel_size > 1:
             clip_on_all_meshes(self.precision_plugin, self._overrides)
-        if self._dials.save_learners:
+        if self.dials.save_learners:
             self._place = place_in_epoch(trainer, self._resumed)
         if gossips:
-            size, inside = max(self.partition.sizes), self._dials.inside
+            size, inside = max(self.partition.sizes), self.dials.inside
             refuse_unsupported(trainer, self, size, inside)
         elif self.world_size > 1 or self.is_sharded:
             prepare_training_loaders(trainer, None, self._place, self._overrides)
             super().setup(trainer)
             return
-        with self._named_outside():
+        with self._together():
             self._set_up_without_ddp(trainer, self._overrides, gossips)
 
-    def _named_outside(self) -> AbstractContextManager[None]:
-        """Names a failure of another learner while there is no job."""
+    def _together(self, meeting: str = "") -> AbstractContextManager[None]:
+        """In training, comes to a meeting, if named; else names another's failure."""
+        if self._run is not None and self._run.job.running:
+            if meeting:
+                self._run.job.meet_if_asynchronous(meeting)
+            return nullcontext()
         return self._outside.named() if self._outside is not None else nullcontext()
 
     def _set_up_without_ddp(
@@ -162,7 +166,7 @@ class HADPSGDStrategy(ModelParallelInside):
         assert self.accelerator is not None
         assert self.model is not None
         self.accelerator.setup(trainer)
-        # A super-learner of one has nothing to synchronise in batch-norm.
+        # Within a super-learner of one there is no batch-norm to synchronise.
         if self._layer_sync is not None and self.super_learner_size > 1:
             self.model = self._layer_sync.apply(self.model)
         self.prepare_model()
@@ -170,7 +174,7 @@ class HADPSGDStrategy(ModelParallelInside):
             self._run = set_up_run(
                 trainer,
                 self.model,
-                self._dials,
+                self.dials,
                 self._resumed,
                 self._reset_optimizers,
                 overrides,
@@ -178,7 +182,7 @@ class HADPSGDStrategy(ModelParallelInside):
             self._run.adapt(overrides)
             if self.super_learner_size > 1 and not self.is_sharded:
                 self.configure_ddp()
-        # Before optimizers, which may ask for the number of batches.
+        # Before `configure_optimizers`, which may ask for the number of batches.
         sharing = self._run.sharing if self._run is not None else None
         prepare_training_loaders(trainer, sharing, self._place, overrides)
         self.setup_optimizers(trainer)
@@ -207,13 +211,15 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @override
     def on_exception(self, exception: BaseException) -> None:
-        # First: Lightning's own words would lead to its DDP.
+        # First, because Lightning's own message recommends an option of its DDP.
         explain_unused_parameters(exception)
         forget_loader_without_iterator(self._trainer_or_none())
         super().on_exception(exception)
+        # Before the first step and after the last one, others wait outside of the job.
+        was_running = self._is_running
         if self._run is not None:
             self._run.fail(exception)
-        elif self._outside is not None:
+        if self._outside is not None and not was_running:
             self._outside.announce(exception)
 
     @override
@@ -229,11 +235,11 @@ class HADPSGDStrategy(ModelParallelInside):
                 self._overrides.undo()
             run = self._run
             self._run = self._place = self._overrides = self._outside = None
-            with suppress(AttributeError):  # no step has asked for it
+            with suppress(AttributeError):  # it is made at its first use
                 del self._unfreezing
             self._resumed, self._initial_states = Resumed(), ()
             super().teardown()
-            # Lightning has moved weights on a GPU to the CPU, and so out of vectors.
+            # After Lightning has moved weights on a GPU to the CPU, out of the vectors.
             if run is not None:
                 run.job.flat.release()
 
@@ -275,7 +281,7 @@ class HADPSGDStrategy(ModelParallelInside):
     @override
     def on_validation_end(self) -> None:
         if self._run is not None:
-            self._run.job.leave_consensus(self._dials.adopts)
+            self._run.job.leave_consensus(self.dials.adopts)
         super().on_validation_end()
 
     @override
@@ -286,12 +292,12 @@ class HADPSGDStrategy(ModelParallelInside):
         of the local weights.
         """
         run = self._run
-        if run is None or not run.job.running or self._interrupted():
+        if run is None or not self._is_running or self._interrupted():
             return super().lightning_module_state_dict()
         within = run.job.in_consensus
         if not within:
-            # The weights of learners that the file holds are those with all exchanges.
-            run.enter("checkpoint", unmerged=not self._dials.save_learners)
+            # With `save_learners`, the file holds local weights with all exchanges.
+            run.enter("checkpoint", unmerged=not self.dials.save_learners)
         # What is written later, by a plugin that saves in the background, must not
         # change when the local weights come back.
         state = snapshot_of(super().lightning_module_state_dict(), on_host=False)
@@ -312,7 +318,7 @@ class HADPSGDStrategy(ModelParallelInside):
         if self._run is not None and (names := self._run.job.flat.without_mean):
             checkpoint[WITHOUT_MEAN] = list(names)
         # Islands need not ask one another what is left.
-        may_ask = not interrupted or self._dials.islands is not None
+        may_ask = not interrupted or self.dials.islands is not None
         if self.work_sharing is not None and may_ask:
             checkpoint[EPOCH] = self.work_sharing.state()
         trainer, files = self._trainer_or_none(), self.checkpoint_io
@@ -339,8 +345,8 @@ class HADPSGDStrategy(ModelParallelInside):
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         if self._interrupted():
             return
-        if self._run is None or not self._run.job.running:
-            with self._named_outside():
+        if self._run is None or not self._is_running:
+            with self._together():
                 super().barrier(*args, **kwargs)
             return
         name = args[0] if args else kwargs.get("name")
@@ -353,9 +359,9 @@ class HADPSGDStrategy(ModelParallelInside):
         group = self._scope(group, "reduce")
         if group is ALONE:
             return tensor
-        if group is None and isinstance(tensor, Tensor):
-            self._meet("reduce")
-        return super().reduce(tensor, group, reduce_op)
+        is_of_all = group is None and isinstance(tensor, Tensor)
+        with self._together("reduce" if is_of_all else ""):
+            return super().reduce(tensor, group, reduce_op)
 
     @override
     def all_gather(
@@ -364,9 +370,8 @@ class HADPSGDStrategy(ModelParallelInside):
         group = self._scope(group, "all_gather")
         if group is ALONE:
             return tensor.unsqueeze(0)
-        if group is None:
-            self._meet("all_gather")
-        return super().all_gather(tensor, group, sync_grads)
+        with self._together("all_gather" if group is None else ""):
+            return super().all_gather(tensor, group, sync_grads)
 
     @override
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
@@ -376,15 +381,15 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @override
     def broadcast(self, obj: _Broadcast, src: int = 0) -> _Broadcast:
-        self._meet("broadcast")
-        return super().broadcast(obj, src)
-
-    def _meet(self, name: str) -> None:
-        if self._run is not None:
-            self._run.job.meet_if_asynchronous(name)
+        with self._together("broadcast"):
+            return super().broadcast(obj, src)
 
     def _scope(self, group: Any, operation: str) -> Any:
         return group if self._run is None else self._run.scope(group, operation)
+
+    @property
+    def _is_running(self) -> bool:
+        return self._run is not None and self._run.job.running
 
     def _interrupted(self) -> bool:
         trainer = self._trainer_or_none()

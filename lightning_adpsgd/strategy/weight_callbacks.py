@@ -1,12 +1,13 @@
 """Support for callbacks that write weights: SWA, EMA, `ModelPruning`.
 
-An average of weights is linear in them. So the mean of the learners' kept averages is
-the average of their mean, and it is taken wherever the consensus model is. The weights
-that such a callback writes into the module stay in the averaged vectors.
+An average of weights is linear in them. So the mean of the averages that learners keep
+is the average of their mean. It replaces the averages whenever the consensus model is
+taken. The weights that such a callback writes into the module stay in the averaged
+vectors.
 
-Each learner would prune by its own weights, and the mean of differently pruned models
-is not pruned. So pruning happens on the consensus model, which all learners hold, and a
-random mask is that of learner 0.
+If each learner pruned by its own weights, the mean of the pruned models would not be
+pruned. So learners prune the consensus model, which all of them hold. A random mask is
+that of learner 0.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from lightning_adpsgd.weights.flat import pruning_masks
 
 @torch.no_grad()
 def average_copies(trainer: pl.Trainer, partition: Partition) -> None:
-    """Replaces all kept averages by their mean over super-learners; a collective."""
+    """Replaces callbacks' averages by their mean over super-learners; a collective."""
     weight = partition.weight(trainer.global_rank)
     # SWA keeps its average on the CPU, where NCCL cannot reach it.
     device = trainer.strategy.root_device
@@ -49,7 +50,7 @@ def transfer_in_consensus(
     leave: Callable[[bool], Any],
     overrides: Overrides,
 ) -> None:
-    """Makes SWA write its average while no exchange is under way."""
+    """Makes SWA write its average into the consensus model, between exchanges."""
     for swa in callbacks_of(trainer, StochasticWeightAveraging):
         transfer = partial(_transfer, enter, leave, swa.transfer_weights)
         overrides.replace(swa, "transfer_weights", transfer)
@@ -76,7 +77,7 @@ def _transfer(
 
 @torch.no_grad()
 def _reset_in_place(reset: Callable[..., None], module: pl.LightningModule) -> None:
-    """Resets batch-norm statistics in place, in the same tensors."""
+    """Resets batch-norm statistics, and keeps their tensors."""
     kept = dict(module.named_buffers())
     reset(module)
     for name, buffer in kept.items():
@@ -104,7 +105,7 @@ def _prune(
     prune(epoch)
     for _, mask in pruning_masks(trainer.lightning_module):
         dist.broadcast(mask, 0)
-    # A lottery ticket takes the weights back to their start, in all learners.
+    # With lottery tickets the weights go back to their start, in all learners.
     reset = _have_moved(trainer.lightning_module, weights)
     job.flat.rebind()
     if reset:

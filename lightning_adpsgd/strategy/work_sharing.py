@@ -1,12 +1,12 @@
 """The training loader of a Trainer whose learners share each epoch.
 
 Lightning would put a `DistributedSampler` into the loader of each learner, which deals
-equal shares whatever the speed. With a `WorkSharing`, the training loader is instead a
-copy of the user's whose batch sampler is `SharedBatches`. Loaders of an evaluation stay
-Lightning's.
+equal shares whatever the speed. A `WorkSharing` instead makes a copy of the user's
+training loader, with `SharedBatches` for a batch sampler. Loaders of an evaluation stay
+as Lightning makes them.
 
-A learner does not know how many batches it will get. So the copy has no length, and
-Lightning fetches one batch ahead to find out which is the last.
+A learner does not know in advance how many batches it gets. So the copy has no length,
+and Lightning fetches one batch ahead to find out which is the last.
 
 The learners of one job claim batches from a counter in its store. Among islands, the
 first learner of each claims from a common pool, once the island has joined the others.
@@ -44,7 +44,7 @@ from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.network_interfaces import gloo_addresses
 
 _GOODBYE_S = 2.0
-# To connect with a store of the same machine; what it is asked, it has at once.
+# To connect to a store on the same machine. No call there waits for a key.
 _NEAR = timedelta(seconds=30)
 
 
@@ -56,8 +56,8 @@ class WorkSharing:
         islands: URL of the rendezvous; None if all learners are in one job.
 
     Attributes:
-        default: decides whether to share; None: the user has decided.
-        shares: whether the learners share; None: undecided.
+        default: decision whether to share, if it is the default's; None: the user's.
+        shares: whether the learners share their epochs; None: undecided.
     """
 
     def __init__(
@@ -89,18 +89,18 @@ class WorkSharing:
     def prepare(self, dataloader: Any) -> Any:
         """A copy of a training loader that yields the batches this learner claims."""
         _refuse_loader(dataloader)
-        if self._batches is not None:  # those of the loader before a reload
+        if self._batches is not None:  # of the loader before a reload
             self._batches.retire()
         self._batches = self._shared(dataloader)
         progress: Any = self._trainer.fit_loop.epoch_progress.current
         self._batches.epoch = progress.processed
-        # A loader of a later epoch may have other data.
+        # The loader of a later epoch may have other data.
         if self._loaded is not None and self._loaded.epoch >= progress.processed:
             self._batches.load(self._loaded)
         return copy_with(dataloader, batch_sampler=self._batches, sampler=self)
 
     def begin(self) -> None:
-        """Lets an island claim batches; it has joined the others at their position."""
+        """Lets an island claim batches, once it has joined the others."""
         if self._islands is None or self._job.island is None:
             return
         credentials = Credentials.from_environment(os.environ)
@@ -114,7 +114,7 @@ class WorkSharing:
             self._island_pool.start()
 
     def leave(self) -> None:
-        """Gives other islands the claimed batches that this one has not trained on."""
+        """Gives back the batches that this island has claimed and not trained on."""
         if self._batches is not None and self._island_pool is not None:
             self._batches.close()
             self._island_pool.leave(_GOODBYE_S)
@@ -138,7 +138,7 @@ class WorkSharing:
         return self._batches.under_way if self._batches is not None else None
 
     def set_epoch(self, epoch: int) -> None:
-        """Starts an epoch; Lightning calls it as it does on a distributed sampler."""
+        """Starts an epoch; Lightning calls it, as on a `DistributedSampler`."""
         assert self._batches is not None
         self._batches.start_epoch(epoch)
         self._let_all_save()
@@ -152,7 +152,7 @@ class WorkSharing:
             return
         self._batches.begin_batch()
         if self._islands is not None:
-            # An island that was stopped and has rejoined is in the others' epoch.
+            # An island that has rejoined after a stop is in the epoch of the others.
             self._batches.epoch = self._trainer.current_epoch
 
     def all_go_on(self, at_last_batch: bool) -> bool:
@@ -169,11 +169,11 @@ class WorkSharing:
         return state._asdict() if state is not None else None
 
     def _let_all_save(self) -> None:
-        """Makes callbacks save in this epoch, whether or not this learner steps in it.
+        """Makes callbacks save in this epoch even if this learner makes no step in it.
 
-        A callback does not save twice at one step. But where a program accumulates
-        gradients by itself, a slow learner may get too few batches for a step. The
-        others, which have made steps, would wait for it at their checkpoint.
+        A callback does not save twice at one step. If a program accumulates gradients
+        by itself, a slow learner may get too few batches for a step. The others, which
+        have made steps, would wait for it at their checkpoint.
         """
         for saver in callbacks_of(self._trainer, ModelCheckpoint):
             saver._last_global_step_saved = -1
@@ -198,8 +198,8 @@ class WorkSharing:
     def _near(self) -> Store:
         """A store that is near all learners of this super-learner.
 
-        The job's store is near learner 0 alone. To hear of a claim takes several round
-        trips, in each step.
+        The store of the job is near learner 0 only, and each claim takes its hearers
+        several round trips.
         """
         far = self._trainer.num_nodes > 1 and self._index.num_super_learners > 1
         if self._near_store is None and far and self._index.super_learner_size > 1:
@@ -221,8 +221,8 @@ class WorkSharing:
             return self._batches.seed
         if self._loaded is not None:
             return self._loaded.seed
-        # That of `seed_everything`, as in Lightning's distributed sampler. A program
-        # may give each learner another one, for other augmentations.
+        # The seed of `seed_everything`, as in a `DistributedSampler`. A program
+        # may give each learner a seed of its own, for other augmentations.
         own = int(os.environ.get("PL_GLOBAL_SEED", 0))
         return self._trainer.strategy.broadcast(own)
 
@@ -239,10 +239,10 @@ class WorkSharing:
     def _lightning_iterates(self) -> bool:
         """Whether Lightning makes a new iterator for the epoch that begins.
 
-        It does not for the first epoch of a run, whose iterator it made at set-up.
+        It makes none for the first epoch of a run, which has that of the set-up.
         """
         loop = self._trainer.fit_loop
-        # Lightning 2.5.0 lacks the first and checks only the second.
+        # Lightning 2.5.0 lacks `is_resuming`, and checks `restarting` alone.
         resumes = getattr(loop, "is_resuming", False) or loop.epoch_loop.restarting
         return self._trainer.current_epoch > 0 and not resumes
 
@@ -253,12 +253,11 @@ def prepare_training_loaders(
     place: PlaceInEpoch | None,
     overrides: Overrides,
 ) -> None:
-    """Replaces Lightning's preparation of loaders, if there is a reason to.
+    """Replaces Lightning's preparation of loaders, if epochs are shared or resumed.
 
-    Lightning prepares each loader by putting a `DistributedSampler` into it. Shared
-    epochs replace that step; a resume within an epoch, at `place`, follows it. A shared
-    epoch keeps its own record of the remaining batches, so it takes precedence if both
-    are given.
+    Lightning puts a `DistributedSampler` into each loader. A shared epoch replaces that
+    step. A resume within an epoch, at `place`, follows it. With both, the shared epoch
+    takes precedence, because it keeps its own record of the remaining batches.
     """
     if work_sharing is None and place is None:
         return
@@ -298,6 +297,12 @@ def _refuse_loader(loader: Any) -> None:
         raise ValueError(
             "`work_sharing` needs a loader that makes batches, got `batch_size=None`: "
             "pass a `batch_size`, or a `batch_sampler` that yields lists of indices"
+        )
+    if hasattr(loader, "load_state_dict"):
+        raise ValueError(
+            "`work_sharing` needs a loader that keeps no place of its own, got "
+            f"{type(loader).__name__}, which has `load_state_dict`: a resume would "
+            "skip batches twice; use torch.utils.data.DataLoader"
         )
     if reads_out_of_order(loader):
         raise ValueError(

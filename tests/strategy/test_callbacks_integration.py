@@ -495,7 +495,7 @@ from tests.learners import Sampled
 if __name__ == "__main__":
     cli = LightningCLI(Sampled, seed_everything_default=False, run=True)
     rank = cli.trainer.global_rank
-    print("final", *cli.model.weight.tolist(), cli.trainer.strategy._dials.mixing_gain)
+    print("final", *cli.model.weight.tolist(), cli.trainer.strategy.dials.mixing_gain)
 """
 
 

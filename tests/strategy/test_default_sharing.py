@@ -122,6 +122,16 @@ def rows(length: int = 8, **arguments: Any) -> DataLoader[Tensor]:
     return DataLoader(Rows(length), **{"batch_size": 2, **arguments})
 
 
+class KeepsItsPlace(DataLoader[Tensor]):
+    """As torchdata's `StatefulDataLoader`, whose place Lightning saves and restores."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Would skip batches that no learner of a shared epoch has claimed."""
+
+
 class Case:
     """A training: its module, its loader by rank, and what it is told."""
 
@@ -219,6 +229,11 @@ CASES = {
     "held ahead": Case(EQUAL, "few batches", lambda rank: rows(num_workers=1)),
     "out of order": Case(EQUAL, "`in_order=False`", lambda rank: out_of_order()),
     "unlike": Case(EQUAL, "learners differ in loaders", lambda r: rows(8 + 2 * r)),
+    "a place of its own": Case(
+        EQUAL,
+        "keeps a place of its own",
+        lambda rank: KeepsItsPlace(Rows(8), batch_size=2, shuffle=True),
+    ),
     "a stream": Case(EQUAL, "", lambda rank: DataLoader(Stream(), batch_size=2)),
 }
 

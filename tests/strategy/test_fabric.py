@@ -71,7 +71,7 @@ def test_the_strategy_is_one_of_fabrics_own_kind() -> None:
 def test_a_strategy_travels_to_a_spawned_process() -> None:
     strategy = HADPSGDFabricStrategy("random_ring", super_learner_size=2)
     travelled = pickle.loads(pickle.dumps(strategy))
-    assert travelled._dials == strategy._dials
+    assert travelled.dials == strategy.dials
 
 
 def test_nothing_communicates_before_training() -> None:

@@ -515,6 +515,81 @@ def test_a_checkpoint_that_is_loaded_in_the_middle_replaces_all_weights(
         torch.testing.assert_close(final, consensus_after(4, 2, 2.0))
 
 
+def save_two_learners(path: Path) -> None:
+    """Two learners save their own weights; the mean is `consensus_after(8, 2)`."""
+
+    def program(rank: int) -> None:
+        fabric, module = launched(gossip(ALONE, save_learners=True), 2), Slope()
+        model, optimizer = fabric.setup(module, sgd(module))
+        train(fabric, model, optimizer, loader(8, rank, 2))
+        fabric.save(path, {"model": model, "optimizer": optimizer, "epoch": 1})
+        strategy_of(fabric).finish()
+
+    values(learners(2, program))
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_a_checkpoint_of_learners_is_the_mean_where_no_module_is_trained(
+    tmp_path: Path, num: int
+) -> None:
+    """As in a program that evaluates, of one learner or of as many as have saved."""
+    path = tmp_path / "two.ckpt"
+    save_two_learners(path)
+
+    def program(rank: int) -> tuple[Tensor, dict[str, Any]]:
+        fabric, module = launched(gossip(save_learners=True), num), Slope()
+        model = fabric.setup_module(module)
+        remainder = fabric.load(path, {"model": model})
+        strategy_of(fabric).finish()
+        return module.weight.detach(), {**remainder, "optimizer": None}
+
+    for weight, remainder in values(learners(num, program)):
+        torch.testing.assert_close(weight, consensus_after(8, 2))
+        assert remainder == {"epoch": 1, "optimizer": None}
+
+
+def test_the_learners_of_a_checkpoint_come_back_with_their_modules_alone(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "two.ckpt"
+    save_two_learners(path)
+
+    def program(rank: int) -> tuple[Tensor, int, str]:
+        fabric, module = launched(gossip(save_learners=True), 2), Slope(start=5.0)
+        model, _ = fabric.setup(module, sgd(module))
+        state = {"epoch": 0}
+        fabric.load(path, state)
+        kept, other = module.weight.detach().clone(), Slope()
+        fabric.setup(other, sgd(other))
+        with pytest.raises(ValueError, match=r"of 1 modules .* and 2 are in") as error:
+            fabric.load(path, {"model": model})
+        strategy_of(fabric).finish()
+        return kept, state["epoch"], str(error.value)
+
+    for kept, epoch, told in values(learners(2, program)):
+        assert torch.equal(kept, torch.full_like(kept, 5.0))
+        assert epoch == 1
+        assert "before `fabric.load`" in told
+
+
+def test_a_load_that_fails_leaves_the_learners_as_they_were() -> None:
+    def program(rank: int) -> tuple[bool, Tensor]:
+        strategy, module = gossip(), Slope()
+        fabric = launched(strategy, 2)
+        model, optimizer = fabric.setup(module, sgd(module))
+        train(fabric, model, optimizer, loader(8, rank, 2))
+        with pytest.raises(RuntimeError, match="Missing key"):
+            strategy.load_module_state_dict(module, {})
+        is_whole = not any(job.in_consensus for job in strategy.jobs)
+        train(fabric, model, optimizer, loader(8, rank, 2))
+        strategy.finish()
+        return is_whole, module.weight.detach()
+
+    for is_whole, final in values(learners(2, program)):
+        assert is_whole
+        torch.testing.assert_close(final, 2 * consensus_after(8, 2))
+
+
 # --- nobody waits, but where all come
 
 

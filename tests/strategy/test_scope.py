@@ -250,4 +250,4 @@ def test_a_collective_that_hangs_at_the_end_of_a_shared_epoch_is_explained() -> 
         "`torch.distributed` in `training_step` has" in e for e, _ in (first, second)
     )
     assert "equal shares" in first[0]  # learner 0 speaks for all
-    assert "hangs at its end. `work_sharing=False` gives them" in first[1]
+    assert "hangs at the end of the epoch. `work_sharing=False` gives them" in first[1]

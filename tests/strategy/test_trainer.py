@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,8 +24,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.dials import Dials, ModelParallel, ReadyPairs
 from lightning_adpsgd.registration import NAMES
+from lightning_adpsgd.strategy import model_parallel
 from lightning_adpsgd.strategy.compatibility import one_gpu_per_learner
-from lightning_adpsgd.strategy.model_parallel import check_torch
+from lightning_adpsgd.strategy.model_parallel import ModelParallelInside, check_torch
 from lightning_adpsgd.strategy.options import has_peers
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
@@ -301,7 +303,7 @@ def test_the_order_depends_on_the_communication() -> None:
     orders = {
         communication: HADPSGDStrategy(
             communication=communication
-        )._dials.effective_order
+        ).dials.effective_order
         for communication in ("sync", "delay_by_one", "async")
     }
     assert orders == {
@@ -314,7 +316,7 @@ def test_the_order_depends_on_the_communication() -> None:
 def test_a_strategy_travels_to_a_spawned_process() -> None:
     strategy = HADPSGDStrategy("random_ring", super_learner_size=2, mixing_gain=0.5)
     copy = pickle.loads(pickle.dumps(strategy))
-    assert copy._dials == strategy._dials
+    assert copy.dials == strategy.dials
 
 
 def test_nothing_communicates_before_training() -> None:
@@ -342,6 +344,22 @@ def test_a_torch_that_shards_on_gpus_alone_is_refused_on_cpus(
     check_torch(torch.device("cuda"))
     with pytest.raises(RuntimeError, match="on CPUs needs a newer torch than"):
         check_torch(torch.device("cpu"))
+
+
+def test_a_strategy_makes_the_mesh_of_its_shards_once(
+    monkeypatch: pytest.MonkeyPatch, fifth_of_twelve: Any
+) -> None:
+    """Each mesh has groups, with threads, that `fit` and `validate` can share."""
+    made = Mock()
+    monkeypatch.setattr(model_parallel, "make_mesh", made)
+    monkeypatch.setattr(DDPStrategy, "setup_environment", lambda self: None)
+    strategy, module = fifth_of_twelve(4, "model_parallel"), Linear()
+    strategy._lightning_module = module
+    strategy.parallel_devices = [torch.device("cpu")] * 12
+    for _ in range(2):
+        ModelParallelInside.setup_environment(strategy)
+        assert module.device_mesh is strategy.device_mesh
+    made.assert_called_once()
 
 
 def test_two_learners_of_one_gpu_are_told_what_to_do() -> None:

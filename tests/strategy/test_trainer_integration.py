@@ -741,6 +741,50 @@ def test_an_exception_before_training_ends_all_and_is_named(hook: str) -> None:
     assert "LearnerFollows" in other.error
 
 
+@pytest.mark.parametrize("hook", ["configure_optimizers", "on_fit_start"])
+def test_an_exception_between_set_up_and_training_is_named(hook: str) -> None:
+    """There is a job by then, in which nobody waits yet."""
+
+    class Raises(Linear):
+        @override
+        def on_fit_start(self) -> None:
+            self.fail_in("on_fit_start")
+
+        @override
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            self.fail_in("configure_optimizers")
+            return super().configure_optimizers()
+
+        def fail_in(self, name: str) -> None:
+            if (name, self.global_rank) == (hook, 1):
+                raise ValueError("no such file")
+
+    def program(rank: int) -> None:
+        trainer_of(gossip(), 3).fit(Raises(), loader(16, rank, 3))
+
+    first, failed, other = learners(3, program)
+    assert "ValueError: no such file" in failed.error
+    assert re.search(r"LearnerFailed: learner 1 .* raised ValueError", first.error)
+    assert "LearnerFollows" in other.error
+
+
+def test_an_exception_in_an_evaluation_ends_all_and_is_named() -> None:
+    class Raises(Linear):
+        @override
+        def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+            if self.global_rank == 1:
+                raise ValueError("no such file")
+            super().validation_step(batch, batch_idx)
+
+    def program(rank: int) -> None:
+        trainer_of(gossip(), 3).validate(Raises(), loader(3))
+
+    first, failed, other = learners(3, program)
+    assert "ValueError: no such file" in failed.error
+    assert re.search(r"LearnerFailed: learner 1 .* raised ValueError", first.error)
+    assert "LearnerFollows" in other.error
+
+
 def test_learners_whose_models_differ_are_told() -> None:
     def program(rank: int) -> None:
         module = Linear()
@@ -812,7 +856,7 @@ def leave_a_job_open(_: str) -> None:
     # Handlers run in the opposite order.
     atexit.register(lambda: print(json.dumps([before, engine_threads()])))
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    set_up_job(Linear(), gossip()._dials, Partition((1,)))
+    set_up_job(Linear(), gossip().dials, Partition((1,)))
     before = engine_threads()
 
 
@@ -820,7 +864,7 @@ def end_a_job(_: str) -> None:
     """Prints whether torch's groups are there before and after the exit's handlers."""
     atexit.register(lambda: print(json.dumps([before, dist.is_initialized()])))
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    job = set_up_job(Linear(), gossip(ALONE)._dials, Partition((1,)))
+    job = set_up_job(Linear(), gossip(ALONE).dials, Partition((1,)))
     job.start()
     job.finish()
     job.close()
@@ -831,7 +875,7 @@ def leave_in_training(_: str) -> None:
     """Prints what the others are told when a process ends between two steps."""
     atexit.register(lambda: print(json.dumps(job.coordinator.failure)))
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    job = set_up_job(Linear(), gossip(ALONE)._dials, Partition((1,)))
+    job = set_up_job(Linear(), gossip(ALONE).dials, Partition((1,)))
     job.start()
 
 

@@ -158,6 +158,17 @@ def test_an_epoch_that_cannot_begin_ends_with_its_reason(num_workers: int) -> No
     assert any(not outcome.error for outcome in outcomes)
 
 
+def test_a_loader_that_keeps_its_own_place_is_refused() -> None:
+    """A resume would leave out batches twice: the loader's, and those of the pool."""
+
+    class Stateful(DataLoader[int]):
+        def load_state_dict(self, state: Any) -> None:
+            """Lightning calls it when a training is resumed."""
+
+    with pytest.raises(ValueError, match="got Stateful, which has `load_state_dict`"):
+        _refuse_loader(Stateful(Even()))
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_batches_out_of_order_are_refused(num_workers: int) -> None:
     """Workers alone change the order, and torch before 2.7 has no such option."""

@@ -75,7 +75,7 @@ def location(
 
 
 def info(rank: int, host: str = "a", **dials: Any) -> LearnerInfo:
-    settings = settings_of(vars(HADPSGDStrategy(**dials)._dials), {"world size": 4})
+    settings = settings_of(vars(HADPSGDStrategy(**dials).dials), {"world size": 4})
     return LearnerInfo(location(rank, host), settings)
 
 
@@ -103,8 +103,8 @@ def test_equal_learners_do_not_disagree() -> None:
 
 
 def test_every_dial_must_agree() -> None:
-    told = settings_of(vars(HADPSGDStrategy()._dials), {})["dial"]
-    assert set(told) == {field.name for field in fields(HADPSGDStrategy()._dials)}
+    told = settings_of(vars(HADPSGDStrategy().dials), {})["dial"]
+    assert set(told) == {field.name for field in fields(HADPSGDStrategy().dials)}
 
 
 @pytest.mark.parametrize(
@@ -674,7 +674,7 @@ def test_an_absent_learner_is_named() -> None:
             return
         port = int(os.environ["MASTER_PORT"])
         store = open_store("127.0.0.1", port, rank, 3, PATIENCE)
-        dials = vars(HADPSGDStrategy(super_learner_size=1)._dials)
+        dials = vars(HADPSGDStrategy(super_learner_size=1).dials)
         store.set(f"about to come: {rank}", "")
         store.wait([f"about to come: {other}" for other in range(2)], PATIENCE)
         check_start(store, rank, 3, dials, LaunchPlacement(1, 0), timedelta(seconds=3))
@@ -688,7 +688,7 @@ def test_an_absent_learner_is_named() -> None:
 def test_eight_learners_start_and_start_again() -> None:
     """The store is counted in, so that a second start has keys of its own."""
     stores = [PrefixStore("job", HashStore())] * 8
-    dials = vars(HADPSGDStrategy(super_learner_size=1)._dials)
+    dials = vars(HADPSGDStrategy(super_learner_size=1).dials)
     for _ in range(2):
         together(
             [
