@@ -32,8 +32,9 @@ class SuperLearnerBroken(RuntimeError):
 class FailureReport:
     """Turns the loss of a connection into the failure that caused it.
 
-    `super_learner` has the ranks of all learners of this one's super-learner; it is
-    empty before there are any.
+    Args:
+        super_learner: ranks of the learners of this one's super-learner; empty if they
+            are not known yet.
     """
 
     def __init__(

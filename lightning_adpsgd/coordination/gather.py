@@ -20,12 +20,12 @@ _MOST_BYTES = 1000
 def ending_together(
     what: str, group: dist.ProcessGroup | None = None
 ) -> Iterator[None]:
-    """A context whose error in one learner of a group ends the others, too.
+    """A context that raises in all learners of a group if it raises in one.
 
-    Its end is a collective; there must be none within it.
+    Its end is a collective over the group; its body must contain none.
 
     Args:
-        what: what is in vain after an error, for the message in the others.
+        what: clause that says what an error prevents, for the message in the others.
 
     Raises:
         OSError: Another learner has failed; the message has its error.

@@ -27,15 +27,17 @@ class Groups(NamedTuple):
         counterparts: for each section of the weights that this learner owns, its owners
             in the order of the super-learners. With equal sizes, these are the learners
             in the same place.
-        gradients: this super-learner, for DDP; None if it has one learner.
-        shards: this super-learner in a second group, for changes from gossip.
+        gradients: this super-learner, for the gradients of DDP; None if it has only one
+            learner.
+        shards: this super-learner in a second group, for changes from gossip; None if
+            it has only one learner.
         on_device: whether `counterparts` and `shards` carry GPU tensors over NCCL;
             otherwise they carry host tensors over Gloo.
         partition: division of the learners into super-learners.
         sections: sections that super-learners of different sizes exchange; None if all
             have one size, so that each learner exchanges its shard.
-        tensor_parallel: learners that share each layer with this one, over Gloo, for
-            weights that all of them hold; None if there are no others.
+        tensor_parallel: learners that share each layer with this one, for weights that
+            all of them hold, over Gloo; None if there are no others.
     """
 
     counterparts: tuple[dist.ProcessGroup, ...]
@@ -66,7 +68,7 @@ def make_groups(
         device: device of the weights. The default group's backend for it reduces their
             gradients.
         on_device: as in `Groups`; `has_nccl` must hold.
-        in_background: whether training never waits for `counterparts`.
+        in_background: whether the threads of `counterparts` give way to training.
     """
     within = [[*ranks] for ranks in partition.all_ranks]
     if sections is None:
@@ -100,9 +102,9 @@ def make_groups(
 
 
 def retire(*groups: dist.ProcessGroup | None) -> None:
-    """Gives groups that this learner uses no more to the next `make_groups` to end.
+    """Lets the next `make_groups` end groups that this learner no longer uses.
 
-    All learners come to it, and so are past their last use of these.
+    All learners call that, and so have used them for the last time.
     """
     _RETIRED.extend(group for group in groups if group is not None)
 
@@ -110,8 +112,8 @@ def retire(*groups: dist.ProcessGroup | None) -> None:
 def _end_retired() -> None:
     while _RETIRED:
         group = _RETIRED.pop()
-        with suppress(TypeError, ValueError):  # of one that has ended already
-            # In some versions of NCCL the end of a group waits for all of its learners.
+        with suppress(TypeError, ValueError):  # it has ended already
+            # Some versions of NCCL wait for all learners of a group at its end.
             if dist.get_backend(group) == "gloo":
                 dist.destroy_process_group(group)
 

@@ -65,10 +65,10 @@ def near_store(address: str, timeout: timedelta) -> Store:
 
 
 def own_connection(store: Store) -> Store:
-    """The same store, over a connection on which no other thread waits.
+    """The same store, over a connection that no other thread uses.
 
-    Calls of one connection wait for one another, each for a round trip. It is the store
-    itself before torch 2.8, and where the host does not answer: it may have ended.
+    Calls over one connection wait for one another, each for a round trip. Before torch
+    2.8, or if the host does not answer (it may have ended), it is the store itself.
     """
     usual = store.timeout  # pyright: ignore  the stubs lack it
     store.set_timeout(timedelta(seconds=_ANSWER_S))  # else half an hour, in Lightning
@@ -118,13 +118,13 @@ class Meanwhile(Protocol):
 class Coordinator:
     """Failure notices and meetings of the learners of one job.
 
-    The watch thread, its look at the store, or `announce_failure` in any thread writes
-    `failure` under `_lock`, and the training thread reads it. The watch thread counts
-    `_silent_turns`, and its look sets them to 0. Everything else belongs to the
-    training thread.
+    `_lock` guards `failure`. The watch thread, its look at the store, and
+    `announce_failure` in any thread write it; the training thread reads it. The watch
+    thread counts `_silent_turns`, and its look sets them to 0. Everything else belongs
+    to the training thread.
 
-    No call hangs that is made once a failure is known, or that looks for one: the host
-    of the store may be stopped with its connections open.
+    Calls that look for a failure, or that follow one, have a time limit: the host of
+    the store may be stopped with its connections open. Meetings have none.
 
     Args:
         store: store of the job, shared by all learners under a prefix that nothing else
@@ -200,8 +200,8 @@ class Coordinator:
     def meet(self, name: str, meanwhile: Meanwhile | None = None) -> None:
         """Waits until every learner has come to the meeting of this name.
 
-        It may wait as long as the slowest learner needs, because a waiting learner
-        keeps answering its peers. It ends early only if a learner fails.
+        The wait has no time limit, because a waiting learner keeps answering its peers.
+        Only a failure of a learner ends it early.
 
         Args:
             name: name of the meeting, the same in all learners.
@@ -235,9 +235,9 @@ class Coordinator:
             self._stopped.wait(0.01)
 
     def silent_learners(self, patience: timedelta = timedelta(seconds=1)) -> list[int]:
-        """Waits until learners have seen the failure; returns those that have not.
+        """Waits until all learners have seen the failure; returns those that have not.
 
-        Those are dead or stuck. The process that hosts the store calls this before it
+        They are dead or stuck. The process that hosts the store calls this before it
         ends, because the store ends with it.
         """
         deadline = time.perf_counter() + patience.total_seconds()
@@ -298,7 +298,7 @@ class Coordinator:
                 self._judge_silence()
 
     def _judge_silence(self) -> None:
-        # Counted in turns, so that a stop of this process is no silence of the store.
+        # Counted in turns: while this process is stopped, the store is not silent.
         self._silent_turns += 1
         silence_s = self._silent_turns * 2 * self._poll_s
         with self._lock:
@@ -334,7 +334,7 @@ class Coordinator:
         return None
 
     def _show(self, failure: str) -> str:
-        # Learner 0, which shows what others have announced, cannot.
+        # Learner 0 shows what others have announced. It cannot show this.
         print(f"learner {self._rank} ends: {failure}", file=sys.stderr, flush=True)
         return failure
 

@@ -1,7 +1,8 @@
 """Weights that are frozen when DDP is made, and trained later.
 
-DDP reduces the gradients of weights that require one when it is made. Later, it would
-leave those of others different in each learner of a super-learner, without a message.
+DDP averages only the gradients of weights that require one when DDP is made. A weight
+that is unfrozen later would silently get another gradient in each learner of a
+super-learner.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,10 +18,14 @@ _Frozen = dict[str, nn.Parameter]
 
 
 class Unfreezing:
-    """Makes DDP reduce frozen weights too, or refuses to train them later.
+    """Makes DDP average frozen weights too, or refuses to train them later.
 
-    It reduces them where it looks for unused weights, so that it can count on frozen
-    ones; it reduces their buckets in every step. `arguments` are those of DDP.
+    DDP can average them only with `find_unused_parameters`, which expects weights
+    without a gradient. It then reduces their buckets in every step.
+
+    Args:
+        exchange_frozen: whether frozen weights take part in averages.
+        arguments: arguments of DDP.
     """
 
     def __init__(self, exchange_frozen: bool, arguments: Mapping[str, Any]) -> None:

@@ -106,12 +106,6 @@ class IslandPool(ServiceThread):
 
     # --- used by the training thread
 
-    @override
-    def start(self) -> None:
-        """Starts the thread; the island must be a member."""
-        self._members.services.append(self)
-        super().start()
-
     def open(
         self,
         number: int,
@@ -175,8 +169,6 @@ class IslandPool(ServiceThread):
         with self._state:
             self._close(leaves=True)
         self.stop(seconds)
-        if self in self._members.services:
-            self._members.services.remove(self)
 
     def _close(self, leaves: bool) -> None:
         if self._lease is not None:

@@ -1,8 +1,8 @@
-"""Whether others can connect to an island.
+"""Warns when no other island can connect to this one.
 
-A firewall, an address translation or a change of its host's address lets the island
-connect to others all the same. It goes on exchanging over its own connections, and
-would never learn that its weights are in nobody's mean.
+Behind a firewall or an address translation, or after a change of its host's address,
+an island still connects to others, and exchanges over these connections. But no other
+island can pull its weights, so every mean would leave them out without notice.
 """
 
 import logging
@@ -15,14 +15,14 @@ from lightning_adpsgd.transport.links.sockets import Address, is_local, source_t
 
 _log = logging.getLogger(__name__)
 
-# Others connect within a few seconds, also after a cut.
+# Others connect within a few seconds, even after a network cut.
 _PATIENCE_S = 20.0
 # A turn of the thread takes no longer, unless the process was stopped.
 _LONGEST_TURN_S = 2.0
 
 
 class CallersWatch:
-    """Warns once when nobody connects to an island that reaches others."""
+    """Warns once if an island reaches others and none of them connects to it."""
 
     def __init__(self) -> None:
         self._seconds, self._last, self._has_warned = 0.0, 0.0, False
@@ -30,15 +30,15 @@ class CallersWatch:
     def look(
         self, links: SectionLinks, membership: MembershipView, asked: Collection[int]
     ) -> None:
-        """Notes the state; the thread of connections calls it every second.
+        """Looks at the connections; the thread of connections calls it every second.
 
         Args:
-            asked: the members to which this island is connected.
+            asked: numbers of the members to which this island has connected.
         """
         now, listed = time.monotonic(), membership.members.by_number
         turn_s, self._last = min(now - self._last, _LONGEST_TURN_S), now
         reached = [listed[number] for number in asked if number in listed]
-        is_one_way = bool(reached) and not links.callers(0)
+        is_one_way = bool(reached) and not links.callers()
         self._seconds = self._seconds + turn_s if is_one_way else 0.0
         if self._seconds > _PATIENCE_S and not self._has_warned:
             self._has_warned = True

@@ -1,11 +1,10 @@
 """The connections of an island: the peers that it asks, and those that it has lost.
 
-The member list says which islands are present, a topology says who asks whom, and this
-module connects them accordingly. It dials the peers to ask, disconnects others, and
-leaves a member that cannot be reached out of the topology, whatever the list says. Such
-a member is dialed again after pauses that double. Two islands that know different
-members for a while at worst miss exchanges, because any island that connects is
-answered.
+The member list says which islands are present, and the topology which of them this one
+asks. The thread of this module dials those, and disconnects others. It leaves a member
+that cannot be reached out of the topology, whatever the list says, and dials it again
+after pauses that double, up to 8 s. Two islands may know different members for a while.
+At worst they miss exchanges, because any island that connects is answered.
 
     a connection breaks     the peer is left out; if its port refuses connections, it is
                             evicted from the member list, for all islands
@@ -50,20 +49,17 @@ from lightning_adpsgd.transport.links.transport import LinkTransport
 
 _log = logging.getLogger(__name__)
 
-# A handshake over two lanes takes some round trips; a host that is gone takes a second.
+# A handshake takes some round trips. To learn that a host is gone takes a second.
 _DIAL_TIMEOUT = timedelta(seconds=5)
 _TURN_S, _PROBE_AROUND_S = 1.0, 10.0
-# How long a turn waits until a member knows that it is not asked any more.
+# How long a turn waits until members know that they are not asked any more.
 _HANG_UP_S = 2.0
 _MOST_PROBES = 64
-MOST_UNLISTED = 32
-"""The most members that may ask although this island has not seen them on the list."""
-
 _ALONE = "this super-learner alone"
 
 
 def _dial_patiently(dial: Callable[[], None], tries: int, deadline: float) -> None:
-    """Dials, and again while nothing answers and tries and time are left.
+    """Dials up to `tries` times before the deadline, as long as nothing answers.
 
     One lost packet leaves no member out: a dial ends before the kernel sends the first
     one again.
@@ -81,7 +77,12 @@ def _dial_patiently(dial: Callable[[], None], tries: int, deadline: float) -> No
 def _warn_of_loss(
     member: Member, reason: str, calls_from: Address | None, num_left: int
 ) -> None:
-    """Warns of a member that is not asked any more; `calls_from` None: nor does it."""
+    """Warns that a member is lost.
+
+    Args:
+        calls_from: address of the member if it still asks this one; otherwise None.
+        num_left: number of super-learners that are left, including this one.
+    """
     if calls_from is not None:
         _log.warning(
             "%s asks this super-learner, but cannot be reached at its address %s (%s). "
@@ -106,22 +107,28 @@ class _Posted(NamedTuple):
 class Connections(ServiceThread):
     """Keeps an island connected with the peers that it asks.
 
-    Once started, its own thread does so, from the members that are then on the list.
-    Connections stay open when it ends. Any thread may call `pull`. Both hold `_dialing`
-    while they dial and hang up. `_dialed` (the members that are asked) and `_temporary`
-    (those that are asked for a `pull` only) also change without it, in single set
-    operations, so that no lost member waits for a dial. So does `why_none`, the last
-    reasons that `pull` has logged, by incarnation. `_state` guards `_posted`, what
-    communication threads report. `_peers` belongs to the thread.
+    Its thread begins with the members that are on the list when it starts. Connections
+    stay open when it ends. Any thread may call `pull`. The thread and `pull` hold
+    `_dialing` while they dial and hang up. Three attributes also change without it, in
+    single set and dict operations, so that news of a loss does not wait for a dial:
+
+    - `_dialed`: numbers of the members that are asked.
+    - `_temporary`: numbers of those that are asked only for a `pull`.
+    - `why_none`: the last reason why a member gave no weights, by its incarnation.
+
+    `_state` guards `_posted`, the events that communication threads report. `_peers`
+    belongs to the thread.
 
     Args:
-        transports: as in `SectionLinks`; where islands have one size, there is one.
+        transports: as in `SectionLinks`; a single one if all islands have one size.
         on_unlisted: called by the thread in each turn in which this island is not on
             the member list.
+        shards: as in `SectionLinks`.
+        dial_timeout: longest time for making one connection.
 
     Attributes:
-        joined: number of super-learners that have joined since the start.
-        lost: number of super-learners that disappeared without a goodbye since then.
+        joined: number of super-learners that have joined since `start`.
+        lost: number of super-learners that have left without a goodbye since `start`.
     """
 
     def __init__(
@@ -144,7 +151,6 @@ class Connections(ServiceThread):
         self._peers: dict[str, Peer] = {}  # all members ever met, by incarnation
         self._probe_around_at, self.why_none = 0.0, dict[str, str]()
         self._callers, self.joined, self.lost = CallersWatch(), 0, 0
-        membership.services.append(self)
 
     # --- for others
 
@@ -160,19 +166,7 @@ class Connections(ServiceThread):
             self._state.notify_all()
 
     def on_lane(self, section: int, number: int) -> None:
-        """Starts to answer a member that has connected its asking lane for a section.
-
-        Raises:
-            ConnectionRefusedError: Too many members connect that are not on the list,
-                such as starting islands. They may try again.
-        """
-        listed = self._membership.members.by_number
-        unlisted = [n for n in self._links.callers(section) if n not in listed]
-        if number not in listed and len(unlisted) > MOST_UNLISTED:
-            raise ConnectionRefusedError(
-                f"{MOST_UNLISTED} super-learners that are not on the member list are "
-                "already asking"
-            )
+        """Starts to answer a member that has connected its lane for a section."""
         self._links.answer(section, number)
         self._post(number, Event.CALLED)
 
@@ -227,7 +221,7 @@ class Connections(ServiceThread):
             self.wake()
 
     def _say_why_none(self, member: Member, error: Exception) -> None:
-        """Logs why a member gave no weights; once as a warning, if the start waits."""
+        """Logs why a member gave no weights; warns if a start waits and it is news."""
         reason = getattr(error, "detail", str(error)) or "they came too late"
         is_news = self.why_none.get(member.incarnation) != reason
         self.why_none[member.incarnation] = reason
@@ -244,7 +238,7 @@ class Connections(ServiceThread):
 
     @override
     def _take_turn(self) -> None:
-        # After the process was stopped, the list must be read before anything is done.
+        # After a stop of the process, the list must be read before anything is done.
         if not self._membership.is_awake:
             return
         with self._state:
@@ -320,7 +314,7 @@ class Connections(ServiceThread):
                 _log.info("%s has joined", member)
 
     def _probe_around_without_list(self) -> None:
-        """Probes as soon as the list is unreadable, and periodically after that."""
+        """Probes others when the list becomes unreadable, and every 10 s from then."""
         now = time.monotonic()
         if not self._membership.outage:
             self._probe_around_at = now
@@ -329,16 +323,20 @@ class Connections(ServiceThread):
             self._probe_around_at = time.monotonic() + _PROBE_AROUND_S
 
     def _probe_around(self) -> None:
-        """Suspects all unreachable peers before they are needed."""
+        """Probes the peers that are not asked; suspects those that do not answer."""
         idle = [p for p in self._alive() if p.member.number not in self._dialed]
         for peer, error in self._probe(idle):
             if error is not None:
                 self._observe(peer.member, Event.PROBE_FAILED, str(error))
 
     def _probe(self, peers: Collection[Peer]) -> list[tuple[Peer, OSError | None]]:
-        """Probes peers, 64 at a time, each within a second; returns each one's error.
+        """Probes peers, 64 at a time, each within a second.
 
-        A peer that turns out to be dead is evicted from the list, for all islands.
+        A peer whose host refuses the connection is evicted from the list, for all
+        islands.
+
+        Returns:
+            Each peer with the error of its probe; None if something listens.
         """
         if not peers:
             return []
@@ -362,7 +360,7 @@ class Connections(ServiceThread):
         return reached
 
     def _connect_to_peers(self) -> None:
-        """Dials the peers to ask; draws them anew while one is out of reach."""
+        """Dials the peers to ask; if one cannot be reached, asks the topology again."""
         while True:
             alive = {peer.member.number: peer for peer in self._alive()}
             schedule = self.engine.members.live_schedule.schedule
@@ -410,9 +408,9 @@ class Connections(ServiceThread):
         before = self._peers[member.incarnation]
         after, news = transition(before, event, time.monotonic())
         self._peers[member.incarnation] = after
-        # A stopped process asks on, too, as its kernel holds its connections.
+        # The kernel of a stopped process keeps its connections, and answers a probe.
         is_one_way = event is Event.PROBE_FAILED and (
-            member.number in self._links.callers(0)
+            member.number in self._links.callers()
         )
         self._report(member, news, reason, is_one_way)
 

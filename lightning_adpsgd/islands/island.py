@@ -1,7 +1,8 @@
 """One island: a super-learner that is started by itself and gossips with others.
 
-If it has several learners, each exchanges a shard of the weights with its counterparts
-over its own connections. The first one keeps the island on the member list.
+An island may have several learners. Each exchanges a shard of the weights with its
+counterparts, over its own connections. The first learner keeps the island on the member
+list.
 
     rendezvous    the store in which islands meet      (`rendezvous`)
     member list   the islands present                  (`membership`)
@@ -9,11 +10,12 @@ over its own connections. The first one keeps the island on the member list.
     engine        exchanges, merges                    (`gossip`, over `links`)
 
 An island starts with the weights of the islands that are present, or with its own if
-there are none. From then on its training thread waits for no other island, whether one
-dies, joins or cannot be reached, nor for the rendezvous. The mean that is validated and
-saved is over the islands that answer within a short time.
+there are none. From then on, its training thread never waits for the rendezvous or for
+another island, whether that dies, joins or cannot be reached. What is validated and
+saved is the mean over the islands that answer within a short time.
 """
 
+import logging
 import socket
 import time
 import uuid
@@ -52,6 +54,8 @@ from lightning_adpsgd.transport.links.peer_info import PeerInfo
 from lightning_adpsgd.transport.links.sockets import Address
 from lightning_adpsgd.transport.links.transport import LinkTransport
 
+_log = logging.getLogger(__name__)
+
 _GOODBYE_S, _DRAIN_S = 2.0, 5.0
 _LOOK_S = 0.5
 
@@ -59,12 +63,13 @@ _TIMEOUTS = Timeouts()
 
 
 class Sections(NamedTuple):
-    """The sections of a learner, if islands may differ in size (`weights.sections`).
+    """The sections of a learner where islands may differ in size (`weights.sections`).
 
     Attributes:
-        own: numbers of the learner's sections, each of which has its own listener.
-        number: total number of sections; each island has an address for each.
-        sizes: sizes that islands may have, the same in all of them; empty for one size.
+        own: indices of the learner's sections; each has its own listener.
+        number: total number of sections; an island has an address for each.
+        sizes: sizes that islands may have, the same in all of them; empty if all have
+            one size.
     """
 
     own: tuple[int, ...]
@@ -73,25 +78,25 @@ class Sections(NamedTuple):
 
 
 class Island:
-    """One learner's part among islands.
+    """One learner's part in an island.
 
-    Everything belongs to the training thread, except that the thread of `Connections`
-    calls `_rejoin` and that of `Membership` sets `_is_left_behind`. Listener threads
-    call `_objection`, service threads `_on_change` and `_fail`, and a signal handler
-    `ask_to_leave`.
+    The training thread calls everything, with these exceptions. The thread of
+    `Connections` calls `_rejoin`, and that of `Membership` sets `_is_left_behind`.
+    Listener threads call `_objection`. Service threads call `_on_change` and `_fail`,
+    and a signal handler `ask_to_leave`.
 
     Args:
-        schedule: topology, gain and seed; its size is ignored.
+        schedule: topology, gain and seed; its number of super-learners is ignored.
         layout: result of `FlatParameters.layout()`; must be equal in all islands.
-        store: store of this island only; unused if it has a single learner.
+        store: store that the learners of this island share; None if it has only one.
         sections: sections that this learner exchanges; None: all islands have one size,
-            and learner l exchanges its shard with learner l.
-        shares_epochs: whether islands share epochs; then who is in the latest is
-            furthest.
+            and a learner exchanges its shard with the learners of the same index.
+        shares_epochs: whether islands share epochs. The furthest island is then the one
+            in the latest epoch; otherwise it is the one with the most steps.
 
     Attributes:
-        started_from: position of the weights that it took at its start; None if it took
-            none.
+        started_from: position of the weights that it took at its start; None if it kept
+            its own.
     """
 
     def __init__(
@@ -177,11 +182,16 @@ class Island:
             self.engine.start()
             self._listen()
             self.started_from = self._joining.take_up_weights()
-            self.membership.enter(self._timeouts.pull.total_seconds())
+            if not self.membership.enter(self._timeouts.pull.total_seconds()):
+                _log.warning(
+                    "this super-learner is not on the member list yet (%s): it trains, "
+                    "and exchanges with no other until it is",
+                    self.membership.outage or "no answer yet",
+                )
         self._connections.start()
 
     def depart(self) -> None:
-        """Merges all exchanges into the weights, then does what `stop` does.
+        """Merges all exchanges into the weights, then stops.
 
         All learners of the island must call it, at the step that they have agreed on.
         """
@@ -202,7 +212,7 @@ class Island:
         return f"{member.number}-{member.incarnation[:8]}"
 
     def stop(self) -> None:
-        """Drains exchanges, leaves the member list, says goodbye; within seconds."""
+        """Ends exchanges, leaves the member list and says goodbye; takes seconds."""
         self._connections.stop(_GOODBYE_S)
         self.engine.drain(_DRAIN_S)
         self.membership.stop(_GOODBYE_S)
@@ -210,7 +220,7 @@ class Island:
         self.abort()
 
     def abort(self) -> None:
-        """Ends within seconds, without a peer's help."""
+        """Ends within seconds, whatever the peers do."""
         self._ended = True
         self.engine.release()
         self.membership.stop(_GOODBYE_S)
@@ -223,7 +233,7 @@ class Island:
 
     @torch.no_grad()
     def mean(self) -> Mean:
-        """The mean over this island and all that answer in time; no weights change."""
+        """The mean over this island and all that answer in time; changes no weights."""
         deadline = time.monotonic() + self._timeouts.mean.total_seconds()
         total = Total(self.engine.replica.snapshot())
         for number in self.membership.members.after(self.membership.member.number):
@@ -252,7 +262,12 @@ class Island:
     def note(self, samples: int, epochs: int) -> Position | None:
         """Records that training on a batch begins.
 
-        The samples of all islands are estimated, as if each did as much as this one.
+        The samples of all islands are an estimate: each counts as if it trained on as
+        many as this one.
+
+        Args:
+            samples: number of samples in the batch.
+            epochs: number of completed epochs.
 
         Returns:
             The position of the others, if this island has taken their weights since the
@@ -271,11 +286,7 @@ class Island:
 
     def statistics(self) -> Statistics:
         """The counters so far, including islands that joined and left."""
-        now, services = time.monotonic(), self.membership.services
         return self.engine.statistics()._replace(
-            list_age_seconds=now - self.membership.list_read_at,
-            service_errors=sum(one.num_errors for one in services),
-            service_seconds=max(now - one.last_turn for one in services),
             members=len(self.engine.members.live_schedule.numbers),
             joined=self._connections.joined,
             lost=self._connections.lost,
@@ -350,13 +361,17 @@ class Island:
             self.membership.enter()
             return
         if self._group.size > 1:
-            raise RuntimeError(
-                f"the others went on without this island of {self._group.size} "
-                "learners: it was stopped for too long, or a call held Python's "
-                "interpreter lock for so long, or it trains from other weights. Start "
-                "it again (with `torchrun --max-restarts`, say): it then begins with "
-                "theirs"
+            # Raised, it would count as an unexpected error, and be tried again.
+            self._fail(
+                RuntimeError(
+                    "the others went on without this island of "
+                    f"{self._group.size} learners: it was stopped for too long, or a "
+                    "call held Python's interpreter lock for so long, or it trains "
+                    "from other weights. Start it again (with `torchrun "
+                    "--max-restarts`, say): it then begins with theirs"
+                )
             )
+            return
         origin = self.membership.member.origin
         # Without an origin, it is not refused the weights of another training.
         self.membership.describe(origin="")

@@ -25,7 +25,7 @@ from lightning_adpsgd.islands.member_list import (
     ahead_of,
     furthest_origin,
 )
-from lightning_adpsgd.islands.membership_reader import MembershipView
+from lightning_adpsgd.islands.membership_reader import MembershipReader, MembershipView
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.islands.waiting import Wait
 from lightning_adpsgd.mixing.averages import all_finite
@@ -53,12 +53,12 @@ class Timeouts:
     """The time limits of an island.
 
     Args:
-        start: time for the rendezvous and the weights of others at its start.
-        pull: time for the weights of one island, for a validation; for an island that
-            joins or comes back, time without any progress.
-        mean: time for the weights of all islands together, when their mean is taken.
-        heartbeat: interval of heartbeats, and silence after which an island counts as
-            dead.
+        start: time for the rendezvous and the others' weights at the start.
+        pull: time for the weights of one island in a validation. For an island that
+            joins or comes back, it is the longest time without progress.
+        mean: time for the weights of all islands together in a validation.
+        heartbeat: interval of heartbeats, and the silence after which an island counts
+            as dead.
     """
 
     start: timedelta = timedelta(minutes=30)
@@ -68,18 +68,18 @@ class Timeouts:
 
 
 class Joining:
-    """The part of an island that takes the weights of others.
+    """How an island joins: it begins the job, or takes the weights of the others.
 
     The training thread uses it until the island has joined. From then on, the thread of
     its connections calls `leads` and `weights_of_neighbours`.
 
     Args:
-        vectors: whole weights of this super-learner.
+        vectors: all weights of this super-learner.
         timeout: longest wait for the other learners of this island.
         shares_epochs: as for `Island`.
 
     Attributes:
-        origin: training that the last weights came from.
+        origin: origin of the weights that it last asked for, as in `Member`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Joining:
         return Wait(whom, remedy, seconds, self._engine.threads.raise_if_failed)
 
     def published(self, key: str) -> str:
-        """A value from a learner of this island; polls, so that signals get through."""
+        """Waits for a value from a learner of this island; signals can end the wait."""
         limit = self._timeout.total_seconds()
         remedy = "see what the other learners of this island print"
         check = self._engine.threads.raise_if_failed
@@ -133,7 +133,7 @@ class Joining:
         return self._store.get(key).decode()
 
     def own_address(self) -> str:
-        """The address of the chosen interface, or of the one towards the rendezvous."""
+        """The address of the chosen interface, or of that towards the rendezvous."""
         if os.environ.get(VARIABLE) and (addresses := gloo_addresses()):
             return addresses[0]
         wait = self._new_wait(
@@ -173,7 +173,7 @@ class Joining:
             wait.go_on(self._membership.outage or self._why_none())
 
     def _why_none(self) -> str:
-        """Why no member gave its weights, as far as is known."""
+        """The reason why no member gave its weights, as far as it is known."""
         listed, here = self._membership.members.by_number, self._membership.member.host
         if not listed:
             return "there is none"
@@ -189,9 +189,9 @@ class Joining:
         return "; ".join([*filter(None, reasons)][: 1 + _MOST_NAMED])
 
     def _judge(self, refused_since: float | None) -> float | None:
-        """Raises a persistent refusal; returns the time of the first one.
+        """Raises a refusal that persists; returns the time of the first one.
 
-        A refusal may be temporary: a dead member may still be on the list while another
+        A refusal may be temporary. A dead member may still be on the list while another
         process has its port, or two members may briefly have the same number.
         """
         if self._refusal is None:
@@ -202,29 +202,30 @@ class Joining:
         return now if since is None else since
 
     def _is_first(self) -> bool:
-        """Whether this island begins the job, as decided by its first learner.
+        """Whether this island begins the job, as its first learner decides.
 
-        Afterwards, all of its learners know the same members and the training that they
-        join.
+        Afterwards, all of its learners know the same members, and the same origin of
+        the weights to take.
         """
         self._num_looks += 1
-        key = f"others/{self._num_looks}"
-        if self._group.index == 0:
-            empty = not self._membership.members.by_number
-            wait_s = self._timeouts.heartbeat.wait_s
-            first = empty and self._membership.begin_list(wait_s + _LOOK_S)
-            members, self.origin = self._membership.members, self._furthest_origin()
-            self._store.set(key, json.dumps([first, members.to_json(), self.origin]))
-            return first
-        is_first, members, self.origin = json.loads(self.published(key))
-        self._membership.members = MemberList.from_json(members)
-        return bool(is_first)
+        key, membership = f"others/{self._num_looks}", self._membership
+        if isinstance(membership, MembershipReader):
+            is_first, members, self.origin = json.loads(self.published(key))
+            membership.members = MemberList.from_json(members)
+            return bool(is_first)
+        empty, timeouts = not membership.members.by_number, self._timeouts
+        # Far from the rendezvous, the thread needs seconds beside those of the wait.
+        seconds = timeouts.heartbeat.empty_s + timeouts.pull.total_seconds()
+        first = empty and membership.begin_list(seconds)
+        members, self.origin = membership.members, self._furthest_origin()
+        self._store.set(key, json.dumps([first, members.to_json(), self.origin]))
+        return first
 
     def _furthest_origin(self) -> str:
         return furthest_origin(self._membership.members, self._membership.steps_of)
 
     def _weights_for_all(self) -> Pulled | None:
-        """The values for this learner's shard, if the other learners have theirs."""
+        """The weights of this learner's shard; None unless all learners have theirs."""
         found = self._weights_of_origin()
         position = found.position if found is not None else BEGINNING
         news = torch.tensor([found is None, *position], dtype=torch.int64, device="cpu")
@@ -246,7 +247,7 @@ class Joining:
         return found.position
 
     def leads(self) -> bool:
-        """Whether all members belong to a training that is behind this island's."""
+        """Whether all other members belong to trainings that are behind this island."""
         members, own = self._membership.members, self._membership.member
         others = [one for n, one in members.by_number.items() if n != own.number]
         foreign = bool(others) and all(one.is_foreign_to(own) for one in others)
@@ -254,7 +255,7 @@ class Joining:
         return foreign and ahead_of(own, steps, members, steps_of) is None
 
     def weights_of_neighbours(self) -> Pulled | None:
-        """The mean of this island's future neighbours, as far as they answer.
+        """The mean over those of this island's future neighbours that answer.
 
         If none answers, it is the weights of another island, the furthest first; None
         if no island answers.
@@ -290,13 +291,14 @@ class Joining:
         return found or next(filter(None, map(self._pull_finite, rest)), None)
 
     def _pull_from(self, near: Iterable[int]) -> Iterator[Pulled]:
-        """Those that answer, and after the first one, only those that do so soon."""
+        """Those that answer; after the first one, little time is left."""
         for number in near:
             if (pulled := self._pull_finite(number)) is not None:
                 yield pulled
                 soon = time.monotonic() + self._timeouts.pull.total_seconds()
                 self._pull_until = min(self._pull_until, soon)
-                self._on_progress = lambda what: None  # the start has what it needs
+                # The start has what it needs, so its time limit no longer applies.
+                self._on_progress = lambda what: None
 
     def _pull_finite(self, number: int) -> Pulled | None:
         seconds = self._timeouts.pull.total_seconds()
@@ -319,7 +321,7 @@ def _first_address(member: Member) -> str:
 
 
 def _loopback_trap(member: Member) -> str:
-    """The reason why no other host reaches a member; empty if there is none."""
+    """A reason why no other host can reach a member; empty if there is none."""
     with suppress(ValueError):  # not an address, or a name
         host = Address.parse(_first_address(member)).host
         if is_loopback(host):

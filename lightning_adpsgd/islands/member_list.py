@@ -1,4 +1,4 @@
-"""The member list of a job: who is on it, who is ahead, who has fallen silent. Pure."""
+"""The member list of a job: who is on it, who is ahead, who is silent. Pure."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,12 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
 from lightning_adpsgd.transport.links.sockets import Address
 
-# The fewest observations over which a silence lasts.
+# A silence is counted over so many observations or more.
 _LEAST_OBSERVATIONS = 4
-_LONGEST_EMPTY_S = 10.0
 _MOST, _MOST_DIGITS, _LONGEST_TEXT, _MOST_ADDRESSES = 1 << 31, 18, 256, 1 << 12
 _MOST_EPOCHS, _GOODBYE = 1 << 62, "goodbye"
 
@@ -141,22 +139,18 @@ class MemberList:
     ) -> "MemberList":
         """Reads a text of `to_json`; an empty text is an empty list.
 
-        A row that is malformed or not genuine is left out and counted.
-
-        Raises:
-            RendezvousUnreachable: The text is not a list.
+        A row that is malformed or not genuine is left out and counted. Any other text
+        counts as one such row.
         """
         if not text:
             return cls()
         try:
             epoch, rows = json.loads(text)
-            if type(epoch) is not int or not isinstance(rows, list):
-                raise ValueError("a list must have an epoch and rows")
-            if not 0 <= epoch <= _MOST_EPOCHS:
-                raise ValueError("an epoch must be from 0 to 2^62")
-        except (TypeError, ValueError, RecursionError) as error:
-            reason = f"it has no valid member list: {error}"
-            raise RendezvousUnreachable(reason) from error
+        except (TypeError, ValueError, RecursionError):
+            return cls(num_invalid=1)
+        is_epoch = type(epoch) is int and 0 <= epoch <= _MOST_EPOCHS
+        if not (is_epoch and isinstance(rows, list)):
+            return cls(num_invalid=1)
         found: dict[int, Member] = {}
         for row in rows:
             with suppress(ValueError):
@@ -200,29 +194,21 @@ class Heartbeat:
         interval_s: seconds between two heartbeats.
         silence_s: seconds without a heartbeat after which a member counts as dead.
         empty_s: seconds for which a list must have been empty before an island assumes
-            to be the first; None: twice the silence, but at most 10. Within that time,
-            live members restore their list in a rendezvous that has come back empty:
-            they ask it every few seconds, however long a silence is.
+            to be the first. Within that time, live members restore their list in a
+            rendezvous that has come back empty: they ask it every few seconds.
     """
 
     interval_s: float = 0.5
     silence_s: float = 3.0
-    empty_s: float | None = None
-
-    @property
-    def wait_s(self) -> float:
-        """The seconds for which an empty list is not believed."""
-        if self.empty_s is not None:
-            return self.empty_s
-        return min(2 * self.silence_s, _LONGEST_EMPTY_S)
+    empty_s: float = 6.0
 
 
 class SilenceWatch:
     """Measures how long heartbeats have been silent, by the observer's own clock.
 
-    At most a quarter of `silence_s` counts between two observations. When a machine is
-    suspended for a while, observers and observed wake in any order, and no member
-    counts as dead because it was asleep at the same time.
+    At most a quarter of `silence_s` counts between two observations. So no member
+    counts as dead because the whole machine was suspended, whichever process wakes
+    first.
     """
 
     def __init__(self, silence_s: float) -> None:

@@ -40,10 +40,7 @@ class MemberStore:
     def members(self) -> tuple[str, MemberList]:
         """The text in the rendezvous, and its list without invalid rows."""
         text = self._text("members")
-        try:
-            found = MemberList.from_json(text, self._is_genuine)
-        except RendezvousUnreachable:
-            found = MemberList(num_invalid=1)
+        found = MemberList.from_json(text, self._is_genuine)
         if found.num_invalid and not self._told:
             _log.warning(
                 "ignored %d rows of the member list that are malformed or not signed "

@@ -48,10 +48,11 @@ _TURNS_BETWEEN_READS = 10
 class Membership(ServiceThread):
     """One island's place on the member list, kept by a thread of its own.
 
-    The thread writes the attributes and replaces them whole; others read them. Several
-    threads write `member`, `_wanted`, `_begins_list`, `_dead` (incarnations to evict)
-    and `_evicted` (those that were), under `_state`. Others wait for this one only when
-    they begin and end, and for a bounded time. `stop` takes this island off the list.
+    The thread writes the attributes, each as a whole, and other threads read them.
+    `_state` guards what several threads write: `member`, `_wanted`, `_begins_list`,
+    `_dead` (incarnations to evict) and `_evicted` (those evicted so far). Other threads
+    wait for this one only at the start and at the end, for a bounded time. `stop` takes
+    this island off the list.
 
     Args:
         rendezvous: client of the store, used only by the thread.
@@ -66,8 +67,6 @@ class Membership(ServiceThread):
 
     Attributes:
         member: this island; its number is negative until it has one.
-        list_read_at: monotonic time at which that list was current.
-        services: guards of this island's threads, for its statistics.
         steps_of: number of steps of each watched member, by its number.
         left: incarnations that left the list with a goodbye.
         outage: reason why the rendezvous is unreachable; empty if it is reachable.
@@ -97,9 +96,8 @@ class Membership(ServiceThread):
         self._away_since = 0.0
         self._store: MemberStore | None = None
         self._begins_list, self._empty_since = False, 0.0
-        self.services: list[ServiceThread] = [self]
         self._dead, self._evicted = set[str](), set[str]()
-        self._awake_at, self.list_read_at = uptime_s(), time.monotonic()
+        self._awake_at = uptime_s()
         self._began = self._awake_at, 0
 
     # --- for others
@@ -110,7 +108,7 @@ class Membership(ServiceThread):
         super().start()
 
     def enter(self, seconds: float = 0.0) -> bool:
-        """Makes the thread add this island when missing; returns whether it is in."""
+        """Makes the thread keep this island on the list; returns whether it is in."""
         with self._state:
             self._wanted = True
             self._state.notify_all()
@@ -119,6 +117,8 @@ class Membership(ServiceThread):
     def begin_list(self, seconds: float) -> bool:
         """Makes the thread begin the list with this island, if it stays empty.
 
+        It returns early if other members appear or the rendezvous is unreachable.
+
         Returns:
             Whether it has done so within `seconds`; others may have been faster.
         """
@@ -126,7 +126,7 @@ class Membership(ServiceThread):
             self._begins_list = True
             self._state.notify_all()
             self._state.wait_for(
-                lambda: self.is_in or self.members.by_number, max(0.0, seconds)
+                lambda: self.is_in or self.members.by_number or self.outage, seconds
             )
             self._begins_list = False
             return self.is_in
@@ -178,7 +178,7 @@ class Membership(ServiceThread):
     def _take_turn(self) -> None:
         self._began = uptime_s(), self._steps()
         if self.outage:
-            # Before the next look: it was the rendezvous that stood still meanwhile.
+            # Before the next look: the rendezvous was silent meanwhile, not the others.
             self._watch.forget()
         try:
             self._rendezvous.ask(self._visit)
@@ -203,7 +203,7 @@ class Membership(ServiceThread):
 
     def _note_stop_within_turn(self) -> None:
         begin, steps = self._began
-        # While a request hangs on a cut link, training goes on.
+        # If training went on, it was no stop, but a request that hung on a cut link.
         if self._steps() < steps + 2:
             self._note_stop(uptime_s() - begin)
 
@@ -249,7 +249,6 @@ class Membership(ServiceThread):
 
     def _read_members(self, store: MemberStore, version: bytes) -> None:
         self._unread += 1
-        self.list_read_at = time.monotonic()
         # The member that wrote the list may have died before it raised the version.
         if version == self._version and self._unread < _TURNS_BETWEEN_READS:
             return
@@ -310,7 +309,7 @@ class Membership(ServiceThread):
         if self.members.by_number or not self._begins_list:
             self._empty_since = time.monotonic()
             return
-        if time.monotonic() - self._empty_since < self._heartbeat.wait_s:
+        if time.monotonic() - self._empty_since < self._heartbeat.empty_s:
             return
         text, members = store.members()
         if members.by_number:
@@ -341,6 +340,7 @@ class Membership(ServiceThread):
         return version, self._watch.look(beats, time.monotonic())
 
     def _to_watch(self) -> list[int]:
+        """Eight members, and one of another training; all of them before it is in."""
         others, members = self.members.after(self.member.number), self.members.by_number
         if not self.is_in:
             return others
@@ -367,7 +367,7 @@ class Membership(ServiceThread):
     def _adopt(self, store: MemberStore, members: MemberList) -> None:
         known = self.members.by_number
         gone = [member for member in known.values() if not members.holds(member)]
-        # Before the list: who is missing from it without having left counts as lost.
+        # Before the list: a member that it lacks and that has not left counts as lost.
         self.left |= {m.incarnation for m in gone if store.has_said_goodbye(m)}
         self.members = members
         if members.by_number != known:
@@ -379,7 +379,7 @@ class Membership(ServiceThread):
         if before:
             return
         self._away_since = time.monotonic()
-        # An island that is just starting waits for it, and logs that elsewhere.
+        # An island that is starting waits for the rendezvous, and `Wait` logs that.
         if self._was_in:
             _log.warning(
                 "the rendezvous at %s cannot be reached (%s): training continues with "

@@ -5,7 +5,6 @@ publishes its view in the island's own store, where the others read it.
 """
 
 import json
-import time
 from collections.abc import Callable
 
 from torch._C._distributed_c10d import Store
@@ -42,8 +41,8 @@ class MembershipPublisher:
 class MembershipReader(ServiceThread):
     """The membership as the first learner of the island publishes it.
 
-    It has the methods and attributes of `Membership`. A separate thread reads the store
-    and replaces the attributes as a whole.
+    It has the attributes of `Membership`, and those of its methods that all learners
+    need. A thread reads the store, and replaces each attribute as a whole.
     """
 
     def __init__(
@@ -58,8 +57,7 @@ class MembershipReader(ServiceThread):
         self.member, self.members = Member(-1, "", "", ()), MemberList()
         self.left, self.steps_of, self.outage = frozenset[str](), dict[int, int](), ""
         self.is_in, self._text = False, ""
-        self._awake_at, self.list_read_at = uptime_s(), time.monotonic()
-        self.services: list[ServiceThread] = [self]
+        self._awake_at = uptime_s()
 
     @property
     def is_awake(self) -> bool:
@@ -70,12 +68,6 @@ class MembershipReader(ServiceThread):
         """Waits until the first learner has entered; returns whether it has."""
         with self._state:
             return self._state.wait_for(lambda: self.is_in, seconds)
-
-    def begin_list(self, seconds: float) -> bool:
-        """Waits for the first learner to begin the list; returns whether it has."""
-        with self._state:
-            self._state.wait_for(lambda: self.is_in or self.members.by_number, seconds)
-            return self.is_in
 
     def describe(
         self, addresses: tuple[str, ...] | None = None, origin: str | None = None
@@ -99,14 +91,11 @@ class MembershipReader(ServiceThread):
         text = self._store.get(_KEY).decode() if self._store.check([_KEY]) else ""
         if is_new := text not in ("", self._text):
             row, is_in, members, left, outage = json.loads(text)
-            # Before the list: who is missing from it without having left is lost.
+            # Before the list: a member that it lacks and that has not left is lost.
             self.left = frozenset(left)
             self.members = MemberList.from_json(members)
             self.member, self.outage = Member.from_row(row), outage
             self.is_in, self._text = is_in, text
-        # What the first learner does not tell anew is current, except in an outage.
-        if self._text and not self.outage:
-            self.list_read_at = time.monotonic()
         return is_new
 
 

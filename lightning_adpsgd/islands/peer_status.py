@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from lightning_adpsgd.islands.member_list import Member
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+# The longest pause bounds how long a healed link stays unused.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0
 
 
 class Status(Enum):

@@ -303,9 +303,16 @@ def serve(
             timeout=_OWN_CONNECT,
         )
     on_ready(found)
-    known = set[int]()
+    known, num_closed = set[int](), 0
     while not stop.wait(bounds.look_s):
-        known = _close_newest(port, known, bounds)
+        known, more = _close_newest(port, known, bounds)
+        before, num_closed = num_closed, num_closed + more
+        if num_closed.bit_length() > before.bit_length():  # a flood fills no disk
+            _log.warning(
+                "closed connections to the rendezvous (%d so far) beyond %d, or beyond "
+                "%d of one address",
+                *(num_closed, bounds.connections, bounds.of_address),
+            )
     del store
 
 
@@ -321,11 +328,11 @@ def _listener(host: str, port: int) -> socket.socket:
     return socket.create_server(place, family=family)
 
 
-def _close_newest(port: int, known: set[int], bounds: Bounds) -> set[int]:
+def _close_newest(port: int, known: set[int], bounds: Bounds) -> tuple[set[int], int]:
     """Closes connections beyond the limits; keeps known ones.
 
     Returns:
-        The inodes of the kept connections.
+        The inodes of the kept connections, and the number of the closed ones.
     """
     kept, of_address = set[int](), Counter[str]()
     found = list(_connections_at(port))
@@ -336,15 +343,11 @@ def _close_newest(port: int, known: set[int], bounds: Bounds) -> set[int]:
         of_address[host] += 1
         kept.add(inode)
     if len(kept) < len(found):
-        _log.warning(
-            "closed %d connections to the rendezvous beyond %d, or %d of one address",
-            *(len(found) - len(kept), bounds.connections, bounds.of_address),
-        )
         for sock in _sockets():
             with suppress(OSError):
                 if _is_at(sock, port) and os.fstat(sock.fileno()).st_ino not in kept:
                     sock.shutdown(socket.SHUT_RDWR)
-    return kept
+    return kept, len(found) - len(kept)
 
 
 def _connections_at(port: int) -> Iterator[tuple[int, str]]:
@@ -356,6 +359,6 @@ def _connections_at(port: int) -> Iterator[tuple[int, str]]:
 
 
 def _is_at(sock: socket.socket, port: int) -> bool:
-    """Whether a socket is an incoming connection at a port; raises `OSError` if not."""
+    """Whether a connection came in at a port; raises `OSError` for other sockets."""
     sock.getpeername()
     return sock.getsockname()[1] == port

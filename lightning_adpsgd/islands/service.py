@@ -1,4 +1,4 @@
-"""The turns of a service thread, which no unexpected error ends silently."""
+"""Service threads: they take turns, and an unexpected error does not end them."""
 
 import logging
 import sys
@@ -10,11 +10,11 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 
 MOST_ERRORS = 20
-"""Turns in a row that may fail before the learner ends."""
+"""After so many failed turns in a row, the learner ends."""
 
 
 def uptime_s() -> float:
-    """Seconds by a monotonic clock that counts a suspend, where there is one (Linux).
+    """Seconds by a monotonic clock that, on Linux, also runs while the machine sleeps.
 
     `time.monotonic` stands still on Linux while the machine is suspended.
     """
@@ -24,19 +24,18 @@ def uptime_s() -> float:
 
 
 class ServiceThread(ABC):
-    """A thread that takes turns, and rests after each, until it is told to stop.
+    """A thread that takes turns and rests after each, until `stop`.
 
-    `_state`, notified after each turn, guards `_ending` and `_num_turns`, and is held
-    in `_rest`. Other threads read the attributes.
+    `_state` guards `_ending` and `_num_turns`. It is notified after each turn, and held
+    during `_rest`, which waits on it. Other threads read the attributes.
 
     Args:
-        name: name of the thread in messages.
-        thread: its name in the system.
-        fail: function called with an error that says why the learner must end.
+        name: phrase for the thread in messages.
+        thread: name of the thread in the system.
+        fail: function called with the error that ends the learner.
 
     Attributes:
         num_errors: number of failed turns.
-        last_turn: monotonic time of the last turn without an error.
     """
 
     def __init__(
@@ -44,7 +43,6 @@ class ServiceThread(ABC):
     ) -> None:
         self.name, self._fail = name, fail
         self.num_errors, self._in_a_row = 0, 0
-        self.last_turn = time.monotonic()
         self._state, self._ending, self._num_turns = threading.Condition(), False, 0
         self._thread = threading.Thread(target=self._work, name=thread, daemon=True)
 
@@ -53,7 +51,7 @@ class ServiceThread(ABC):
         self._thread.start()
 
     def refresh(self, seconds: float) -> bool:
-        """Waits for one more turn; returns whether it came in time."""
+        """Waits until a turn has ended; returns whether one has in time."""
         with self._state:
             turn = self._num_turns
             return self._state.wait_for(lambda: self._num_turns > turn, seconds)
@@ -72,12 +70,12 @@ class ServiceThread(ABC):
         return self._in_a_row > 0
 
     def take(self, turn: Callable[[], None]) -> bool:
-        """Takes a turn; returns whether there may be another."""
+        """Takes a turn; returns whether the thread goes on."""
         try:
             turn()
         except Exception as error:
             return self._note(error)
-        self._in_a_row, self.last_turn = 0, time.monotonic()
+        self._in_a_row = 0
         return True
 
     @abstractmethod
@@ -101,7 +99,7 @@ class ServiceThread(ABC):
         self.num_errors += 1
         self._in_a_row += 1
         number = self.num_errors
-        if number & (number - 1) == 0:  # 1, 2, 4, 8, ...
+        if number.bit_count() == 1:  # 1, 2, 4, 8, ...
             _log.warning(
                 "%s met an unexpected error (%d so far) and tries again: %r",
                 *(self.name, number, error),

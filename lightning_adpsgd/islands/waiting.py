@@ -1,4 +1,4 @@
-"""A wait at the start of an island, which logs its subject and duration."""
+"""A bounded wait at the start of an island, which says in the log what it waits for."""
 
 import logging
 import time
@@ -13,10 +13,10 @@ class Wait:
     """A bounded wait that is logged after 2 s, 4 s, 8 s and so on.
 
     Args:
-        whom: subject of the wait, for messages.
-        remedy: advice for the reader of the log.
+        whom: what is waited for, as messages name it.
+        remedy: advice to the reader of the log, as an imperative.
         seconds: longest wait.
-        check: function called at each poll; an exception from it ends the wait.
+        check: function that `go_on` calls first; its exception ends the wait.
     """
 
     def __init__(
@@ -27,10 +27,13 @@ class Wait:
         self._notice_s = _FIRST_NOTICE_S
 
     def go_on(self, reason: str) -> None:
-        """Returns while time is left.
+        """Returns while time is left; the caller polls in between.
+
+        Args:
+            reason: why the wait is not over; may be empty.
 
         Raises:
-            RuntimeError: The time is over; the message gives the remedy.
+            RuntimeError: The time is over.
         """
         self._check()
         waited = time.monotonic() - self._begin

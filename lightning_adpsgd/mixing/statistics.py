@@ -30,12 +30,6 @@ class Statistics(NamedTuple):
         lost: number of islands that have disappeared without a goodbye since this one
             joined.
         damaged: number of parts left out because they arrived damaged.
-        list_age_seconds: seconds since the member list was last known to be current;
-            0 without islands.
-        service_errors: number of unexpected errors in the service threads of an island,
-            such as the one for the member list.
-        service_seconds: longest time, over the service threads, since the last turn
-            without an error, in seconds; 0 without islands.
         skipped: number of step boundaries at which no partner was ready in time.
         partner_seconds: seconds for which the training thread waited for a partner;
             part of `exposed_seconds`.
@@ -54,9 +48,6 @@ class Statistics(NamedTuple):
     joined: int = 0
     lost: int = 0
     damaged: int = 0
-    list_age_seconds: float = 0.0
-    service_errors: int = 0
-    service_seconds: float = 0.0
     skipped: int = 0
     partner_seconds: float = 0.0
 

@@ -1,4 +1,4 @@
-"""How threads of communication share the cores with training."""
+"""How communication threads share the cores with training."""
 
 import os
 import sys
@@ -8,12 +8,12 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def in_background() -> Iterator[None]:
-    """Runs the calling thread under SCHED_BATCH, on Linux.
+    """A context that runs the calling thread under SCHED_BATCH, on Linux.
 
-    A message that wakes it does not interrupt training then. Threads that it starts
-    inside inherit this, and keep it afterwards. They get as much time as before, but
-    where all cores are busy, they wait until one is free or a time slice ends. Packets
-    of a slow link come one at a time, and each would interrupt.
+    There, a message that wakes the thread does not interrupt training. Threads that
+    start inside inherit this and keep it. They get as much time as before. But if all
+    cores are busy, they wait until one is free or a time slice ends. The packets of a
+    slow link come one at a time, and each would interrupt otherwise.
     """
     is_usual = _is_usual()
     if is_usual:

@@ -22,7 +22,7 @@ from lightning_adpsgd.epochs.pool import IslandPool, PoolTimeouts
 from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.islands.member_list import Member, MemberList
 from lightning_adpsgd.islands.rendezvous import Rendezvous
-from lightning_adpsgd.islands.service import MOST_ERRORS, ServiceThread
+from lightning_adpsgd.islands.service import MOST_ERRORS
 from lightning_adpsgd.transport.links.credentials import Credentials
 from tests.helpers import PATIENCE_S, together, until
 from tests.islands.archipelago import Server, rendezvous
@@ -41,7 +41,6 @@ class Members:
         live = {n: Member(n, name, "", (), origin) for n, name in enumerate(names)}
         self.member, self.members, self.is_in = live[number], MemberList(1, live), True
         self.left, self.steps_of, self.away = frozenset[str](), dict[int, int](), ""
-        self.services = list[ServiceThread]()
 
     def take_weights_of(self, origin: str) -> None:
         """All of them, as when an island has found itself behind another training."""

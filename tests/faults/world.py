@@ -236,6 +236,8 @@ def _written(
     work: Callable[..., None],
     *arguments: Any,
 ) -> None:
+    # Lightning leaves it ignored in a process in which a training was interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(variables)
     if namespace:
         _enter(namespace)

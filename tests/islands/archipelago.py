@@ -137,6 +137,12 @@ class Trained:
         return self.island.statistics().members
 
     @property
+    def service_errors(self) -> int:
+        """Failed turns of its threads, of whatever kind."""
+        services = self.membership, self.island._connections
+        return sum(one.num_errors for one in services)
+
+    @property
     def exchanges(self) -> int:
         return self.island.statistics().exchanges
 

@@ -21,7 +21,7 @@ class Course:
             Member(n, f"start {n}", "host", (f"127.0.0.1:{n}",)) for n in (1, 2)
         )
         self.links: Any = SimpleNamespace(
-            callers=lambda section: self.callers,
+            callers=lambda: self.callers,
             address_of=lambda member: Address.parse(member.addresses[0]),
         )
         members = MemberList(1, {1: own, 2: other})

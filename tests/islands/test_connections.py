@@ -56,7 +56,6 @@ class Played:
             callers=lambda: [],
         )
         self.membership: Any = SimpleNamespace(
-            services=[],
             member=OWN,
             members=MemberList(1, {m.number: m for m in (OWN, ONE, TWO)}),
             is_awake=True,

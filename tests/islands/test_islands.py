@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -18,12 +18,12 @@ from lightning_adpsgd.gossip import exchange
 from lightning_adpsgd.gossip.exchange import Channel, Lane, _Exchange
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.gossip.protocol import Position
-from lightning_adpsgd.islands.connections import MOST_UNLISTED, Connections
+from lightning_adpsgd.islands.connections import Connections
+from lightning_adpsgd.islands.joining import Joining
 from lightning_adpsgd.islands.mean import consensus_over_shards
 from lightning_adpsgd.islands.member_list import Heartbeat, MemberList
 from lightning_adpsgd.islands.peer_status import Status
 from lightning_adpsgd.islands.rendezvous import Rendezvous
-from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.sockets import Address
@@ -569,6 +569,18 @@ def _emptied(server: Server) -> Iterator[None]:
         client.close()
 
 
+def test_a_rendezvous_that_goes_before_an_island_is_on_the_list_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with rendezvous() as server, archipelago(server, random_rows(1)):
+        joiner = Trained(server, random_rows(1)[0])
+        joiner.island._timeouts = replace(PATIENCE, pull=timedelta(seconds=0.5))
+        monkeypatch.setattr(Joining, "take_up_weights", lambda _: server.stop())
+        joiner.island.start()
+        assert "is not on the member list yet (" in caplog.text
+        joiner.island.abort()
+
+
 def test_of_several_that_start_together_one_is_the_first() -> None:
     rows = random_rows(6)
     with rendezvous() as server:
@@ -583,6 +595,22 @@ def test_of_several_that_start_together_one_is_the_first() -> None:
             )
         for one in islands:
             one.island.abort()
+
+
+def test_the_first_island_begins_however_far_the_rendezvous_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To begin the list takes longer than the list must have been empty for."""
+    in_time = Rendezvous._in_time
+
+    def late(client: Rendezvous, action: Callable[[], Any]) -> Any:
+        time.sleep(0.15)
+        return in_time(client, action)
+
+    monkeypatch.setattr(Rendezvous, "_in_time", late)
+    with rendezvous() as server, archipelago(server, random_rows(1)) as (one,):
+        assert one.island.started_from is None
+        assert one.membership.is_in
 
 
 def test_a_joiner_waits_on_an_empty_list_for_those_that_come_back() -> None:
@@ -644,29 +672,6 @@ def test_another_incarnation_does_not_take_over_the_lane_of_a_member() -> None:
         train_until([one, other], lambda: one.exchanges > seen + 2, "exchanges")
 
 
-def test_who_is_not_on_the_list_takes_a_bounded_number_of_threads() -> None:
-    with rendezvous() as server, archipelago(server, random_rows(1)) as (one,):
-        door = Address.parse(one.membership.member.addresses[0])
-        info = one.island._transports[0]._info
-        strangers = [
-            LinkTransport(replace(info, member=n, incarnation=str(n)), Credentials())
-            for n in range(1000, 1000 + MOST_UNLISTED + 20)
-        ]
-        for stranger in strangers:
-            # One that is turned away may notice it before it is greeted.
-            with suppress(PeerLost):
-                stranger.connect(0, door)
-        (listener,) = one.island._listeners
-        refused = "ConnectionRefusedError"
-        until(lambda: listener.turned_away[refused] == 20, "refusals")
-        names = [thread.name for thread in threading.enumerate()]
-        assert (
-            sum(name.startswith("adpsgd-answer-1") for name in names) == MOST_UNLISTED
-        )
-        for stranger in strangers:
-            stranger.close()
-
-
 def test_one_malformed_row_concerns_that_member_alone() -> None:
     with rendezvous() as server, archipelago(server, random_rows(3)) as trained:
         all_see(trained, 3)
@@ -677,7 +682,7 @@ def test_one_malformed_row_concerns_that_member_alone() -> None:
         train_until(trained, lambda: all_reach(trained, least), "exchanges")
         until(lambda: len(spoil(server, lambda rows: rows)) == 3, "a list without it")
         assert all(list_is_whole)
-        assert [one.island.statistics().service_errors for one in trained] == [0] * 3
+        assert [one.service_errors for one in trained] == [0] * 3
 
 
 def spoil(server: Server, change: Callable[[list[Any]], list[Any]]) -> list[Any]:

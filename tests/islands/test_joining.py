@@ -13,7 +13,8 @@ from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled, furthe
 from lightning_adpsgd.islands import joining as joining_module
 from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.islands.joining import Joining
-from lightning_adpsgd.islands.member_list import Member, MemberList
+from lightning_adpsgd.islands.member_list import Heartbeat, Member, MemberList
+from lightning_adpsgd.islands.membership_reader import MembershipReader
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import LiveSchedule, Schedule
@@ -39,12 +40,12 @@ class Learner:
         self.asked: list[int] = []
         self.why_none: dict[str, str] = {}
         self.positions: dict[int, Position] = {}
-        membership: Any = SimpleNamespace(
-            member=Member(5, "mine", "host", ()),
-            members=MemberList(1, ROWS),
-            steps_of=steps_of,
-            describe=lambda origin: None,
-        )
+        membership: Any = SimpleNamespace(describe=lambda origin: None)
+        if index > 0:
+            nothing: Any = lambda *_: None  # noqa: E731
+            membership = MembershipReader(store, Heartbeat(), nothing, nothing)
+        membership.member = Member(5, "mine", "host", ())
+        membership.members, membership.steps_of = MemberList(1, ROWS), steps_of
         threads = SimpleNamespace(raise_if_failed=lambda: None)
         live_schedule = LiveSchedule.of(Schedule(find_topology("complete"), 1), (), 5)
         connections: Any = SimpleNamespace(

@@ -6,7 +6,6 @@ import pytest
 
 from lightning_adpsgd.islands.member_list import (
     Beat,
-    Heartbeat,
     Member,
     MemberList,
     SilenceWatch,
@@ -199,22 +198,6 @@ def test_rows_that_are_not_genuine_are_counted() -> None:
     assert (found.epoch, set(found.by_number), found.num_invalid) == (5, {2}, 2)
     assert MemberList.from_json("") == MemberList()
     assert MemberList.from_json(listed.to_json()).num_invalid == 0
-
-
-@pytest.mark.parametrize(
-    ("heartbeat", "wait_s"),
-    [
-        (Heartbeat(), 6.0),
-        (Heartbeat(silence_s=5.0), 10.0),
-        (Heartbeat(silence_s=60.0), 10.0),
-        (Heartbeat(silence_s=60.0, empty_s=0.0), 0.0),
-        (Heartbeat(silence_s=1.0, empty_s=30.0), 30.0),
-    ],
-)
-def test_an_empty_list_is_not_believed_for_twice_a_silence(
-    heartbeat: Heartbeat, wait_s: float
-) -> None:
-    assert heartbeat.wait_s == wait_s
 
 
 def test_only_a_heartbeat_that_rises_shows_life() -> None:

@@ -101,42 +101,19 @@ def test_a_reader_is_awake_for_as_long_as_a_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SimpleNamespace(now=50.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(membership_reader, "time", clock)
     monkeypatch.setattr(membership_reader, "uptime_s", clock.monotonic)
     pair = Pair(Heartbeat(silence_s=3.0))
-    assert pair.reader.list_read_at == 50.0
     for now, is_awake in ((53.0, True), (53.25, False)):
         clock.now = now
         assert pair.reader.is_awake == is_awake
-    pair.publisher.publish(first_learner())
-    pair.reader._take_turn()
-    assert pair.reader.list_read_at == 53.25
-
-
-def test_the_list_is_current_while_the_first_learner_reaches_the_rendezvous(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(membership_reader, "time", clock)
-    pair, ages = Pair(Heartbeat()), list[float]()
-    for outage in (None, "", "", "it is away", "it is away", ""):
-        clock.now += 10.0
-        if outage is not None:
-            pair.publisher.publish(first_learner(outage=outage))
-        pair.reader._take_turn()
-        ages.append(clock.now - pair.reader.list_read_at)
-    # Nothing is told in the first turn. An outage begins after the third.
-    assert ages == [10.0, 0.0, 0.0, 10.0, 20.0, 0.0]
 
 
 def test_who_waits_is_woken_by_what_the_first_learner_tells(pair: Pair) -> None:
     """Each kind of wait; whoever is not woken waits for longer than the test may."""
     assert not pair.reader.enter()
-    assert not pair.reader.begin_list(0.0)
     assert not pair.reader.refresh(0.0)
     waits = {
         "enter": lambda: pair.reader.enter(2 * PATIENCE_S),
-        "begin_list": lambda: pair.reader.begin_list(2 * PATIENCE_S),
         "refresh": lambda: pair.reader.refresh(2 * PATIENCE_S),
     }
     said: dict[str, bool] = {}
@@ -146,7 +123,7 @@ def test_who_waits_is_woken_by_what_the_first_learner_tells(pair: Pair) -> None:
     ]
     for thread in threads:
         thread.start()
-    until(lambda: len(pair.reader._state._waiters) == 3, "those that wait")  # type: ignore[attr-defined]
+    until(lambda: len(pair.reader._state._waiters) == 2, "those that wait")  # type: ignore[attr-defined]
     pair.publisher.publish(first_learner())
     pair.reader.start()
     for thread in threads:
@@ -163,11 +140,3 @@ def test_the_end_of_a_reader_is_waited_for_no_longer_than_a_turn() -> None:
     until(lambda: pair.reader._num_turns == 1, "the first turn")
     pair.reader.stop(PATIENCE_S)
     assert not pair.reader._thread.is_alive()
-
-
-def test_an_island_that_others_have_begun_before_has_not_begun_the_list(
-    pair: Pair,
-) -> None:
-    pair.publisher.publish(first_learner(is_in=False))
-    pair.reader._take_turn()
-    assert not pair.reader.begin_list(10 * PATIENCE_S)

@@ -66,7 +66,7 @@ def test_a_suspect_is_retried_after_twice_the_time_each_time() -> None:
         assert not peer.is_due(peer.retry_at - 0.01)
         assert peer.is_due(peer.retry_at)
         pauses.append(peer.retry_at - NOW)
-    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0]
     peer, _ = transition(peer, Event.REACHED, NOW)
     peer, _ = transition(peer, Event.LOST, NOW)
     assert peer.retry_at - NOW == 0.5

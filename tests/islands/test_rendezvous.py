@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,6 +135,20 @@ def test_a_flood_does_not_take_the_places_of_those_who_are_there(
     client.close()
     stop.set()
     thread.join(PATIENCE_S)
+
+
+def test_a_flood_that_goes_on_fills_no_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    flood = [(inode, "192.0.2.1") for inode in range(99)]
+    monkeypatch.setattr(rendezvous_module, "_connections_at", lambda port: flood)
+    monkeypatch.setattr(rendezvous_module, "_sockets", lambda: [])
+    looks = iter(range(1000))
+    stop: Any = SimpleNamespace(wait=lambda seconds: next(looks, None) is None)
+    serve("127.0.0.1", free_port(), stop, Bounds(1, 1))
+    told = [one.message for one in caplog.records if "of one address" in one.message]
+    assert 0 < len(told) < 20
 
 
 def _answers(client: Rendezvous) -> bool:

@@ -344,7 +344,6 @@ def test_a_list_whose_writer_died_before_it_raised_the_version_is_read(
     assert turns.one.members.by_number == {}
     turns.take()
     assert turns.one.members.by_number == {7: OTHER}
-    assert turns.one.list_read_at == turns.clock.now
     turns.listed.store.set("members", MemberList(9, {}).to_json())
     for number in range(10):
         assert turns.one.members.by_number == {7: OTHER}
@@ -620,3 +619,10 @@ def test_nobody_waits_who_gives_no_time(turns: Turns) -> None:
     turns.take()
     assert turns.one.is_in
     assert turns.one.enter()
+
+
+def test_an_outage_ends_the_wait_for_an_empty_list(turns: Turns) -> None:
+    """Whoever waits then says for what, and asks again."""
+    turns.is_away = True
+    turns.take()
+    assert not turns.one.begin_list(10 * PATIENCE_S)

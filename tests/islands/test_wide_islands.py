@@ -125,6 +125,20 @@ def test_the_death_of_an_island_is_survived_by_all_learners_of_another() -> None
         until(all_exchange, "exchanges without the dead")
 
 
+def test_an_island_that_the_others_went_on_without_ends_at_once() -> None:
+    rows = random_rows(2, length=8)
+    with (
+        rendezvous() as server,
+        in_a_ring([wide(server, row) for row in rows]) as islands,
+    ):
+        first = islands[1][0]
+        first.membership._stand_aside("as after a stop")
+        threads = first.island.engine.threads
+        until(lambda: threads.has_failed, "its end")
+        with pytest.raises(RuntimeError, match=r"^the others went on without this is"):
+            threads.raise_if_failed()
+
+
 def train_together(islands: list[Wide], condition: Callable[[], bool]) -> None:
     def train_and_look() -> bool:
         for island in islands:

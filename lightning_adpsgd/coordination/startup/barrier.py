@@ -18,9 +18,9 @@ NOTICE_S = 30.0
 """The seconds after which a waiting learner names those it waits for."""
 
 _MOST_NAMES = 8
-# The extra wait for learner 0's answer, beyond its own patience.
+# How much longer the others wait for an answer than learner 0 waits for them.
 _GRACE = timedelta(seconds=10)
-# The time that learner 0 gives the others to read its answer; they may be stalled.
+# How long learner 0 lets the others read its answer before it ends; they may stall.
 _HEARING_S = 10.0
 
 

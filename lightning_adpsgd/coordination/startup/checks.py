@@ -7,10 +7,12 @@ reported in one message, the same in every learner, which names hosts and remedi
 """
 
 import json
+import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from hashlib import sha256
@@ -20,6 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistError
 
 from lightning_adpsgd.coordination.startup.barrier import (
+    NOTICE_S,
     StartupBarrier,
     StartUpError,
     wait_while,
@@ -50,6 +53,7 @@ from lightning_adpsgd.transport.network_interfaces import (
 )
 from lightning_adpsgd.weights.flat import first_difference
 
+_log = logging.getLogger(__name__)
 _VISIT_TIMEOUT = timedelta(seconds=5)
 _MOST_LINES, _BACKLOG = 8, 2048
 
@@ -90,16 +94,17 @@ def open_store(
     if not holds:
         _await_listener(address, port, rank, patience)
     try:
-        return store_at(
-            _listener_at(address, port) if holds else None,
-            address,
-            port,
-            world_size,
-            is_master=holds,
-            timeout=patience,
-            wait_for_workers=False,
-            multi_tenant=holds,
-        )
+        with _told_if_slow(address, port) if holds else nullcontext():
+            return store_at(
+                _listener_at(address, port) if holds else None,
+                address,
+                port,
+                world_size,
+                is_master=holds,
+                timeout=patience,
+                wait_for_workers=False,
+                multi_tenant=holds,
+            )
     except DistError as error:
         raise StartUpError(
             f"learner {rank} on host {socket.gethostname()} could not "
@@ -107,6 +112,29 @@ def open_store(
             f"{str(error).splitlines()[0]}. MASTER_ADDR must name the host of learner "
             "0, and MASTER_PORT a port that nothing else uses there"
         ) from error
+
+
+@contextmanager
+def _told_if_slow(address: str, port: int) -> Iterator[None]:
+    """A context for learner 0's connection to its own store.
+
+    If the address leads to another host, torch tries it silently until its timeout.
+    """
+    told = threading.Timer(
+        NOTICE_S,
+        lambda: _log.warning(
+            "learner 0 on host %s hosts the job's store, and has not reached it at "
+            "%s:%d for %.0f s: MASTER_ADDR must lead to the host of learner 0; still "
+            "waiting",
+            *(socket.gethostname(), address, port, NOTICE_S),
+        ),
+    )
+    told.daemon = True
+    told.start()
+    try:
+        yield
+    finally:
+        told.cancel()
 
 
 def _listener_at(address: str, port: int) -> int | None:

@@ -111,14 +111,14 @@ def visit(endpoint: Address, rank: int, timeout: timedelta) -> str:
     try:
         with socket.create_connection(endpoint, seconds) as sock:
             sock.settimeout(seconds)
-            answer = sock.makefile("rb").readline(len(_GREETING) + 20).decode()
+            answer = sock.makefile("rb").readline(len(_GREETING) + 20)
     except TimeoutError:
         return "timed out"
     except ConnectionRefusedError:
         return "refused"
     except OSError as error:
         return "no route" if error.errno in _FAR_AWAY else "not as itself"
-    return "" if answer == f"{_GREETING}{rank}\n" else "not as itself"
+    return "" if answer == f"{_GREETING}{rank}\n".encode() else "not as itself"
 
 
 def visit_all(
@@ -135,10 +135,14 @@ def visit_all(
 
 
 def neighbours(rank: int, machines: Sequence[str]) -> list[int]:
-    """The learners that one visits, on all other hosts or on 2 log2 of their number.
+    """The learners that a learner visits, at most one of each other host.
 
-    On other hosts these are the learners in the same place; on its own host, it is the
-    next one. `machines` has the host of every learner.
+    It visits all other hosts, or about 2 log2 of their number if there are many. On
+    another host it visits the learner in the same place, and on its own host the next
+    learner.
+
+    Args:
+        machines: the host of every learner, by rank.
     """
     on: dict[str, list[int]] = {}
     for other, machine in enumerate(machines):

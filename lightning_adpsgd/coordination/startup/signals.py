@@ -11,9 +11,9 @@ from types import FrameType
 def ended_by_sigterm() -> Iterator[None]:
     """A context that SIGTERM ends with `SystemExit`, after the previous handler.
 
-    A Trainer's handler only records the signal for the next batch. A process that waits
-    for its first batch would never check. Ctrl-C raises `KeyboardInterrupt` as usual.
-    Outside of the main thread, nothing changes.
+    A Trainer's handler only notes the signal, and looks at the note after a batch. A
+    process that waits for its first batch would not end. Ctrl-C raises
+    `KeyboardInterrupt` as usual. Outside of the main thread, nothing changes.
     """
     before = signal.getsignal(signal.SIGTERM)
     in_main = threading.current_thread() is threading.main_thread()

@@ -37,15 +37,15 @@ class BadCredentials(ValueError):
 
 @dataclass(frozen=True)
 class Credentials:
-    """The credentials that a member proves and demands.
+    """What a member proves to others, and demands of them.
 
     Args:
-        token: shared secret of all members; empty: any connection is admitted.
-        tls: certificates; None: others can read and change the traffic on its way.
-        unprotected: whether links may leave the host without a token.
+        token: secret that all members share; empty: any connection is admitted.
+        tls: certificate files; None: connections are not encrypted.
+        unprotected: whether links may leave the host without token and TLS.
 
     Raises:
-        BadCredentials: The token is too short.
+        BadCredentials: The token is too short or too long.
     """
 
     token: bytes = field(default=b"", repr=False)
@@ -66,6 +66,9 @@ class Credentials:
         Raises:
             BadCredentials: A value is malformed, unreadable or open to others.
         """
+        for name in (FOLDER, TOKEN, TOKEN_FILE):
+            if environment.get(name) == "":
+                raise BadCredentials(f"{name} is set and empty; unset it")
         environment = {**environment, **_files_of_folder(environment)}
         return cls(
             _token_of(environment),
@@ -74,20 +77,20 @@ class Credentials:
         )
 
     def check_address(self, sock: socket.socket) -> None:
-        """Raises `BadCredentials` for a bound socket that needs more to be safe.
+        """Raises `BadCredentials` for a bound socket that these do not protect.
 
-        Beyond this host, a token alone proves who is there when a connection is made,
-        but not who sends the data that follow. Certificates that cannot be used are
-        refused too.
+        A link beyond this host needs TLS too. A token alone proves who is there when a
+        connection is made, but not who sends the data that follow. Certificates that
+        cannot be used are refused on any link.
         """
         if self.tls is not None:
             self.tls.context(server_side=True)
         host = sock.getsockname()[0]
         if (self.token and self.tls) or self.unprotected or is_loopback(host):
             return
-        absent = "TLS certificates" if self.token else "token"
+        absent = "are no TLS certificates" if self.token else "is no token"
         raise BadCredentials(
-            f"there is no {absent} and {host} is not a loopback "
+            f"there {absent} and {host} is not a loopback "
             "address, so others could read and change the weights on their way. "
             "Make both with `python -m lightning_adpsgd credentials --out FOLDER`, "
             f"copy the folder to all islands and name it in {FOLDER}; or set "
@@ -141,7 +144,10 @@ class Certificates:
             context.load_verify_locations(self.authority)
             context.load_cert_chain(self.certificate, self.key, password="")
         except OSError as error:
-            raise BadCredentials(f"cannot use {self}: {error}") from error
+            raise BadCredentials(
+                f"cannot use certificate {self.certificate} with key {self.key} and "
+                f"authority {self.authority}: {error}"
+            ) from error
         return context
 
 
@@ -165,8 +171,6 @@ def _token_of(environment: Mapping[str, str]) -> bytes:
         raise BadCredentials(f"set one of {TOKEN} and {TOKEN_FILE}, not both")
     if path is not None:
         return read_token(Path(path))
-    if token == "":
-        raise BadCredentials(f"{TOKEN} is set and empty; {_HOW}, or unset it")
     return (token or "").encode()
 
 

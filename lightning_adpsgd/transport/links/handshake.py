@@ -16,7 +16,7 @@ import json
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ from lightning_adpsgd.transport.links.peer_info import (
     PeerInfo,
     Wanted,
     differences,
-    other_version,
 )
 from lightning_adpsgd.transport.links.sockets import Deadline, receive_all, send_all
 
@@ -74,9 +73,7 @@ class _Session(NamedTuple):
             raise Refused(f"our info takes {len(text)} bytes, more than {LONGEST_INFO}")
         self.send(_LENGTH.pack(len(text)) + text + self.proof(label, text))
 
-    def receive_info(
-        self, label: bytes, mine: PeerInfo
-    ) -> tuple[PeerInfo, dict[str, Any]]:
+    def receive_info(self, label: bytes) -> tuple[PeerInfo, dict[str, Any]]:
         (length,) = _LENGTH.unpack(self.receive(_LENGTH.size))
         if length > LONGEST_INFO:
             raise Malformed(
@@ -85,14 +82,10 @@ class _Session(NamedTuple):
         text = self.receive(length)
         if not self.accepts_proof(label, text):
             raise Malformed("an info message was changed on its way")
-        facts: object = None
         try:
             message = dict(json.loads(text))
-            facts = message.get("facts")
-            return PeerInfo.from_dict(facts), message
+            return PeerInfo.from_dict(message.get("facts")), message
         except (ValueError, TypeError, RecursionError) as error:
-            if reason := other_version(mine, facts):
-                raise Refused(reason) from error
             raise Malformed(f"an invalid info message: {error}") from error
 
 
@@ -120,9 +113,9 @@ def greet_listener(
     if not session.accepts_proof(_LISTENER):
         raise Refused("it could not prove that it has our token")
     session.send_info(_DIALERS_INFO, mine, wanted=wanted)
-    theirs, message = session.receive_info(_LISTENERS_INFO, mine)
+    theirs, message = session.receive_info(_LISTENERS_INFO)
     refusal = str(message.get("refusal", ""))
-    if reason := refusal or _objection(mine, theirs, wanted, ()):
+    if reason := refusal or _objection(mine, theirs, wanted):
         raise Refused(reason)
     return theirs
 
@@ -132,13 +125,13 @@ def greet_dialer(
     deadline: Deadline,
     credentials: Credentials,
     mine: PeerInfo,
-    addresses: Collection[str] = (),
+    address: str = "",
     objection: Callable[[PeerInfo], str] = lambda dialer: "",
 ) -> PeerInfo:
     """Performs the listener's part, with the same errors; returns the dialer's info.
 
     Args:
-        addresses: addresses at which the listener listens; empty: any.
+        address: address at which the listener listens; empty: any.
         objection: function that returns a further reason to refuse a dialer, or an
             empty text.
     """
@@ -150,13 +143,9 @@ def greet_dialer(
         session.send(_WRONG_TOKEN)
         raise Refused(_OTHER_TOKEN)
     session.send(_ACCEPTED + session.proof(_LISTENER))
-    try:
-        theirs, message = session.receive_info(_DIALERS_INFO, mine)
-    except Refused as error:
-        session.send_info(_LISTENERS_INFO, mine, refusal=str(error))
-        raise
+    theirs, message = session.receive_info(_DIALERS_INFO)
     wanted = Wanted.from_row(message.get("wanted"))
-    reason = _objection(theirs, mine, wanted, addresses) or objection(theirs)
+    reason = _objection(theirs, mine, wanted, address) or objection(theirs)
     session.send_info(_LISTENERS_INFO, mine, refusal=reason)
     if reason:
         raise Refused(f"{theirs}: {reason}")
@@ -181,12 +170,12 @@ def _receive_hello(
 
 
 def _objection(
-    dialer: PeerInfo, listener: PeerInfo, wanted: Wanted, addresses: Collection[str]
+    dialer: PeerInfo, listener: PeerInfo, wanted: Wanted, address: str = ""
 ) -> str:
     """The dialer's reason why the two ends do not match; empty if they do."""
     try:
         found = differences(dialer, listener)
     except ValueError:
         return "models differ, and the layout of one cannot be read"
-    found.append(wanted.objection(listener, addresses))
+    found.append(wanted.objection(listener, address))
     return "; ".join(filter(None, found))

@@ -11,9 +11,8 @@ from lightning_adpsgd.transport.links.sockets import Address, Deadline
 
 _log = logging.getLogger(__name__)
 
-
-# The limits on connections that are not admitted yet: seconds of a whole handshake, and
-# concurrent handshakes in total and from one address.
+# The limits on connections that are not admitted yet: seconds for a handshake, and
+# number of concurrent handshakes, in total and from one address.
 HANDSHAKE_S, MOST_PENDING, MOST_OF_ADDRESS = 5.0, 64, 16
 
 
@@ -24,19 +23,20 @@ class Probe(Exception):
 class Listener:
     """Listens at one address until it is closed.
 
-    `_lock` guards `_pending` and `turned_away`. The accepting thread adds to `_pending`
-    the address of the other end and a second handle of the socket, because TLS takes
-    over the first. The thread of a connection removes itself.
+    `_lock` guards `_pending` and `turned_away`. `_pending` has the threads that greet a
+    connection. The accepting thread adds each with the address of the other end and a
+    second handle of the socket, because TLS takes over the first. The thread removes
+    itself.
 
     Args:
         address: address of an interface of this host; port 0: any free port.
         check: called with the bound socket, before anything can connect.
         welcome: called in a thread of its own with a connection, which it owns if it
-            returns. What it raises says why the connection is turned away, except for
-            `Probe`.
+            returns. Its exception turns the connection away; the log says why, unless
+            it is a `Probe`.
 
     Attributes:
-        address: where it listens, once started.
+        address: address where it listens, once started.
         turned_away: number of connections turned away, by kind of reason.
     """
 
@@ -150,7 +150,7 @@ class Listener:
         with self._lock:
             self.turned_away[kind] += 1
             number = self.turned_away[kind]
-        if number & (number - 1) == 0:  # 1, 2, 4, 8, ...: a flood fills no disk
+        if number.bit_count() == 1:  # 1, 2, 4, 8, ...: a flood fills no disk
             _log.warning(
                 "turned away %s (%d so far as %s): %s", host, number, kind, reason
             )

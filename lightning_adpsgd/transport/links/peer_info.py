@@ -1,6 +1,6 @@
-"""The information that a learner gives a peer, and where the two must agree. Pure."""
+"""What a learner tells a peer about itself, and where the two must agree. Pure."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -8,23 +8,24 @@ from lightning_adpsgd import __version__
 from lightning_adpsgd.weights.flat import first_difference
 
 PROTOCOL = 3
-"""The version of the protocol; raised whenever a change breaks compatibility."""
+"""The protocol's version. Raise it with every incompatible change, and whenever
+`PeerInfo` gets other fields: an older version can read nothing but this number."""
 
 _LONGEST_NAME, _MOST = 100, 1 << 31
 
 
 @dataclass(frozen=True)
 class PeerInfo:
-    """A learner's information in the handshake.
+    """What a learner tells about itself in the handshake.
 
     Attributes:
-        member: number of its super-learner in the membership.
-        incarnation: unique identifier of this start of the super-learner's processes.
+        member: number of its super-learner on the member list.
+        incarnation: unique identifier of this start of the super-learner.
         model: `FlatParameters.layout()`: names, shapes and dtypes of the weights.
-        super_learner_size: number of shards, each of which has one owner among the
-            learners of the super-learner; equals the number of learners if all
+        super_learner_size: number of shards. Each shard has one owner among the
+            learners of the super-learner. It equals the number of learners if all
             super-learners have one size.
-        shard: number of the shard that the connection carries.
+        shard: index of the shard that the connection carries.
         settings: further settings that must be equal at both ends, such as the wire
             dtype.
         origin: training that its weights come from; empty if it has yet to take
@@ -43,7 +44,7 @@ class PeerInfo:
 
     @classmethod
     def from_dict(cls, content: object) -> "PeerInfo":
-        """Reads the result of `dataclasses.asdict` in another process.
+        """Reads what `dataclasses.asdict` made in another process.
 
         Raises:
             ValueError: The content is malformed.
@@ -67,13 +68,13 @@ class PeerInfo:
 
 
 class Wanted(NamedTuple):
-    """The listener that a dialer expects, from the member list.
+    """The listener that a dialer expects, according to the member list.
 
     Attributes:
         member: number of its super-learner.
-        incarnation: incarnation of it; empty: any.
+        incarnation: incarnation of its super-learner; empty: any.
         address: address that was dialed; empty: any. The listener compares it with its
-            own, and so detects a relay in a forged member list.
+            own address. They differ if the member list is forged to name a relay.
     """
 
     member: int
@@ -87,11 +88,11 @@ class Wanted(NamedTuple):
             return cls(*row)
         return cls(-1)
 
-    def objection(self, listener: PeerInfo, addresses: Collection[str]) -> str:
+    def objection(self, listener: PeerInfo, address: str) -> str:
         """The reason why the listener is not the expected one; empty if it is.
 
         Args:
-            addresses: addresses at which it listens; empty if unknown.
+            address: address at which it listens; empty if unknown.
         """
         if self.member != listener.member:
             return f"{listener} listens where super-learner {self.member} was expected"
@@ -100,24 +101,13 @@ class Wanted(NamedTuple):
                 f"{listener} listens where its incarnation {_short(self.incarnation)} "
                 "was expected"
             )
-        if self.address and addresses and self.address not in addresses:
+        if self.address and address not in ("", self.address):
             return (
                 f"{listener} was dialed at {_short(self.address)} and listens at "
-                f"{sorted(addresses)}: the member list was changed, or a relay is "
+                f"{_short(address)}: the member list was changed, or a relay is "
                 "between the two"
             )
         return ""
-
-
-def other_version(ours: PeerInfo, content: object) -> str:
-    """The evidence that the content is from another version; empty if it is not."""
-    theirs = content.get("version") if isinstance(content, dict) else None
-    if type(theirs) is not str or theirs == ours.version:
-        return ""
-    return (
-        f"`version` is {_short(ours.version)} here and {_short(theirs)} there: install "
-        "the same version of lightning_adpsgd everywhere"
-    )
 
 
 _KINDS: dict[str, Any] = {one.name: one.type for one in fields(PeerInfo)}

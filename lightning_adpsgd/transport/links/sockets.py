@@ -66,7 +66,7 @@ class Deadline:
 
 
 def tune(sock: socket.socket) -> None:
-    """Sets options to send small messages at once, and to notice soon a lost host.
+    """Sets options to send small messages at once, and to notice a lost host soon.
 
     The kernel chooses the buffer sizes: it lets them grow with the link, beyond the
     limit for a process's request.
@@ -141,9 +141,9 @@ def evidence_of(error: object) -> Evidence:
 def is_cut(sock: socket.socket, waited_s: float) -> bool:
     """Whether sent bytes have stayed unacknowledged for seconds.
 
-    `TCP_USER_TIMEOUT` would also hit a peer that is only slow to read, because it is
+    `TCP_USER_TIMEOUT` would also hit a peer that only reads slowly, because it is
     stopped for a while or limits its traffic. The kernel of such a peer still answers.
-    The socket may have been idle before the seconds that the caller has waited.
+    Before the caller began to wait, the socket may have been idle for any time.
     """
     if not hasattr(socket, "TCP_INFO"):
         return False

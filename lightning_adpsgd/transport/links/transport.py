@@ -36,10 +36,10 @@ from lightning_adpsgd.transport.links.sockets import (
 class LinkTransport(Transport):
     """Messages between super-learners that may come and go.
 
-    Peers are identified by their numbers in the membership. Some numbers may be absent,
-    so there is no `size`. Each lane is used by one thread at a time. A replaced lane
-    belongs to the next thread that uses it; a thread that used the old one learns that
-    it is lost. `info.member` is the number of this super-learner.
+    Peers are identified by their numbers on the member list. Numbers may be missing, so
+    there is no `size`. One thread at a time uses a lane. When a lane is replaced, the
+    thread that used the old one gets `PeerLost` once, and any thread may use the new
+    one. `info.member` is the number of this super-learner.
     """
 
     def __init__(self, info: PeerInfo, credentials: Credentials) -> None:
@@ -62,7 +62,8 @@ class LinkTransport(Transport):
             PeerLost: Nothing answers within the timeout, or the answer is not a
                 learner's.
             Refused: The ends do not match; the message names the difference.
-            BadCredentials: The link would leave the host, and there is no token.
+            BadCredentials: The link would leave the host, and the credentials do not
+                protect it.
         """
         doing, lane = f"connecting to {address}", lane_of(self.index, number)
         deadline = Deadline(timeout.total_seconds())
@@ -99,8 +100,8 @@ class LinkTransport(Transport):
 
         Raises:
             OSError: Listening at the address fails.
-            BadCredentials: The address is not a loopback address, and there is no
-                token.
+            BadCredentials: The address is not a loopback address, and the credentials
+                do not protect it.
         """
 
         def welcome(sock: socket.socket, deadline: Deadline) -> None:
@@ -135,11 +136,11 @@ class LinkTransport(Transport):
 
     def callers(self) -> list[int]:
         """The peers whose asking lanes are connected, as far as this end knows."""
-        asking = [
-            key
-            for key in self._lanes.connected()
-            if key[1] == lane_of(key[0], self.index)
-        ]
+        asking = (
+            (peer, lane)
+            for peer, lane in self._lanes.connected()
+            if lane == lane_of(peer, self.index)
+        )
         return [peer for peer, lane in asking if self._lanes.holder(peer, lane)]
 
     def close(self) -> None:
@@ -192,7 +193,7 @@ class LinkTransport(Transport):
             _await_first_byte(sock, deadline)
             sock = self._prepare(sock, deadline, server_side=True)
             mine = self._credentials, self._info
-            info = greet_dialer(sock, deadline, *mine, (address,), whole_objection)
+            info = greet_dialer(sock, deadline, *mine, address, whole_objection)
         except BaseException:
             sock.close()
             raise

@@ -508,6 +508,20 @@ def test_a_proxy_that_takes_every_connection_is_noticed() -> None:
         ]
 
 
+def test_an_answer_that_is_no_text_is_somebody_elses() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        end = Address(*server.getsockname())
+
+        def answer() -> str:
+            visitor, _ = server.accept()
+            with visitor:
+                visitor.sendall(b"\x15\x03\x01\xff\n")  # as TLS refuses plain text
+            return ""
+
+        met = together([lambda: visit(end, 0, PATIENCE), answer])
+        assert met == ["not as itself", ""]
+
+
 def test_an_address_that_is_not_here_is_left_out() -> None:
     with closing(ReachabilityServer(0, ["192.0.2.1"])) as server:
         assert server.endpoints == []
@@ -531,6 +545,22 @@ def test_a_store_that_is_not_there_is_named(caplog: pytest.LogCaptureFixture) ->
     assert f"store at 127.0.0.1:{port}" in error
     assert "refused" in error
     assert "MASTER_ADDR" in error
+
+
+def test_an_address_that_leads_to_another_host_is_told_by_learner_0(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = "MASTER_ADDR must lead to the host of learner 0; still waiting"
+
+    def connect(*_: object, **__: object) -> None:
+        until(lambda: told in caplog.text, "the notice")
+        raise dist.DistError("timed out")
+
+    monkeypatch.setattr(checks, "NOTICE_S", 0.0)
+    monkeypatch.setattr(checks, "store_at", connect)
+    monkeypatch.setattr(checks, "_listener_at", lambda *_: None)
+    error = caught(lambda: open_store("127.0.0.1", free_port(), 0, 2, SHORT))
+    assert "could not host the job's store" in error
 
 
 def test_a_store_that_comes_late_is_found() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from lightning_adpsgd.transport.links.credentials import (
     CERTIFICATE,
+    FOLDER,
     TOKEN,
     TOKEN_FILE,
     UNPROTECTED,
@@ -70,7 +71,9 @@ def test_a_token_of_no_use_is_refused(
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({TOKEN: ""}, "is set and empty"),
+        ({TOKEN: ""}, "TOKEN is set and empty"),
+        ({TOKEN_FILE: ""}, "TOKEN_FILE is set and empty"),
+        ({FOLDER: ""}, "CREDENTIALS is set and empty"),
         ({TOKEN: "short"}, "16 to 4096 bytes, got 5"),
         ({TOKEN: SECRET, TOKEN_FILE: "there"}, "not both"),
         ({TOKEN_FILE: "there"}, "cannot read the token: .*there"),

@@ -21,7 +21,7 @@ def test_inputs_reach_every_reader_to_its_end() -> None:
     for reader in ("to_listener", "to_dialer"):
         assert outcomes[reader] >= {"accepted", "Refused", "Malformed"}
     assert outcomes["to_connection"] == {"accepted", "PeerLost"}
-    assert outcomes["to_list"] == {"accepted", "left rows out", "no list"}
+    assert outcomes["to_list"] == {"accepted", "left rows out"}
     for reader in ("to_beat", "to_ledger", "to_address", "to_position"):
         assert outcomes[reader] == {"accepted", "refused"}
     assert outcomes["to_chunk"] == {"Damaged", "judged by parts"}

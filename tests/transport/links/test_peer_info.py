@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from lightning_adpsgd.transport.links.peer_info import (
+    _KINDS,
+    PROTOCOL,
     PeerInfo,
     Wanted,
     differences,
-    other_version,
 )
 from tests.transport.links.ends import info
 
@@ -128,23 +129,22 @@ def test_what_a_peer_says_of_itself_fills_no_log(num: int, end: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "addresses", "message"),
+    ("wanted", "address", "message"),
     [
-        (Wanted(1), ["here:1"], ""),
-        (Wanted(1, "start 1", "here:1"), ["here:1", "here:2"], ""),
-        (Wanted(1, "start 1", "here:2"), ["here:1", "here:2"], ""),
-        (Wanted(1, "", "relay:1"), [], ""),  # it does not know where it listens
-        (Wanted(0), [], "listens where super-learner 0 was expected"),
-        (Wanted(2), [], "listens where super-learner 2 was expected"),
-        (Wanted(1, "start 0"), [], "where its incarnation 'start 0' was expected"),
-        (Wanted(1, "start 2"), [], "where its incarnation 'start 2' was expected"),
-        (Wanted(1, "", "relay:1"), ["here:1"], "dialed at 'relay:1' and listens at"),
+        (Wanted(1), "here:1", ""),
+        (Wanted(1, "start 1", "here:1"), "here:1", ""),
+        (Wanted(1, "", "relay:1"), "", ""),  # it does not know where it listens
+        (Wanted(0), "", "listens where super-learner 0 was expected"),
+        (Wanted(2), "", "listens where super-learner 2 was expected"),
+        (Wanted(1, "start 0"), "", "where its incarnation 'start 0' was expected"),
+        (Wanted(1, "start 2"), "", "where its incarnation 'start 2' was expected"),
+        (Wanted(1, "", "relay:1"), "here:1", "dialed at 'relay:1' and listens at"),
     ],
 )
 def test_a_listener_objects_to_being_taken_for_another(
-    wanted: Wanted, addresses: list[str], message: str
+    wanted: Wanted, address: str, message: str
 ) -> None:
-    said = wanted.objection(info(1), addresses)
+    said = wanted.objection(info(1), address)
     assert message in said
     assert bool(said) == bool(message)
 
@@ -165,19 +165,7 @@ def test_whom_a_dialer_expects_is_somebody_or_nobody(row: Any, read: Wanted) -> 
     assert Wanted.from_row(row) == read
 
 
-@pytest.mark.parametrize(
-    ("content", "is_told"),
-    [
-        ({"version": "99.0"}, True),
-        ({"version": "".join([*info().version])}, False),  # as JSON makes it anew
-        ({"version": 99}, False),
-        ({}, False),
-        (["version"], False),
-        (None, False),
-    ],
-)
-def test_only_another_version_is_told_as_one(content: object, is_told: bool) -> None:
-    assert ("'99.0' there: install the same" in other_version(info(), content)) == (
-        is_told
-    )
-    assert bool(other_version(info(), content)) == is_told
+def test_other_fields_are_another_protocol() -> None:
+    """Only the protocol's number tells an older version that it cannot read them."""
+    fields = "incarnation job member model origin settings shard super_learner_size "
+    assert (PROTOCOL, sorted(_KINDS)) == (3, [*fields.split(), "version"])
