@@ -51,10 +51,11 @@ class TrainingClock:
         self._steps_elsewhere = 0
         self._begun = self._gathered = Counts()
         self.learners: Sequence[Counts] = []
+        self._loaded: Sequence[Counts] = []
 
     def begin(self, trainer: Trainer) -> None:
         """Starts from zero, or from the checkpoint that has been loaded."""
-        known = self.learners if self.is_restored else [Counts()]
+        known = self._loaded if self.is_restored else [Counts()]
         self._reset()
         self.learners = dealt(known, trainer.world_size)
         self._begun = self._gathered = self.learners[trainer.global_rank]
@@ -118,13 +119,14 @@ class TrainingClock:
 
         Since the last `gather`, each is taken to have done as much as this learner.
         """
+        if self.is_restored:
+            return [*self._loaded]
         more = self.counts.minus(self._gathered)
         return [one.plus(more) for one in self.learners]
 
     def load(self, learners: Sequence[Counts]) -> None:
         """Makes the next `begin` continue from the counts of all learners, if any."""
-        self._reset()
-        self.learners, self.is_restored = learners, bool(learners)
+        self._loaded, self.is_restored = learners, bool(learners)
 
 
 class Monitor(Callback):

@@ -14,7 +14,10 @@ _log = logging.getLogger(__name__)
 
 
 class Account:
-    """The counters of one learner; all threads write them under the engine's lock."""
+    """The counters of one learner; all threads write them under the engine's lock.
+
+    `_refusing` alone changes without it: two threads may warn of a peer at once.
+    """
 
     def __init__(
         self,

@@ -55,6 +55,9 @@ _TURN_S, _PROBE_AROUND_S = 1.0, 10.0
 # How long a turn waits until members know that they are not asked any more.
 _HANG_UP_S = 2.0
 _MOST_PROBES = 64
+MOST_UNLISTED = 32
+"""The most members that may ask although this island has not seen them on the list."""
+
 _ALONE = "this super-learner alone"
 
 
@@ -166,7 +169,19 @@ class Connections(ServiceThread):
             self._state.notify_all()
 
     def on_lane(self, section: int, number: int) -> None:
-        """Starts to answer a member that has connected its lane for a section."""
+        """Starts to answer a member that has connected its lane for a section.
+
+        Raises:
+            ConnectionRefusedError: Too many members connect that are not on the list,
+                such as starting islands. They may try again.
+        """
+        listed = self._membership.members.by_number
+        unlisted = [n for n in self._links.callers(section) if n not in listed]
+        if number not in listed and len(unlisted) > MOST_UNLISTED:
+            raise ConnectionRefusedError(
+                f"{MOST_UNLISTED} super-learners that are not on the member list are "
+                "already asking"
+            )
         self._links.answer(section, number)
         self._post(number, Event.CALLED)
 

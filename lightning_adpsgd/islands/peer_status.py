@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from lightning_adpsgd.islands.member_list import Member
 
-# The longest pause bounds how long a healed link stays unused.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0
+# The longest pause bounds how long a healed link stays unused. It is longer after a
+# dial that has failed, because a dial keeps all others waiting for seconds.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LONGEST_AFTER_DIAL_S = 0.5, 8.0, 30.0
 
 
 class Status(Enum):
@@ -118,13 +119,15 @@ def _lost(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:
 
 
 def _unreachable(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:
-    suspect = _suspect(peer, now)._replace(needs_probe=event is Event.DIAL_FAILED)
+    dialed = event is Event.DIAL_FAILED
+    suspect = _suspect(peer, now, _LONGEST_AFTER_DIAL_S if dialed else _LONGEST_PAUSE_S)
+    suspect = suspect._replace(needs_probe=dialed)
     # The member list may be about to say that it has left.
     return (suspect, News.NONE) if peer.status is Status.ALIVE else _report(suspect)
 
 
-def _suspect(peer: Peer, now: float) -> Peer:
-    pause_s = min(2 * peer.pause_s, _LONGEST_PAUSE_S) or _FIRST_PAUSE_S
+def _suspect(peer: Peer, now: float, longest_s: float = _LONGEST_PAUSE_S) -> Peer:
+    pause_s = min(2 * peer.pause_s, longest_s) or _FIRST_PAUSE_S
     return peer._replace(status=Status.SUSPECT, pause_s=pause_s, retry_at=now + pause_s)
 
 

@@ -17,6 +17,7 @@ import socket
 import stat
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,6 +44,8 @@ ENVIRONMENT_VARIABLE = "LIGHTNING_ADPSGD_ISLANDS"
 
 # Shorter than the silence after which a member counts as dead.
 _ANSWER_S = 2.0
+# After it, connections that are closed are counted from the beginning.
+_QUIET_S = 60.0
 _NO_CREDENTIALS = Credentials()
 # How long a client tries to connect.
 _CONNECT = timedelta(seconds=1)
@@ -303,17 +306,31 @@ def serve(
             timeout=_OWN_CONNECT,
         )
     on_ready(found)
-    known, num_closed = set[int](), 0
+    known, closed = set[int](), _Closed(bounds)
     while not stop.wait(bounds.look_s):
-        known, more = _close_newest(port, known, bounds)
-        before, num_closed = num_closed, num_closed + more
-        if num_closed.bit_length() > before.bit_length():  # a flood fills no disk
+        known, num_closed = _close_newest(port, known, bounds)
+        if num_closed:
+            closed.add(num_closed)
+    del store
+
+
+class _Closed:
+    """Counts closed connections, and warns so rarely that a flood fills no disk."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds, self._num, self._latest = bounds, 0, 0.0
+
+    def add(self, num: int) -> None:
+        now = time.monotonic()
+        # After a quiet time it is another flood, or a job that needs more connections.
+        before = self._num if now - self._latest < _QUIET_S else 0
+        self._num, self._latest = before + num, now
+        if self._num.bit_length() > before.bit_length():
             _log.warning(
                 "closed connections to the rendezvous (%d so far) beyond %d, or beyond "
                 "%d of one address",
-                *(num_closed, bounds.connections, bounds.of_address),
+                *(self._num, self._bounds.connections, self._bounds.of_address),
             )
-    del store
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -57,9 +57,9 @@ class SectionLinks:
         for transport in self._transports:
             transport.rename(own.number, own.incarnation, own.origin)
 
-    def callers(self) -> list[int]:
-        """The members that ask this learner, for its first section."""
-        return self._transports[0].callers()
+    def callers(self, section: int = 0) -> list[int]:
+        """The members that ask this learner for a section."""
+        return self._transports[section].callers()
 
     def answer(self, section: int, number: int) -> None:
         """Starts to answer a member that has connected its asking lane."""

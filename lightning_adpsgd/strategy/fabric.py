@@ -340,8 +340,9 @@ def _check_trains(job: Job) -> None:
 
 @contextmanager
 def _replacing_weights(job: Job, occasion: str) -> Iterator[None]:
-    """A context that changes the weights of all learners, or of none if it raises."""
+    """A context that changes the state of all learners, or of none if it raises."""
     job.enter_consensus(occasion)
+    before = [buffer.clone() for buffer in _buffers(job)]
     replaced = False
     try:
         yield
@@ -349,7 +350,16 @@ def _replacing_weights(job: Job, occasion: str) -> Iterator[None]:
         job.meet_if_asynchronous(f"end of the {occasion}")
         replaced = True
     finally:
+        if not replaced:
+            # What a failed load has copied would be taken for changes of a module.
+            for buffer, value in zip(_buffers(job), before, strict=True):
+                buffer.copy_(value)
         job.leave_consensus(adopt=replaced)
+
+
+def _buffers(job: Job) -> list[Tensor]:
+    flat = job.flat
+    return [*flat.buffers_in(flat.vectors), *flat.own_tensors().values()]
 
 
 def _is_world(group: Any) -> bool:

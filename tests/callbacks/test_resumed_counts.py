@@ -137,3 +137,15 @@ def test_a_save_before_the_training_begins_keeps_what_was_loaded() -> None:
     trainer, monitor = trainer_of(0, 2, Gathers([], gossips=False)), Monitor()
     monitor.on_load_checkpoint(trainer, MODULE, of_unequal_learners())
     assert resumed(saved(monitor, trainer), 2) == [FAST, SLOW]
+
+
+def test_an_evaluation_that_loads_a_checkpoint_leaves_the_counts() -> None:
+    trainer = trainer_of(0, 2, Gathers([FAST, SLOW]))
+    monitor = begun(trainer)
+    set_to(monitor, FAST)
+    saved: dict[str, Any] = {}
+    monitor.on_save_checkpoint(trainer, MODULE, saved)
+    set_to(monitor, Counts(90, 180, 10.0))
+    monitor.setup(trainer, MODULE, "test")
+    monitor.on_load_checkpoint(trainer, MODULE, saved)
+    assert monitor.clock.counts == Counts(90, 180, 10.0)

@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -18,12 +18,13 @@ from lightning_adpsgd.gossip import exchange
 from lightning_adpsgd.gossip.exchange import Channel, Lane, _Exchange
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.gossip.protocol import Position
-from lightning_adpsgd.islands.connections import Connections
+from lightning_adpsgd.islands.connections import MOST_UNLISTED, Connections
 from lightning_adpsgd.islands.joining import Joining
 from lightning_adpsgd.islands.mean import consensus_over_shards
 from lightning_adpsgd.islands.member_list import Heartbeat, MemberList
 from lightning_adpsgd.islands.peer_status import Status
 from lightning_adpsgd.islands.rendezvous import Rendezvous
+from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.sockets import Address
@@ -670,6 +671,29 @@ def test_another_incarnation_does_not_take_over_the_lane_of_a_member() -> None:
         assert one.membership.members.by_number[1] == theirs
         seen = one.exchanges
         train_until([one, other], lambda: one.exchanges > seen + 2, "exchanges")
+
+
+def test_who_is_not_on_the_list_takes_a_bounded_number_of_threads() -> None:
+    with rendezvous() as server, archipelago(server, random_rows(1)) as (one,):
+        door = Address.parse(one.membership.member.addresses[0])
+        info = one.island._transports[0]._info
+        strangers = [
+            LinkTransport(replace(info, member=n, incarnation=str(n)), Credentials())
+            for n in range(1000, 1000 + MOST_UNLISTED + 20)
+        ]
+        for stranger in strangers:
+            # One that is turned away may notice it before it is greeted.
+            with suppress(PeerLost):
+                stranger.connect(0, door)
+        (listener,) = one.island._listeners
+        refused = "ConnectionRefusedError"
+        until(lambda: listener.turned_away[refused] == 20, "refusals")
+        names = [thread.name for thread in threading.enumerate()]
+        assert (
+            sum(name.startswith("adpsgd-answer-1") for name in names) == MOST_UNLISTED
+        )
+        for stranger in strangers:
+            stranger.close()
 
 
 def test_one_malformed_row_concerns_that_member_alone() -> None:

@@ -6,6 +6,7 @@ import resource
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -131,7 +132,7 @@ def test_a_flood_does_not_take_the_places_of_those_who_are_there(
         ]
         until(lambda: sum(map(_is_closed, flood)) >= 34, "closed connections")
         assert _answers(client)
-        assert any("of one address" in record.message for record in caplog.records)
+        until(lambda: "of one address" in caplog.text, "a warning")
     client.close()
     stop.set()
     thread.join(PATIENCE_S)
@@ -166,6 +167,20 @@ def _is_closed(sock: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+def test_a_flood_after_a_quiet_time_is_told_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    closed = rendezvous_module._Closed(rendezvous_module.Bounds())
+    for _ in range(5):
+        closed.add(8)
+    assert len(caplog.records) == 3  # at 8, 16 and 32
+    now += 61.0
+    closed.add(1)
+    assert "(1 so far)" in caplog.records[-1].getMessage()
 
 
 def test_it_listens_at_the_interface_that_was_named_alone() -> None:

@@ -122,11 +122,7 @@ def test_the_last_of_several_values_holds(settings: _Extended):
         ("features.noise_decibels=10", "two finite numbers, .* got 10.0"),
         ("features.noise_seed=-1", "`noise_seed` must be at least 0, got -1"),
         ("prepare.min_dev_sides=0", "`min_dev_sides` must be at least 1, got 0"),
-        (
-            "train.validate_every=3",
-            "`validate_every` must divide the 16 epochs.* got 3",
-        ),
-        ("train.epochs=4 train.validate_every=8", "must divide the 4 epochs.* got 8"),
+        ("train.epochs=4 train.validate_every=8", "at most the 4 epochs.* got 8"),
         ("seed=-1", r"`seed` must be in \[0, 1073741824\], got -1"),
         ("seed=3000000000", r"`seed` must be in \[0, 1073741824\], got 3000000000"),
     ],

@@ -51,6 +51,16 @@ def test_a_training_that_cannot_start_fails_its_stage(tmp_path, capfd):
     assert "frames.npy: expected an array" in capfd.readouterr().err
 
 
+def test_epochs_after_the_last_validation_are_said_to_be_lost(tmp_path, capsys):
+    for every, is_said in ((3, True), (4, False)):
+        chosen = TrainSettings(epochs=4, validate_every=every)
+        settings = Settings(corpus=tmp_path, out=tmp_path, train=chosen)
+        sys.modules[train.__module__]._warn_of_lost_epochs(settings)
+        assert (
+            "the model of epoch 3 will be left" in capsys.readouterr().out
+        ) == is_said
+
+
 def test_a_training_for_a_time_begins_anew_if_it_was_interrupted(tmp_path, monkeypatch):
     module = sys.modules[train.__module__]
     left: list[str] = []

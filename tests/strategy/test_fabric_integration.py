@@ -590,6 +590,33 @@ def test_a_load_that_fails_leaves_the_learners_as_they_were() -> None:
         torch.testing.assert_close(final, 2 * consensus_after(8, 2))
 
 
+class Normed(Slope):
+    """Has buffers that are averaged, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(1)
+
+
+def test_a_load_that_fails_leaves_buffers_too() -> None:
+    def program(rank: int) -> list[Tensor]:
+        strategy, module = gossip(), Normed()
+        fabric = launched(strategy, 2)
+        fabric.setup(module, sgd(module))
+        module.norm.running_mean.fill_(float(rank))
+        found = {
+            f"norm.{name}": value + 7 for name, value in module.norm.named_buffers()
+        }
+        with pytest.raises(RuntimeError, match="Missing key"):
+            strategy.load_module_state_dict(module, found)
+        left = [buffer.clone() for buffer in module.norm.buffers()]
+        strategy.finish()
+        return left
+
+    for rank, (mean, variance, num) in enumerate(values(learners(2, program))):
+        assert (mean.item(), variance.item(), num.item()) == (rank, 1.0, 0)
+
+
 # --- nobody waits, but where all come
 
 

@@ -118,10 +118,13 @@ def learner_of(
     """The state of one learner, from what `gather_learners` kept.
 
     Returns:
-        None if the job that saved had a different S or N, which is logged once.
+        None if the job that saved had a different S or N, or a version before 0.2;
+        which is logged once.
     """
-    # A checkpoint of before version 0.2 has nothing of each learner.
     sizes = [len(group.get("learners") or ()) for group in saved]
+    if not any(sizes):
+        rank_zero_info("The checkpoint is of before 0.2: all start from the mean.")
+        return None
     if sizes != [*partition.sizes]:
         rank_zero_info(
             f"The checkpoint holds super-learners of {sizes} learners and this job has "

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
@@ -103,8 +105,16 @@ def _last_checkpoints(trainer: pl.Trainer) -> list[str]:
 def _preempted(trainer: pl.Trainer, savers: Iterable[ModelCheckpoint]) -> list[str]:
     """The checkpoints that islands saved when they were told to end."""
     chosen = {saver.dirpath for saver in savers} or {None}
-    folders = {Path(path or trainer.default_root_dir) for path in chosen}
-    return [str(path) for one in folders for path in one.glob(f"{PREEMPTED}*.ckpt")]
+    folders = {str(path or trainer.default_root_dir) for path in chosen}
+    return [path for one in folders for path in _found(one, f"{PREEMPTED}*.ckpt")]
+
+
+def _found(folder: str, pattern: str) -> list[str]:
+    """The files of a folder, which may be a URL, whose names match."""
+    system, place = url_to_fs(folder)
+    if isinstance(system, LocalFileSystem):
+        return [str(path) for path in Path(place).glob(pattern)]
+    return [system.unstrip_protocol(path) for path in system.glob(f"{place}/{pattern}")]
 
 
 def _age(path: str) -> tuple[float, int, str]:

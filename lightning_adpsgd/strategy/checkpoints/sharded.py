@@ -11,6 +11,7 @@ atomically. ``meta.pt`` holds the size and SHA-256 of every file.
 
 import ctypes
 import hashlib
+import itertools
 import os
 import pickle
 import shutil
@@ -96,7 +97,7 @@ def write_shards(
     with together():
         if is_first:
             shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir(parents=True)
+            unfinished.mkdir(parents=True, exist_ok=True)
     try:
         save(dict(state), storage_writer=_Writer(unfinished), process_group=group)
     except CheckpointException as error:
@@ -279,7 +280,7 @@ class _Planner(DefaultLoadPlanner):
         try:
             torch.load(value, weights_only=True)
         except pickle.UnpicklingError as error:
-            refuse_unsafe(value, read_item.dest_index.fqn, error)
+            refuse_unsafe(value, read_item.dest_index.fqn, error, before_2_6="")
             raise
         value.seek(0)
         super().load_bytes(read_item, value)
@@ -387,11 +388,21 @@ def _put_in_place(folder: Path, path: Path) -> None:
         before = folder
     else:
         # If the system cannot exchange names, the folder is missing for a moment.
-        _remove(before)  # of a save that was killed; older than what has the name
+        before = _free_name(path)
         os.rename(path, before)
         os.rename(folder, path)
     sync_folder(path.parent)
     _remove(before)
+
+
+def _free_name(path: Path) -> Path:
+    """A name for the folder that is replaced; removes what earlier saves have left."""
+    for number in itertools.count():
+        name = path.with_name(f".{path.name}.replaced{number or ''}")
+        _remove(name)
+        if not os.path.lexists(name):
+            return name
+    raise AssertionError
 
 
 def _exchange(one: Path, other: Path) -> bool:

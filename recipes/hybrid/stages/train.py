@@ -23,7 +23,7 @@ from typing import Any
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_adpsgd.files import write_json
-from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.runner import StageError, say
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.training.beside import others_since_now
 from recipes.hybrid.training.held_out import Point, write_held_out
@@ -55,6 +55,7 @@ def train(settings: Settings, output: Path) -> None:
         raise StageError(str(error)) from error
     if settings.timed is not None and settings.crew.leads:
         _forget(output)
+    _warn_of_lost_epochs(settings)
     others = others_since_now()
     if settings.crew.size > 1:
         _train_here(settings, output)
@@ -62,6 +63,18 @@ def train(settings: Settings, output: Path) -> None:
         _train_in_process(settings, output)
     if settings.crew.leads:
         _publish(settings, output, others() if settings.crew.size == 1 else None)
+
+
+def _warn_of_lost_epochs(settings: Settings) -> None:
+    epochs, every = settings.train.epochs, settings.train.validate_every
+    if settings.crew.leads and epochs % every:
+        left = epochs - epochs % every
+        say(
+            [
+                f"WARNING: `train.validate_every` ({every}) does not divide "
+                f"`train.epochs` ({epochs}): the model of epoch {left} will be left"
+            ]
+        )
 
 
 def _forget(output: Path) -> None:

@@ -5,11 +5,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import fsspec
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
+from lightning_adpsgd.strategy.checkpoints import last_good
 from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO, step_in_file
 from lightning_adpsgd.strategy.checkpoints.last_good import newest_whole
@@ -136,6 +139,14 @@ def test_an_island_goes_on_from_where_it_was_told_to_end(tmp_path: Path) -> None
     assert fit(tmp_path, 8, "last", save_last=False) == 6
     os.replace(tmp_path / "step=2.ckpt", tmp_path / "last.ckpt")
     assert fit(tmp_path, 8, "last", save_last=False) == 6
+
+
+def test_what_an_island_saved_at_a_url_is_found() -> None:
+    folder = "memory://islands"
+    fsspec.filesystem("memory").pipe("/islands/preempted-3-abc.ckpt", b"x")
+    saver = ModelCheckpoint(dirpath=folder)
+    found = last_good._preempted(pl.Trainer(logger=False), [saver])
+    assert found == ["memory:///islands/preempted-3-abc.ckpt"]
 
 
 def test_a_pipe_is_passed_over_and_not_read_for_ever(tmp_path: Path) -> None:

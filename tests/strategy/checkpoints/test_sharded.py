@@ -127,8 +127,12 @@ def test_what_a_killed_save_put_aside_stands_in_the_way_of_none(
     assert not aside.exists()
 
 
+@pytest.mark.parametrize("exchange", [sharded._exchange, lambda *_: False])
 def test_an_old_folder_that_somebody_reads_does_not_end_the_training(
-    group: dist.ProcessGroup, folder: Path, monkeypatch: pytest.MonkeyPatch
+    group: dist.ProcessGroup,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    exchange: Any,
 ) -> None:
     """A network file system keeps what is open, and so the folder that it is in."""
 
@@ -138,9 +142,18 @@ def test_an_old_folder_that_somebody_reads_does_not_end_the_training(
     with monkeypatch.context() as patch:
         patch.setattr(os, "rmdir", busy)
         write_shards(state(2.0), {"epoch": 6}, folder, group)
-    assert read_rest(folder) == {"epoch": 6}
-    write_shards(state(3.0), {"epoch": 7}, folder, group)
-    assert [path.name for path in folder.parent.iterdir()] == ["last.ckpt"]
+        assert read_rest(folder) == {"epoch": 6}
+        # It is read for longer than it takes until the next save.
+        patch.setattr(sharded, "_exchange", exchange)
+        write_shards(state(3.0), {"epoch": 7}, folder, group)
+        write_shards(state(4.0), {"epoch": 8}, folder, group)
+    assert read_rest(folder) == {"epoch": 8}
+    monkeypatch.setattr(sharded, "_exchange", exchange)
+    for epoch in (9, 10, 11):
+        write_shards(state(3.0), {"epoch": epoch}, folder, group)
+    left = {path.name for path in folder.parent.iterdir()}
+    assert "last.ckpt" in left
+    assert len(left) <= 2
 
 
 def test_an_error_in_the_middle_leaves_the_old_one(

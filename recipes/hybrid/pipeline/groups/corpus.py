@@ -41,7 +41,8 @@ class PrepareSettings:
     min_utterance_s: float = 0.1
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "min_dev_sides")
+        if not self.dev_utterances:
+            at_least(self, 1, "min_dev_sides")
         at_least(self, 0, "dev_utterances", "max_repeats")
         at_least(self, 0, "extend_s", "clip_s")
         at_least(self, _LEAST_S, "min_utterance_s")

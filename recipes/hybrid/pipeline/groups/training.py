@@ -102,8 +102,8 @@ class TrainSettings:
         num_workers: number of processes per learner that load batches ahead. With 0
             the training process loads them itself, and a GPU waits for it.
         epochs: number of passes over the training data.
-        validate_every: number of epochs between validations, each with a checkpoint; a
-            divisor of `epochs`, so that the last epoch has them.
+        validate_every: number of epochs between validations, each with a checkpoint.
+            The training leaves the model of the last one.
         base_rate: learning rate at the start.
         base_batch: global batch for which `base_rate` would be kept. The peak rate is
             larger by (all_learners * batch_size) / base_batch.
@@ -179,9 +179,9 @@ class TrainSettings:
         above_zero(self, "base_rate", "decay", "cpu_share", "mixing_gain", "wer_scale")
         within(self, 0, 1, "cpu_share", "mixing_gain", "momentum", "dropout", "decay")
         within(self, 0, 0.9, "max_warp", "max_stretch")
-        if self.epochs % self.validate_every:
+        if self.validate_every > self.epochs:
             raise ValueError(
-                f"`validate_every` must divide the {self.epochs} epochs, because a "
+                f"`validate_every` must be at most the {self.epochs} epochs, because a "
                 f"training leaves the model of its last validation, got "
                 f"{self.validate_every}"
             )
