@@ -61,6 +61,17 @@ MOST_UNLISTED = 32
 _ALONE = "this super-learner alone"
 
 
+def _bound_unlisted(
+    number: int, callers: Collection[int], listed: Collection[int]
+) -> None:
+    unlisted = [caller for caller in callers if caller not in listed]
+    if number not in listed and len(unlisted) > MOST_UNLISTED:
+        raise ConnectionRefusedError(
+            f"{MOST_UNLISTED} super-learners that are not on the member list are "
+            "already asking"
+        )
+
+
 def _dial_patiently(dial: Callable[[], None], tries: int, deadline: float) -> None:
     """Dials up to `tries` times before the deadline, as long as nothing answers.
 
@@ -176,12 +187,7 @@ class Connections(ServiceThread):
                 such as starting islands. They may try again.
         """
         listed = self._membership.members.by_number
-        unlisted = [n for n in self._links.callers(section) if n not in listed]
-        if number not in listed and len(unlisted) > MOST_UNLISTED:
-            raise ConnectionRefusedError(
-                f"{MOST_UNLISTED} super-learners that are not on the member list are "
-                "already asking"
-            )
+        _bound_unlisted(number, self._links.callers(section), listed)
         self._links.answer(section, number)
         self._post(number, Event.CALLED)
 
