@@ -119,7 +119,7 @@ def _lost(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:
 
 def _unreachable(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:
     suspect = _suspect(peer, now)._replace(needs_probe=event is Event.DIAL_FAILED)
-    # The member list may be about to say that it has left.
+    # Not logged yet: the next read of the member list may show its goodbye.
     return (suspect, News.NONE) if peer.status is Status.ALIVE else _report(suspect)
 
 

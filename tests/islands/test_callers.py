@@ -47,7 +47,7 @@ def test_who_is_called_by_nobody_hears_of_a_firewall_once(
     assert caplog.messages == []
     course.run(90, {2})
     (message,) = caplog.messages
-    assert "no super-learner has connected to this one at 127.0.0.1:1 for 2" in message
+    assert "no island has connected to this one at 127.0.0.1:1 for 2" in message
     assert "it reaches 1 of them" in message
     assert message.endswith("an address translation on the side of this host")
 
