@@ -100,7 +100,7 @@ def test_a_disagreement_is_said_aloud(settings, monkeypatch, capsys):
     report = run(settings)
     assert report["parts"]["total"]["substitutions"] == 2
     assert "DISAGREES" in report["scorer"]
-    assert "other errors for 1 speakers" in capsys.readouterr().out
+    assert "hubscr.pl disagree on 1 speakers" in capsys.readouterr().out
 
 
 def test_speakers_and_alignments_can_be_read(settings, monkeypatch):
