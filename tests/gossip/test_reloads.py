@@ -162,7 +162,7 @@ class Late:
         self._meanwhile = meanwhile
 
     @property
-    def mine(self) -> bool:
+    def is_to_blame(self) -> bool:
         self._meanwhile()
         return True
 
