@@ -48,9 +48,9 @@ class ReadyPairs:
     """`communication="ready_pairs"` with a user-defined longest wait.
 
     Args:
-        max_wait: longest wait for a partner at a step boundary, in seconds. A wait
-            shorter than a tenth of a step may keep equally fast learners in the same
-            pairs. None: a quarter of the median duration of the learner's last steps.
+        max_wait: longest wait for a partner at a step boundary, in seconds. Below about
+            a tenth of a step, equally fast learners may always meet the same partners.
+            None: a quarter of the median duration of the learner's last steps.
     """
 
     max_wait: float | None = None
@@ -175,8 +175,8 @@ class Dials:
             )
         if self.work_sharing:
             raise ValueError(
-                f"`work_sharing` must not be True with {what}: a unit of work has a "
-                "batch for each learner, and those that share layers read the same one"
+                f"`work_sharing` must not be True with {what}: work units have a batch "
+                "for each learner, but learners that share layers must read the same"
             )
 
     def _check_with_islands(self, islands: str) -> None:
@@ -188,7 +188,7 @@ class Dials:
             "`islands`",
             ("communication", "async", no_rounds),
             ("max_staleness", None, no_peer),
-            ("exchange_frozen", True, "an island that joins takes all weights"),
+            ("exchange_frozen", True, "a joining island needs the frozen weights too"),
         )
 
     def _check_fixed(self, with_what: str, *values: tuple[str, Any, str]) -> None:

@@ -120,8 +120,8 @@ class Recogniser:
     def transcribe(self, path: Path) -> Iterator[SaidWord]:
         """Yields the words of a sound file as they are found, channel by channel.
 
-        Segments whose fit is below `least_fit`, which is an argument of the class or
-        stands in the folder, have no words.
+        Words of segments that match the model poorly are dropped: those with a mean
+        log-likelihood below `least_fit`, from the argument or the exported folder.
 
         Args:
             path: Sound file of 8 kHz or more.

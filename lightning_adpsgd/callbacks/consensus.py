@@ -89,8 +89,8 @@ class ConsensusMonitor(Monitor):
 
     The distance is logged at each validation in `fit`. The other figures take time and
     need batches; docs/monitoring.md has all of them. Those of `gradients` use the first
-    `gradients` + 1 training batches: at each validation, another one of them gives the
-    noise, and two halves of the rest give g_a and g. (The latest batches are
+    `gradients` + 1 training batches. Each validation holds out another one of these for
+    the noise, and two halves of the rest estimate g_a and g. (The latest batches are
     unsuitable, because a step has just reduced their losses.) The learning rate is that
     of the first parameter group.
 

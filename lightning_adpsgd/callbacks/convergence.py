@@ -47,8 +47,8 @@ class ConvergenceMonitor(Monitor):
         stop: Whether divergence ends the training, in all learners together.
         patience: Number of consecutive validations at chance level after which `stop`
             acts. It acts at once on a non-finite loss.
-        runs: Folder for the file with the run's row, which `runs.read_runs` reads; an
-            error of the disk is a warning. None: no file.
+        runs: Folder for the file with the run's row, which `runs.read_runs` reads; a
+            write error only warns. None: no file.
         name: Name of the run and of its file; by default made of its settings and a
             random suffix.
         algorithm: Name of the algorithm; by default that of the strategy.

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class DiagnosticFiles:
-    """The files of one callback. An error of the disk is a warning, the first time."""
+    """The files of one callback. A write error only warns, and only the first time."""
 
     def __init__(self) -> None:
         self._has_warned = False

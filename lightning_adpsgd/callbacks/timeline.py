@@ -65,7 +65,7 @@ class Timeline(Callback):
 
     Each learner rewrites `folder/<name>.timeline.csv` at each validation, at the end,
     after an error, and every `every_s` seconds in between. The file of a killed learner
-    has all up to its last write. An error of the disk is a warning. Nothing is
+    has all up to its last write. A write error only warns. Nothing is
     communicated. With `AllreduceWait` among the callbacks, waits for the gradient
     allreduce are included.
 

@@ -264,10 +264,10 @@ class Coordinator:
             message = (
                 f"learner {self._rank} came to {name!r} while learner {first_rank} "
                 f"waits at {first_name!r}: all learners must validate, save and end "
-                "at the same points of their programs; look for a condition in a "
-                "callback or hook that depends on local values, or on the number of "
-                "batches or steps, which differs between learners that share an epoch: "
-                "log a metric in every batch, stop at the end of an epoch, or set "
+                "at the same points of their programs. Most likely a condition in a "
+                "callback or hook depends on local values, or on the number of batches "
+                "or steps, which differs between learners that share an epoch. Log a "
+                "metric in every batch, stop at the end of an epoch, or set "
                 "`work_sharing=False`"
             )
             self.announce_failure(message)

@@ -22,10 +22,9 @@ from lightning_adpsgd.epochs.ranges import (
     without,
 )
 
-# Claimed ahead: at least this number of units, and units for this number of seconds.
-_AHEAD, _AHEAD_S = 2, 1.0
-# Also units for this number of turns: a faster island may win the claim of a turn.
-_AHEAD_TURNS = 3
+# Claimed ahead: at least `_AHEAD` units, or enough for the longer of `_AHEAD_S` seconds
+# and `_AHEAD_TURNS` turns. A claim fails if a faster island has written first.
+_AHEAD, _AHEAD_S, _AHEAD_TURNS = 2, 1.0, 3
 # Seconds between two marks, at least; the last nine give the speed of training.
 _MARK_S = 0.05
 # The number of stretches into which an epoch is cut for each island of the job.

@@ -381,5 +381,5 @@ def _parsed(text: str | None, lease: Lease) -> Ledger | None:
             raise ValueError("it is an old version that was replaced")
         return found
     except ValueError as error:
-        _log.warning("the pool of batches starts over: %s", error)
+        _log.warning("the pool of batches starts over (%s): some may come twice", error)
         return None

@@ -64,7 +64,7 @@ class Account:
         """
         if outcome.averaged:
             self._refusing.discard(peer)
-        elif not outcome.mine and peer not in self._refusing:
+        elif not outcome.is_to_blame and peer not in self._refusing:
             self._refusing.add(peer)
             _log.warning(
                 "super-learner %d ignores super-learner %d, whose weights are %s",

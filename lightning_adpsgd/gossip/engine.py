@@ -120,8 +120,8 @@ class Gossip(Communication):
         members: super-learners to exchange with; two that meet alone use a = gain / 2.
         on_error: function called once, by the communication thread whose error ends the
             learner, with a description of the error.
-        further: connections to the counterparts of this learner's further sections,
-            each of which has exchanges of its own.
+        further: transports for this learner's other sections, one each; empty unless
+            super-learners differ in size.
 
     Attributes:
         threads: all communication threads of this learner.
@@ -219,9 +219,9 @@ class Gossip(Communication):
         left = self.say_goodbye(self._options.timeout.total_seconds())
         if left:
             raise RuntimeError(
-                f"threads {left} of super-learner {self.members.live_schedule.own} did "
-                f"not end within {self._options.timeout}: their peers have not said "
-                "goodbye"
+                f"super-learner {self.members.live_schedule.own} could not end cleanly:"
+                f" {left} still wait for these peers after {self._options.timeout}. See"
+                " what those printed; raise `timeout` if the network is slow"
             )
 
     def say_goodbye(self, seconds: float) -> list[str]:
@@ -292,7 +292,7 @@ class Gossip(Communication):
             if self._boundary is not None:
                 self._boundary.rest()
             self._traffic.pause()
-            self._waiting.until(self._traffic.is_idle, "exchanges in flight to end")
+            self._waiting.until(self._traffic.is_idle, "running exchanges to end")
 
     @override
     def settle(self) -> None:
@@ -300,7 +300,7 @@ class Gossip(Communication):
             self._merging.finish()
             return
         # The asking end has its answer; this end may still be adding the last chunk.
-        self._waiting.until(self._traffic.is_idle, "answers in flight to end")
+        self._waiting.until(self._traffic.is_idle, "running exchanges to end")
         self.merge_all()
 
     @override
@@ -320,7 +320,7 @@ class Gossip(Communication):
         with self._state:
             is_done = self._state.wait_for(self._traffic.is_idle, seconds)
         if not is_done:
-            _log.warning("an exchange was still under way after %g s", seconds)
+            _log.warning("the rest of an exchange that took over %g s is lost", seconds)
 
     def merge_all(self) -> None:
         """Merges all exchanges; for the training thread, after `drain`."""

@@ -173,7 +173,7 @@ class Lane:
         # In seconds. Some wait for a busy peer; the quickest is that of the link.
         self._round_trips = deque[float](maxlen=_ROUND_TRIPS)
         self._disagreement = Disagreement()
-        # A word, a number and their CRC, of each end.
+        # Three int64 of each end: the word, its number, and their CRC.
         self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
         self.said_at = time.monotonic()
 

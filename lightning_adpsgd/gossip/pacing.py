@@ -47,10 +47,10 @@ class CoreShare:
     def __init__(self, share: float, in_full: bool = False) -> None:
         self._share, self._in_full, self.bound_s = share, in_full, 0.0
         self._lock = threading.Lock()
-        # The time when all is paid; seconds of the last exchange; seconds paid before
-        # their exchange has ended.
+        # When all charges are paid off; cost of the last exchange; how much of running
+        # exchanges is prepaid; until when `bound_s` covers waits.
         self._even_at, self._cost, self._ahead = 0.0, 0.0, 0.0
-        self._counted_to = 0.0  # the time up to which `bound_s` counts
+        self._counted_to = 0.0
 
     @contextmanager
     def exchange(self) -> Iterator[None]:

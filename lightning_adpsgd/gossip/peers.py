@@ -39,7 +39,7 @@ _LONGEST_SILENCE_S = 10.0
 
 
 def silence_s(timeout: timedelta) -> float:
-    """The longest time for which an end of a lane is silent, in seconds."""
+    """The seconds within which an end of a lane must send a sign of life again."""
     return min(_LONGEST_SILENCE_S, timeout.total_seconds() / 4)
 
 
@@ -324,7 +324,7 @@ class Peers:
         self._threads.start(f"ask-{peer}", lambda: self._ask_all(peer, asker))
 
     def answer(self, peer: int) -> None:
-        """Begins to answer a peer until it leaves or is lost."""
+        """Starts the thread that answers a peer until it leaves or is lost."""
         self._answering[peer] = lane = self._lanes.answering(peer)
         work = functools.partial(self._answer_all, peer, lane)
         with self._state:

@@ -85,8 +85,8 @@ class Outcome(NamedTuple):
             end.
         near: whether no part was too far away (`quarantine`); those that were are left
             out.
-        mine: whether this end is to blame: its weights were non-finite, or the larger
-            ones of two ends that were too far apart.
+        is_to_blame: whether this end's weights were non-finite, or the larger ones of
+            two ends that were too far apart.
     """
 
     finite: bool
@@ -94,7 +94,7 @@ class Outcome(NamedTuple):
     first_step: int
     damaged: int = 0
     near: bool = True
-    mine: bool = False
+    is_to_blame: bool = False
 
     @property
     def averaged(self) -> bool:
@@ -204,9 +204,9 @@ class UnderWay:
 
     Two exchanges at once share a link, and both average older weights with less weight.
     So a learner has them one after another. When it is free, it requests an exchange
-    with the peer that it met longest ago. A peer that is free admits the one of those
-    that it met longest ago, and stays free for it until that one begins, or declines
-    because it has itself admitted another meanwhile.
+    with the peer that it met longest ago. A free learner admits, of the peers that
+    request it, the one that it met longest ago. It stays free until that one begins, or
+    declines because it has itself admitted another meanwhile.
 
     No wait for one exchange of others is longer than twice what the last exchange with
     that peer took, so no slow peer holds up the rest. One that asks without a request
@@ -317,7 +317,7 @@ class UnderWay:
         or no exchange has ended yet.
         """
         if self._with[peer]:
-            return 0.0  # it was requested, and so the peer declines
+            return 0.0  # the exchange under way serves it, so it declines at once
         if peer in self._requested and self._own() < peer:
             return math.inf  # the two have requested each other
         is_held = self._holds(peer)
@@ -342,7 +342,7 @@ class UnderWay:
     # --- private
 
     def _holds(self, peer: int) -> bool:
-        """Whether a peer that requests waits for what this learner has requested.
+        """Whether a requesting peer must wait for answers to this learner's requests.
 
         A cycle of requests has a learner whose number is smaller than those of both
         its neighbours. Only such a learner lets others wait, so no cycle blocks.

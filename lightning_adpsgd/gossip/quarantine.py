@@ -137,7 +137,7 @@ class Quarantine:
         """Records the outcome of an exchange of a section."""
         if outcome.first_step <= self._since:
             return
-        if not outcome.mine:
+        if not outcome.is_to_blame:
             self._num_far[section] = 0
         elif not outcome.finite:
             self._symptom = "were infinite or NaN"

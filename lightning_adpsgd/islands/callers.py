@@ -44,9 +44,9 @@ class CallersWatch:
             self._has_warned = True
             own, other = map(links.address_of, (membership.member, reached[0]))
             _log.warning(
-                "no super-learner has connected to this one at %s for %.0f s, although "
-                "it reaches %d of them. It exchanges when it asks, and the others "
-                "leave its weights out of validations and of the consensus model. %s",
+                "no island has connected to this one at %s for %.0f s, although it "
+                "reaches %d of them. It exchanges when it asks, and the others leave "
+                "its weights out of validations and of the consensus model. %s",
                 *(own, self._seconds, len(reached), _remedy(own, other)),
             )
 
@@ -57,5 +57,5 @@ def _remedy(own: Address, other: Address) -> str:
         return "Look for a firewall or an address translation on the side of this host"
     return (
         f"The address of this host towards {other.host} is {here} now: start this "
-        "super-learner again, from its checkpoint"
+        "island again, from its checkpoint"
     )

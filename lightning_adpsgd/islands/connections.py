@@ -10,8 +10,8 @@ At worst they miss exchanges, because any island that connects is answered.
                             evicted from the member list, for all islands
     a peer is silent        it is left out, and all members that this island may need
                             next are probed: half of them may be behind the same cable
-    the list is unreadable  all members are probed now and then, because no list tells
-                            of those with which this island is not connected
+    the list is unreadable  all members are probed now and then: without a list, this
+                            island cannot learn that unconnected islands have died
 
 `peer_status` has the belief about each peer, and its transitions.
 """
@@ -58,8 +58,6 @@ _MOST_PROBES = 64
 MOST_UNLISTED = 32
 """The most members that may ask although this island has not seen them on the list."""
 
-_ALONE = "this super-learner alone"
-
 
 def _bound_unlisted(
     number: int, callers: Collection[int], listed: Collection[int]
@@ -67,7 +65,7 @@ def _bound_unlisted(
     unlisted = [caller for caller in callers if caller not in listed]
     if number not in listed and len(unlisted) > MOST_UNLISTED:
         raise ConnectionRefusedError(
-            f"{MOST_UNLISTED} super-learners that are not on the member list are "
+            f"{MOST_UNLISTED} islands that are not on the member list are "
             "already asking"
         )
 
@@ -95,20 +93,21 @@ def _warn_of_loss(
 
     Args:
         calls_from: address of the member if it still asks this one; otherwise None.
-        num_left: number of super-learners that are left, including this one.
+        num_left: number of islands that are left, including this one.
     """
     if calls_from is not None:
         _log.warning(
-            "%s asks this super-learner, but cannot be reached at its address %s (%s). "
+            "%s asks this island, but cannot be reached at its address %s (%s). "
             "Look for a firewall or an address translation on its side, or another "
             "address of its host. It exchanges when it asks, and its weights are left "
             "out of validations and of the consensus model",
             *(member, calls_from, reason),
         )
         return
+    left = f"{num_left} islands" if num_left > 1 else "this island alone"
     _log.warning(
         "lost %s: %s. The others connect around it; training continues with %s",
-        *(member, reason, f"{num_left} super-learners" if num_left > 1 else _ALONE),
+        *(member, reason, left),
     )
 
 
@@ -141,8 +140,8 @@ class Connections(ServiceThread):
         dial_timeout: longest time for making one connection.
 
     Attributes:
-        joined: number of super-learners that have joined since `start`.
-        lost: number of super-learners that have left without a goodbye since `start`.
+        joined: number of islands that have joined since `start`.
+        lost: number of islands that have left without a goodbye since `start`.
     """
 
     def __init__(
@@ -332,7 +331,8 @@ class Connections(ServiceThread):
             else:
                 self._peers[member.incarnation] = Peer(member)
                 self.joined += 1
-                _log.info("%s has joined", member)
+                level = logging.WARNING if self.lost else logging.INFO
+                _log.log(level, "%s has joined, as a new process", member)
 
     def _probe_around_without_list(self) -> None:
         """Probes others when the list becomes unreadable, and every 10 s from then."""
@@ -448,7 +448,11 @@ class Connections(ServiceThread):
             case News.REACHABLE:
                 _log.warning("%s can be reached again", member)
             case News.BACK:
-                _log.warning("%s is back: the weights of both are averaged", member)
+                _log.warning(
+                    "%s is on the member list again after a break in the connection; "
+                    "its weights and ours are averaged",
+                    member,
+                )
             case News.NONE:
                 pass
 

@@ -91,8 +91,8 @@ class Island:
         store: store that the learners of this island share; None if it has only one.
         sections: sections that this learner exchanges; None: all islands have one size,
             and a learner exchanges its shard with the learners of the same index.
-        shares_epochs: whether islands share epochs. The furthest island is then the one
-            in the latest epoch; otherwise it is the one with the most steps.
+        shares_epochs: whether islands share epochs. If so, the island in the latest
+            epoch is the furthest; otherwise the one with the most steps.
 
     Attributes:
         started_from: position of the weights that it took at its start; None if it kept
@@ -166,7 +166,7 @@ class Island:
     # --- from start to end
 
     def start(self, position: Position = BEGINNING) -> None:
-        """Takes the weights of the others, unless it is the first, and joins them.
+        """Joins the others with their weights; the first island keeps its own.
 
         Raises:
             RuntimeError: The rendezvous or the others' weights were not available in
@@ -184,8 +184,8 @@ class Island:
             self.started_from = self._joining.take_up_weights()
             if not self.membership.enter(self._timeouts.pull.total_seconds()):
                 _log.warning(
-                    "this super-learner is not on the member list yet (%s): it trains, "
-                    "and exchanges with no other until it is",
+                    "this island is not on the member list yet (%s): it trains, and "
+                    "exchanges with no other until it is",
                     self.membership.outage or "no answer yet",
                 )
         self._connections.start()
@@ -353,7 +353,7 @@ class Island:
         self._is_left_behind = True
 
     def _rejoin(self) -> None:
-        """Rejoins after `_on_left_behind`, with the others' weights unless it leads."""
+        """After `_on_left_behind`, returns to the list with the furthest weights."""
         if not self._is_left_behind:
             return
         if self._joining.leads():
@@ -366,8 +366,8 @@ class Island:
                 RuntimeError(
                     "the others went on without this island of "
                     f"{self._group.size} learners: it was stopped for too long, or a "
-                    "call held Python's interpreter lock for so long, or it trains "
-                    "from other weights. Start it again (with `torchrun "
+                    "call held Python's interpreter lock for so long, or its weights "
+                    "come from another training. Start it again (with `torchrun "
                     "--max-restarts`, say): it then begins with theirs"
                 )
             )

@@ -156,7 +156,7 @@ class Joining:
         """
         refused_since: float | None = None
         wait = self._new_wait(
-            f"the weights of super-learners on the member list of {self._address}",
+            f"the weights of islands on the member list of {self._address}",
             "check whether this machine can reach their addresses, and what they print",
         )
         while True:
@@ -176,7 +176,7 @@ class Joining:
         """The reason why no member gave its weights, as far as it is known."""
         listed, here = self._membership.members.by_number, self._membership.member.host
         if not listed:
-            return "there is none"
+            return "the member list is empty"
         asked = [listed[number] for number in sorted(listed)]
         named = [f"{one} at {_first_address(one)}" for one in asked[:_MOST_NAMED]]
         more = [f"{len(asked) - _MOST_NAMED} more"] * (len(asked) > _MOST_NAMED)
@@ -311,7 +311,7 @@ class Joining:
         return pulled if pulled is not None and all_finite(pulled.values) else None
 
     def _watch(self, number: int, share: float) -> None:
-        self._on_progress(f"{share:.0%} of the weights of super-learner {number} came")
+        self._on_progress(f"{share:.0%} of the weights of island {number} came")
         if time.monotonic() > self._pull_until:
             raise TimeoutError(f"{share:.0%} of the weights came in time")
 

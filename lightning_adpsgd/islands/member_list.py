@@ -15,7 +15,7 @@ _MOST_EPOCHS, _GOODBYE = 1 << 62, "goodbye"
 
 
 class Member(NamedTuple):
-    """A super-learner on the member list.
+    """An island on the member list.
 
     Attributes:
         number: number that defines every order, drawn in order of joining; drawn again
@@ -23,7 +23,7 @@ class Member(NamedTuple):
         incarnation: unique identifier of its processes, whatever its number.
         host: name of its machine, for messages.
         addresses: addresses at which its learners listen, one "host:port" each.
-        origin: incarnation of the super-learner that began the training of its weights;
+        origin: incarnation of the island that began the training of its weights;
             weights of two origins are never averaged. Empty: unknown.
         proof: signature of a holder of the token; empty without a token.
     """
@@ -36,7 +36,7 @@ class Member(NamedTuple):
     proof: str = ""
 
     def __str__(self) -> str:
-        return f"super-learner {self.number} on host {self.host}"
+        return f"island {self.number} on host {self.host}"
 
     def is_foreign_to(self, other: "Member") -> bool:
         """Whether the weights of the two members come from different trainings."""
@@ -120,7 +120,7 @@ class MemberList:
         listed = self.by_number.get(number)
         if listed is None or listed.incarnation == incarnation:
             return ""
-        return f"the member list has another incarnation as {listed}"
+        return f"number {number} belongs to another process, on host {listed.host}"
 
     def after(self, number: int) -> list[int]:
         """The other members' numbers, from the one after `number`, wrapping around."""

@@ -3,7 +3,7 @@
     members         the member list, with an epoch that each change raises
     version         a text that changes when the list does
     heartbeat/<n>   the number of heartbeats of member n, and its steps
-    next            the next number, and a word that only one drawer writes
+    next            the next number, and a random tag by which simultaneous draws differ
 
 Anyone who reaches the rendezvous can write there. An entry that is malformed, or (with
 a token) not signed by a holder of the token, counts as absent for its member.

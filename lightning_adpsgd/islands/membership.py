@@ -51,8 +51,8 @@ class Membership(ServiceThread):
     The thread writes the attributes, each as a whole, and other threads read them.
     `_state` guards what several threads write: `member`, `_wanted`, `_begins_list`,
     `_dead` (incarnations to evict) and `_evicted` (those evicted so far). Other threads
-    wait for this one only at the start and at the end, for a bounded time. `stop` takes
-    this island off the list.
+    wait for this thread only at start and stop, for a bounded time. `stop` takes this
+    island off the list.
 
     Args:
         rendezvous: client of the store, used only by the thread.
@@ -297,7 +297,7 @@ class Membership(ServiceThread):
             self._change(store, lambda old: _without(old, mine))
             self._stand_aside(
                 f"{ahead} is further ahead in a training from other weights: this "
-                "super-learner takes those before it exchanges with others"
+                "island takes those before it exchanges with others"
             )
 
     def _begin_list(self, store: MemberStore) -> None:
@@ -367,7 +367,7 @@ class Membership(ServiceThread):
     def _adopt(self, store: MemberStore, members: MemberList) -> None:
         known = self.members.by_number
         gone = [member for member in known.values() if not members.holds(member)]
-        # Before the list: a member that it lacks and that has not left counts as lost.
+        # Before `members`: readers treat anyone missing from both as lost.
         self.left |= {m.incarnation for m in gone if store.has_said_goodbye(m)}
         self.members = members
         if members.by_number != known:
@@ -383,14 +383,14 @@ class Membership(ServiceThread):
         if self._was_in:
             _log.warning(
                 "the rendezvous at %s cannot be reached (%s): training continues with "
-                "the known super-learners, and no other can join",
+                "the known islands, and no other can join",
                 *(self._rendezvous.address, reason),
             )
         self._on_change()
 
     def _note_return(self) -> None:
         _log.warning(
-            "the rendezvous at %s is back after %.0f s, with %d super-learners on its "
+            "the rendezvous at %s is back after %.0f s, with %d islands on its "
             "member list",
             *(self._rendezvous.address, time.monotonic() - self._away_since),
             len(self.members.by_number),

@@ -122,7 +122,7 @@ def _unreachable(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:
     dialed = event is Event.DIAL_FAILED
     suspect = _suspect(peer, now, _LONGEST_AFTER_DIAL_S if dialed else _LONGEST_PAUSE_S)
     suspect = suspect._replace(needs_probe=dialed)
-    # The member list may be about to say that it has left.
+    # Not logged yet: the next read of the member list may show its goodbye.
     return (suspect, News.NONE) if peer.status is Status.ALIVE else _report(suspect)
 
 

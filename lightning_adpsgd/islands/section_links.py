@@ -17,7 +17,7 @@ from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.sockets import Address
 from lightning_adpsgd.transport.links.transport import LinkTransport
 
-# A member that gives its weights for longer takes this for a loss.
+# A member that still sends us its weights after this is cut off, for it a loss.
 _LONGEST_END_S = 300.0
 
 

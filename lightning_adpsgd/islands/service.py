@@ -108,9 +108,8 @@ class ServiceThread(ABC):
         if self._in_a_row < MOST_ERRORS:
             return True
         end = RuntimeError(
-            f"{self.name} has failed {self._in_a_row} times in a row: {error!r}. This "
-            "learner ends, because the others can no longer count on it; the log has "
-            "the trace"
+            f"{self.name} has failed {self._in_a_row} times in a row: {error!r}. So "
+            "this learner ends; see the traceback in the log"
         )
         end.__cause__ = error
         self._fail(end)

@@ -10,8 +10,8 @@ class Statistics(NamedTuple):
     """The counters of a learner's communication so far.
 
     Attributes:
-        exchanges: number of completed exchanges with a peer; number of rounds in the
-            synchronous modes.
+        exchanges: number of completed exchanges with a peer, without those refused;
+            number of rounds in the synchronous modes.
         merges: number of merges of averages into the training weights.
         bytes_sent: payload bytes that this learner has sent to other super-learners.
         exposed_seconds: seconds for which the training thread waited for communication.

@@ -405,7 +405,7 @@ def merge_together(
     group: SuperLearnerGroup,
     timeout: timedelta,
 ) -> MergeAlone | ShardGather | ShardMerge:
-    """Chooses how the learners of a super-learner merge."""
+    """Chooses how the learners of a super-learner merge; a single one merges alone."""
     together = ShardGather if group.holds_all else ShardMerge
     merging = MergeAlone if group.size == 1 else together
     return merging(vectors, replica, group, timeout)
@@ -423,7 +423,7 @@ def _complete(begin: Callable[[], dist.Work | None], timeout: timedelta) -> None
         work.wait(timeout)
     except RuntimeError as error:
         raise SuperLearnerBroken(
-            "the learners of this super-learner did not share weights or votes (limit "
-            f"{timeout}): {error}. Check whether all its processes run; if one is only "
-            "slow, raise `timeout`"
+            f"a learner of this super-learner did not answer within {timeout}, or is "
+            f"lost: {error}. Check whether all its processes run; if one is only slow, "
+            "raise `timeout`"
         ) from error

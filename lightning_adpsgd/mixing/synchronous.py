@@ -26,6 +26,7 @@ class Rounds(Communication):
     training thread otherwise.
 
     Args:
+        mixer: what computes a round, as `RoundMixer` does.
         worker: thread that runs a round from its launch on.
         hidden: whether a round is joined before the next update rather than at once.
         from_start: whether a round runs during the first gradient. Weights that start

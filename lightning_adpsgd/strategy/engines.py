@@ -142,7 +142,7 @@ def sections_between(weights: Weights, partition: Partition) -> list[Section] | 
         if {section.owners[s] for section in sections} != {*range(size)}:
             raise ValueError(
                 f"`super_learner_size` must leave each learner some weights, got {size}"
-                ": the weights have too few rows for all of them; make it smaller"
+                ": the weights have too few rows; use smaller super-learners"
             )
     return sections
 

@@ -102,8 +102,9 @@ class HADPSGDOptions(_DDPStrategy):
     ) -> None:
         """Stores and checks the options; nothing communicates before training.
 
-        The options up to `inside` are the ones to choose first. Those after it are for
-        tuning, and those from `timeout` on help when something breaks.
+        Choose those up to `inside` first. `order` to `wire_dtype`, `cpu_share` and
+        `max_staleness` tune exchanges. `work_sharing` and `islands` say who trains on
+        which samples and who takes part. The others are for special uses.
 
         Args:
             topology: name of a topology (`lightning_adpsgd.topology.TOPOLOGIES`),
@@ -140,9 +141,9 @@ class HADPSGDOptions(_DDPStrategy):
                 with which an uncompressed exchange would last more than half an
                 optimizer step. Averages are always computed in float32 or better.
             exchange_frozen: whether weights that are frozen at the start are averaged
-                too. With `find_unused_parameters=True` their gradients are then also
-                reduced inside a super-learner. False: they do not travel, and must
-                stay frozen, as in fine-tuning with adapters.
+                too. With `find_unused_parameters=True`, weights that are unfrozen later
+                then have their gradients reduced inside a super-learner. False: they do
+                not travel, and must stay frozen, as in fine-tuning with adapters.
             cpu_share: largest share of the training time that exchanges may take in
                 "async", in (0, 1] (docs/concepts.md); 1: no bound.
             work_sharing: whether an epoch is a pool from which each learner takes
@@ -170,8 +171,11 @@ class HADPSGDOptions(_DDPStrategy):
             timeout: longest silence of a peer before it counts as lost, and the time
                 limit of each collective: a timedelta, or a number of seconds. By
                 default 5 minutes, and 30 minutes for Lightning's own collectives.
-            max_staleness: number of steps without an exchange, averaged or refused,
-                after which a learner in "async" waits for one; None: it never waits.
+                Islands notice a loss within 2.25 to 3 s, whatever its value.
+            max_staleness: longest number of optimizer steps without an exchange, after
+                which a learner in "async" waits for one; None: it never waits. An
+                exchange whose parts were refused counts too. It does not bound the age
+                of the averages that are merged.
             **ddp: further arguments of Lightning's `DDPStrategy`, such as
                 `start_method`. Options of DDP itself apply inside a super-learner.
 
@@ -226,7 +230,7 @@ class HADPSGDOptions(_DDPStrategy):
         """The `CheckpointIO` in use; by default it writes files whole or not at all.
 
         With a Trainer, the default can also write in the background. One from the user
-        is used as it is; a wrapper that has none inside gets a `WholeCheckpointIO`.
+        is used as it is; a wrapper around none gets a `WholeCheckpointIO`.
         """
         # Not in the constructor: afterwards Lightning checks whether the user gave one.
         if self._checkpoint_io is None:

@@ -77,7 +77,7 @@ class HADPSGDStrategy(ModelParallelInside):
     During training, learner 0 writes checkpoints in the background, which takes one
     more copy of the checkpoint in host memory. `checkpoint_io.wait()` waits for the
     file. A `CheckpointIO` among the Trainer's `plugins` is used as it is. A wrapper
-    that has none inside, such as `AsyncCheckpointIO()`, gets a `WholeCheckpointIO`.
+    around no other one, such as `AsyncCheckpointIO()`, gets a `WholeCheckpointIO`.
 
     The constructor documents the arguments.
     """

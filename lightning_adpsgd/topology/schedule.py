@@ -63,9 +63,9 @@ class Schedule:
 
 
 class LiveSchedule(NamedTuple):
-    """A schedule over the live super-learners, with this one's number among them.
+    """A schedule over the present super-learners, whether these are fixed or not.
 
-    The numbers are in ascending order.
+    `numbers` ascends, and `own` is one of them.
     """
 
     schedule: Schedule

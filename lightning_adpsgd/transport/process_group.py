@@ -15,7 +15,8 @@ class DistributedTransport(Transport):
     """Point-to-point messages over a dedicated process group.
 
     Gloo matches point-to-point operations on the network threads of the group. They
-    occupy none of these while they wait, so an idle receive costs nothing.
+    occupy none of these while they wait, so an idle receive costs nothing. The number
+    of a lane is the tag of its operations.
 
     Args:
         group: process group with one learner of each super-learner, in the order of

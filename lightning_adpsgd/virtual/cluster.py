@@ -62,19 +62,21 @@ class VirtualCluster:
             of its optimizer; None: no bound.
         samples_in: function that counts the samples of a batch; by default it takes
             the length of the first tensor in the batch.
-        **options: `compute`: time that a learner computes for a step. `link`: link of
-            each learner to its counterparts in other super-learners. `inner_link`: link
-            of each learner to the others of its super-learner. `seed`: seed of all that
-            is random: times, topologies, the order of samples, dropout. `order`,
-            `mixing_gain`, `gossip_every`, `wire_dtype` and `max_staleness`: as for
-            `HADPSGDStrategy`, but `wire_dtype` is None by default, and never "auto".
+        **options: nine, each with a default:
+
+            - `compute`: time that a learner computes for a step
+            - `link`: link of each learner to its counterparts in other super-learners
+            - `inner_link`: link of each learner to the others of its super-learner
+            - `seed`: seed of times, topologies, the order of samples, and dropout
+            - `order`, `mixing_gain`, `gossip_every`, `max_staleness`, `wire_dtype`: as
+              for `HADPSGDStrategy`, but the last is None by default, never "auto"
 
     Raises:
         TypeError: An option is unknown, or an argument has a wrong type.
         ValueError: A value is out of its bounds.
 
     Attributes:
-        scenario: numbers of super-learners and learners, and their speeds.
+        scenario: numbers of super-learners and learners, speeds, links, topology, seed.
         learners: weights, simulated time and counters of all super-learners.
         samples: number of samples that all learners together have seen.
         learning_rate: learning rate of the last step in the first parameter group.
@@ -150,9 +152,9 @@ class VirtualCluster:
                 to a factor on the learning rates. It excludes schedulers that the
                 module configures, which count a super-learner's own steps.
             evaluate: function of the module that scores the consensus model at each
-                point, or batches of which the mean loss is that score.
+                point, or an iterable of batches, for which the mean loss is taken.
             every_samples: number of samples between two points; by default a twentieth
-                of those of this call.
+                of the samples of this call.
             local_losses: whether to score each super-learner's local weights, too.
             on_point: function called with each new point; the module then holds the
                 consensus model.

@@ -21,8 +21,8 @@ class Point:
         held_out_loss: score of the consensus model from `evaluate`; NaN without it.
         consensus_distance: ``sqrt(mean_i |w_i - mean w|^2)``.
         relative_distance: `consensus_distance` over ``|mean w|``.
-        local_min: smallest score of a super-learner's local weights; NaN without
-            `local_losses`, as are `local_mean` and `local_max`.
+        local_min: smallest score by `evaluate` of a super-learner's own weights; NaN
+            without `local_losses`, as are `local_mean` and `local_max`.
         learning_rate: learning rate of the last step, in the first parameter group.
         wall_seconds: real seconds since `fit` began; `==` ignores it, because it alone
             differs from run to run.

@@ -50,8 +50,8 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     The Trainer's loader feeds all of them. Each batch goes to the super-learner whose
     turn it is: round robin in "sync" and "delay_by_one", in the order of simulated time
-    otherwise. It serves as the batch of all N learners together. Learning-rate
-    schedules count the steps of all super-learners, S times as many as each makes.
+    otherwise. It is the batch of all N learners, so N multiplies no samples. Schedules
+    count the steps of all super-learners, S times as many as each makes.
 
     Validation uses the consensus model, checkpoints contain it, and training ends in
     it. A resumed run differs from an uninterrupted one, and warns of it: all

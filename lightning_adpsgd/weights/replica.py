@@ -80,7 +80,7 @@ class Part:
         self._shown = weights
 
     def show_unmerged(self, weights: Tensor) -> None:
-        """Makes exchanges read other weights, and adds to d what w has beyond those."""
+        """Makes exchanges read `weights`, and adds w - weights to d, so x stays."""
         more = self._weights.to(self.dtype) - weights
         if self.changed or self._keeps_rest:
             self._change.add_(more)
@@ -147,7 +147,7 @@ class Part:
 class Chunk:
     """Parts in order: the unit of a copy, and the content of the longest messages.
 
-    Exchanges treat shorter ones as one part.
+    A shorter message carries fewer parts, joined into one such chunk with one part.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -230,8 +230,8 @@ class Replica:
         """Makes exchanges read these weights, until called with w again.
 
         Args:
-            unmerged: whether these are w before a merge, which is to be undone: x does
-                not change.
+            unmerged: whether these are w from before the last merge. The merge is
+                undone: its change goes back into d.
         """
         for chunk, views in zip(self.chunks, self.views(shards), strict=True):
             with self.guard:

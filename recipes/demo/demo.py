@@ -31,7 +31,7 @@ from recipes.demo.results import (
     trainings_compared,
 )
 from recipes.generated.corpus import write_corpus
-from recipes.hybrid.pipeline.runner import run_stages
+from recipes.hybrid.pipeline.runner import StageError, run_stages
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
 from recipes.hybrid.stages import STAGES
 from recipes.hybrid.training.tracking import log_later, offline_runs, sync_line
@@ -66,29 +66,44 @@ def run_demo(
     if generated_minutes is not None:
         _say("speak a corpus of Switchboard's shape")
         _generate(settings, generated_minutes)
-    _say("prepare the speech and align it, once for all runs")
-    run_stages(settings, STAGES, last="realign")
+    _say("prepare the speech, align it and build the graph, once for all runs")
+    _run_stages(settings, last="realign")
     if not {*TEST_SPLITS} & {*settings.splits()}:
         raise ValueError(
             "`corpus` must hold a test set, by whose words the demo compares its runs; "
             "recipes.switchboard trains without one"
         )
     _say("decode with the model that made the alignment")
-    run_stages(settings, STAGES, first="graph", last="baseline")
+    _run_stages(settings, first="adapted_baseline", last="baseline")
     runs = [_run(settings, name) for name in STRATEGIES]
     for run in runs:
         _say(f"train and decode: {run.run}")
-        run_stages(run, STAGES, first="train")
+        _run_stages(run, first="train")
     race = race_of(runs[0], race_seconds)
     for run in race:
         _say(f"{race_seconds:g} seconds with a slow learner: {run.run}")
-        run_stages(run, STAGES, first="train", last="score")
+        _run_stages(run, first="train", last="score")
     results = [read_baseline(settings), *(read_result(run) for run in runs)]
     facts = facts_of([*runs, *race], _corpus_in_words(settings, generated_minutes))
     report = settings.out / "report.html"
     _tell(report, results, facts, [read_entrant(run) for run in race])
     _track(runs, report)
     return results
+
+
+def _run_stages(
+    settings: Settings, first: str | None = None, last: str | None = None
+) -> None:
+    """Runs unfinished stages; a refusal advises what this command can do."""
+    try:
+        run_stages(settings, STAGES, first, last)
+    except StageError as error:
+        made = settings.out / "exp"
+        remedy = (
+            ". Repeat the demo with the earlier settings, choose another --out, or "
+            f"delete {made} to run all stages again"
+        )
+        raise StageError(error.problem, remedy if error.remedy else "") from error
 
 
 def _run(settings: Settings, name: str) -> Settings:

@@ -364,7 +364,7 @@ def test_islands_that_do_not_come_to_the_end_of_an_epoch_are_named_with_their_ho
         number=4, ledger=SimpleNamespace(held=held, resting=("name 0",))
     )
     pool._say_who_did_not_come(lease)
-    expected = "epoch 4 ends here without super-learner 1 on host node17, stranger: "
+    expected = "epoch 4 ends here without island 1 on host node17, stranger: "
     assert expected in caplog.text
 
 

@@ -48,7 +48,7 @@ def test_one_is_killed_and_comes_back(tmp_path: Path, seed: int) -> None:
         furthest = max(islands.steps(name)[-1].number for name in others.split())
         assert 10 < islands.steps("again")[0].number <= furthest
         told = [islands.output(name) for name in others.split()]
-        assert all(text.count("lost super-learner") == 1 for text in told)
+        assert all(text.count("lost island") == 1 for text in told)
 
 
 def test_the_rendezvous_is_killed_and_comes_back(tmp_path: Path) -> None:

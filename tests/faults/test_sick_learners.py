@@ -151,7 +151,7 @@ def test_what_is_too_far_is_left_out_by_both_ends(
     before = first.clone(), second.clone()
     outcomes = exchange(ends)
     assert [outcome.near for outcome in outcomes] == [False, False]
-    assert [outcome.mine for outcome in outcomes] == [True, False]
+    assert [outcome.is_to_blame for outcome in outcomes] == [True, False]
     assert first.equal(before[0])
     assert second.equal(before[1])
 

@@ -126,7 +126,7 @@ def test_an_island_of_two_learners_is_killed_and_comes_back(
     """It is where the others were, and not at its first step."""
     back, _ = story
     assert back.first_steps[0] == back.first_steps[1] >= back.furthest
-    assert back.told.count("lost super-learner") == 1
+    assert back.told.count("lost island") == 1
 
 
 def test_one_learner_of_an_island_is_told_to_end_and_all_leave(

@@ -23,7 +23,7 @@ from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.weights.replica import Replica
 from tests.helpers import PATIENCE_S
 
-ILL = Outcome(finite=False, bytes_sent=0, first_step=5, mine=True)
+ILL = Outcome(finite=False, bytes_sent=0, first_step=5, is_to_blame=True)
 
 
 class Clock:
@@ -140,7 +140,7 @@ def test_weights_that_go_on_being_too_far_have_diverged() -> None:
         for _ in range(MOST_FAR_EXCHANGES - 1):
             learner.quarantine.note(far)
             assert not learner.quarantine.wants_reload
-        learner.quarantine.note(far._replace(mine=False))  # counts anew
+        learner.quarantine.note(far._replace(is_to_blame=False))  # counts anew
     for _ in range(MOST_FAR_EXCHANGES):
         assert not learner.quarantine.wants_reload
         learner.quarantine.note(far)
@@ -162,7 +162,7 @@ class Late:
         self._meanwhile = meanwhile
 
     @property
-    def mine(self) -> bool:
+    def is_to_blame(self) -> bool:
         self._meanwhile()
         return True
 

@@ -47,7 +47,7 @@ def test_who_is_called_by_nobody_hears_of_a_firewall_once(
     assert caplog.messages == []
     course.run(90, {2})
     (message,) = caplog.messages
-    assert "no super-learner has connected to this one at 127.0.0.1:1 for 2" in message
+    assert "no island has connected to this one at 127.0.0.1:1 for 2" in message
     assert "it reaches 1 of them" in message
     assert message.endswith("an address translation on the side of this host")
 
@@ -61,7 +61,7 @@ def test_who_has_another_address_now_hears_which(
     (message,) = caplog.messages
     assert "at 192.0.2.7:1 for" in message
     assert "The address of this host towards 127.0.0.1 is 127.0.0.1 now" in message
-    assert message.endswith("start this super-learner again, from its checkpoint")
+    assert message.endswith("start this island again, from its checkpoint")
 
 
 def test_who_has_several_addresses_hears_of_a_firewall(

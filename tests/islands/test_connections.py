@@ -115,6 +115,20 @@ def test_members_that_join_are_counted_and_dialed(
     assert ours.engine.members.live_schedule.numbers == (0, 1)
 
 
+def test_after_a_loss_one_that_joins_is_seen_at_the_default_level(
+    ours: Connections, played: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be the lost one, which its launcher has started again."""
+    lose_one(ours, played, ConnectionRefusedError())
+    assert not [text for text in caplog.messages if "has joined" in text]
+    again = Member(3, "start 3", "host", ("127.0.0.1:4",))
+    played.membership.members = MemberList(2, {m.number: m for m in (OWN, TWO, again)})
+    ours._take_turn()
+    told = [one for one in caplog.records if "has joined" in one.message]
+    assert [one.message for one in told] == [f"{again} has joined, as a new process"]
+    assert told[0].levelname == "WARNING"
+
+
 def test_the_host_of_a_lost_peer_is_asked_and_a_refusal_evicts_it(
     ours: Connections, played: Played
 ) -> None:
@@ -158,7 +172,7 @@ def test_who_asks_and_cannot_be_dialed_is_told_from_one_that_is_lost(
         ours._post(number, Event.CALLED)
     ours._take_turn()
     one, two = caplog.messages
-    assert f"{ONE} asks this super-learner, but cannot be reached at its" in one
+    assert f"{ONE} asks this island, but cannot be reached at its" in one
     assert "at its address 127.0.0.1:2 (timed out)" in one
     assert two.startswith(f"lost {TWO}: timed out. The others connect around it")
 

@@ -204,9 +204,9 @@ def test_the_last_one_goes_on_alone_and_says_so(
         for _ in range(5):
             trained[0].step(1.0)
         until(lambda: trained[0].island.statistics().lost == 1, "the warning")
-    told = [r.message for r in caplog.records if "lost super-learner 1" in r.message]
+    told = [r.message for r in caplog.records if "lost island 1" in r.message]
     assert len(told) == 1
-    assert "training continues with this super-learner alone" in told[0]
+    assert "training continues with this island alone" in told[0]
 
 
 def test_an_island_comes_back_under_another_number() -> None:
@@ -661,7 +661,7 @@ def test_another_incarnation_does_not_take_over_the_lane_of_a_member() -> None:
             Credentials(),
         )
         door = Address.parse(one.membership.member.addresses[0])
-        with pytest.raises(Refused, match="another incarnation"):
+        with pytest.raises(Refused, match="number 1 belongs to another process"):
             twin.connect(0, door)
         # Nor does one that is dialed as somebody else, or over a relay.
         twin.rename(2, "third")

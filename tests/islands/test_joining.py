@@ -112,7 +112,7 @@ def test_who_gives_no_weights_is_named_with_its_address(
     joining = Learner(0, HashStore(), {}).joining
     joining._membership.members = MemberList(1, {3: Member(3, "start", host, (at,))})
     why = joining._why_none()
-    assert why.startswith(f"none of super-learner 3 on host {host} at {at} gave them")
+    assert why.startswith(f"none of island 3 on host {host} at {at} gave them")
     assert ("a loopback address, which no other host can reach" in why) == is_told
     assert ("Set GLOO_SOCKET_IFNAME on host node0" in why) == is_told
 
@@ -120,7 +120,7 @@ def test_who_gives_no_weights_is_named_with_its_address(
 def test_the_reason_why_a_member_gives_no_weights_is_told() -> None:
     learner = Learner(0, HashStore(), {})
     learner.why_none["start 1"] = "certificate has expired"
-    expected = "gave them; super-learner 1 on host host: certificate has expired"
+    expected = "gave them; island 1 on host host: certificate has expired"
     assert learner.joining._why_none().endswith(expected)
 
 
@@ -129,21 +129,21 @@ def test_of_many_who_give_no_weights_some_are_named() -> None:
     far = {n: Member(n, str(n), "far", ("127.0.0.1:9",)) for n in range(9)}
     joining._membership.members = MemberList(1, far)
     why = joining._why_none()
-    assert "super-learner 3 on host far at 127.0.0.1:9, 5 more gave them" in why
+    assert "island 3 on host far at 127.0.0.1:9, 5 more gave them" in why
     assert why.count("Set GLOO_SOCKET_IFNAME") == 4
     joining._membership.members = MemberList(1, {0: Member(0, "0", "far", ())})
     assert joining._why_none() == (
-        "none of super-learner 0 on host far at no address gave them"
+        "none of island 0 on host far at no address gave them"
     )
     joining._membership.members = MemberList(1, {})
-    assert joining._why_none() == "there is none"
+    assert joining._why_none() == "the member list is empty"
 
 
 def test_a_wait_for_weights_says_how_many_have_come() -> None:
     joining, said = Learner(0, HashStore(), {}).joining, list[str]()
     joining._on_progress = said.append
     joining._watch(3, 0.125)
-    assert said == ["12% of the weights of super-learner 3 came"]
+    assert said == ["12% of the weights of island 3 came"]
 
 
 @pytest.fixture

@@ -180,9 +180,8 @@ def test_a_list_holds_an_incarnation_and_objects_to_another() -> None:
         member = Member(number, incarnation, "host", ())
         assert listed.holds(member) is holds
         assert bool(listed.objection(number, incarnation)) is objects
-    assert "another incarnation as super-learner 1 on host host" in listed.objection(
-        1, "another"
-    )
+    told = "number 1 belongs to another process, on host host"
+    assert listed.objection(1, "another") == told
 
 
 def test_the_epoch_after_is_that_of_no_list_before() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from lightning_adpsgd.asr.scoring import Errors
 from lightning_adpsgd.callbacks.timeline import Entry, write_timeline
+from recipes.demo import demo
 from recipes.demo.__main__ import SHORT_TRAINING, main, parser, settings_of
 from recipes.demo.facts import facts_of
 from recipes.demo.lanes import Step, read_lanes
@@ -33,6 +34,7 @@ from recipes.demo.results import (
     trainings_compared,
 )
 from recipes.hybrid.pipeline.groups import RaceSettings, TrainSettings
+from recipes.hybrid.pipeline.runner import Stage
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.training.held_out import HeldOut, Point, Spoken
 from recipes.hybrid.training.metrics import (
@@ -388,3 +390,27 @@ def test_a_damaged_lane_is_named_by_file_and_line(tmp_path):
     path.write_text(path.read_text() + "2.5,oops")
     with pytest.raises(ValueError, match=r"0\.timeline\.csv, line 3: .*oops"):
         read_lanes(tmp_path)
+
+
+def test_another_setting_is_refused_with_advice_that_the_demo_can_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    ends = [
+        Stage(name, "p", lambda settings, output: None, (), depends)
+        for name, depends in (("realign", ("align",)), ("adapted_baseline", ()))
+    ]
+    monkeypatch.setattr(demo, "STAGES", [*ends, ends[1]._replace(name="baseline")])
+    (tmp_path / "corpus").mkdir()
+    arguments = ["--corpus", f"{tmp_path}/corpus", "--out", f"{tmp_path}/out"]
+    assert main(arguments) == 1  # a corpus without a test set, after `realign`
+    capsys.readouterr()
+
+    assert main([*arguments, "--set", "align.beam=9"]) == 1
+    told = capsys.readouterr().err
+    options = {text for action in parser()._actions for text in action.option_strings}
+    assert {word for word in told.split() if word.startswith("--")} <= {
+        f"{option}{mark}" for option in options for mark in ("", ",", ".", ":")
+    }
+    assert "stage `realign`" in told
+    assert "align.beam was 8.0, is 9.0. Repeat the demo with the earlier" in told
+    assert f"choose another --out, or delete {tmp_path}/out/exp" in told

@@ -89,7 +89,7 @@ def test_parts_are_counted_without_hubscr(settings, monkeypatch, capsys):
 def test_hubscr_and_the_own_scorer_agree_and_nist_is_named(settings):
     report = run(settings)
     assert errors_of(report) == EXPECTED
-    assert report["scorer"] == f"NIST's {find_hubscr()}; the own scorer agrees"
+    assert report["scorer"] == f"NIST's {find_hubscr()}; our scorer agrees"
 
 
 def test_a_disagreement_is_said_aloud(settings, monkeypatch, capsys):
@@ -99,8 +99,8 @@ def test_a_disagreement_is_said_aloud(settings, monkeypatch, capsys):
     monkeypatch.setattr(scoring, "read_sgml", lambda _: wrong)
     report = run(settings)
     assert report["parts"]["total"]["substitutions"] == 2
-    assert "DIFFERS" in report["scorer"]
-    assert "other errors for 1 speakers" in capsys.readouterr().out
+    assert "DISAGREES" in report["scorer"]
+    assert "hubscr.pl disagree on 1 speakers" in capsys.readouterr().out
 
 
 def test_speakers_and_alignments_can_be_read(settings, monkeypatch):
@@ -153,7 +153,7 @@ def test_words_of_another_language_are_no_hesitations(settings, monkeypatch, hub
     (settings.directory("decode") / "test.ctm").write_text(ctm)
     report = run(dataclasses.replace(settings, scoring="plain"))
     assert errors_of(report)["test"] == Errors(4, 0, 2, 1, 1, 1)
-    assert report["scorer"] == "the own scorer; words are compared as they are"
+    assert report["scorer"] == "our scorer; words are compared as they are"
 
 
 @pytest.mark.parametrize(

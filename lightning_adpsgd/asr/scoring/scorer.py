@@ -85,7 +85,7 @@ def score_files(
         stm: Reference file, with lines `file channel speaker begin end <labels> words`.
         ctm: Hypothesis file, with lines `file channel begin duration word confidence`.
         glm: Rules for both; without rules, words are compared unchanged (plain sclite).
-        options: Which marks have a meaning.
+        options: Which markup to interpret, e.g. `(uh)` optional, `dog-` a fragment.
 
     Raises:
         ScoringError: A file is unusable; the message names file and line.

@@ -47,7 +47,7 @@ def written_words(word: str, glm: Glm | None = None) -> list[str]:
 
 
 def _as_compared(words: list[str], glm: Glm | None) -> list[str]:
-    """Without rules also letters other than A to Z have no case."""
+    """The words; without rules in lower case, beyond A to Z as well."""
     return [word.lower() for word in words] if glm is None else words
 
 
@@ -69,8 +69,8 @@ def score(
 
     Args:
         references: Words of each utterance.
-        hypotheses: Words recognised; an utterance that is missing has none, and all
-            its words count as deleted.
+        hypotheses: Words recognised; a missing utterance counts as empty, so all its
+            reference words are deletions.
         glm: Rules for both sides, as of Hub5; without rules, words are compared
             unchanged.
         sources: `file:line` of each reference, for messages.

@@ -57,8 +57,8 @@ def check_header(header: bytes | bytearray, num_bytes: int) -> None:
         raise BadFrame(f"its stream is out of step: a message begins with {mark!r}")
     if announced != num_bytes:
         raise BadFrame(
-            f"it announces a message of {announced} bytes where one of {num_bytes} is "
-            "due; its model or its options differ from ours"
+            f"the peer's next message has {announced} bytes, {num_bytes} expected; "
+            "check that both run the same model and options"
         )
 
 

@@ -152,7 +152,7 @@ class Listener:
             number = self.turned_away[kind]
         if number.bit_count() == 1:  # 1, 2, 4, 8, ...: a flood fills no disk
             _log.warning(
-                "turned away %s (%d so far as %s): %s", host, number, kind, reason
+                "turned away %s: %s (%s, %d so far)", host, reason, kind, number
             )
 
 

@@ -44,7 +44,7 @@ class LinkTransport(Transport):
 
     def __init__(self, info: PeerInfo, credentials: Credentials) -> None:
         self.index, self._info, self._credentials = info.member, info, credentials
-        self._lanes = _Lanes()
+        self._lanes = _OpenConnections()
 
     def connect(
         self,
@@ -187,7 +187,7 @@ class LinkTransport(Transport):
             holder = self._lanes.holder(dialer.member, lane)
             if holder in ("", dialer.incarnation):
                 return objection(dialer)
-            return f"another incarnation of super-learner {dialer.member} is connected"
+            return f"number {dialer.member} belongs to another process, now connected"
 
         try:
             _await_first_byte(sock, deadline)
@@ -223,7 +223,7 @@ def _await_first_byte(sock: socket.socket, deadline: Deadline) -> None:
         raise Probe("the other end has closed the connection without sending a byte")
 
 
-class _Lanes:
+class _OpenConnections:
     """The connections, by peer and lane; `_lock` guards the dictionary.
 
     When a lane is replaced, each thread that has used it is told once, even if it did

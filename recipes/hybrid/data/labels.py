@@ -228,7 +228,9 @@ class _Split:
         self._say(num_frames)
         if num_frames == 0:
             raise StageError(
-                f"no utterance of {self._name} could be aligned, reasons above"
+                f"no utterance of {self._name} could be aligned; see the WARNING lines "
+                "above. Most often words and sound do not belong together, or "
+                "`align.retry_beam` is too small"
             )
         return self._counts
 

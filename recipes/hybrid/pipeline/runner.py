@@ -50,7 +50,17 @@ Together = Literal["leader", "machines", "all"]
 
 
 class StageError(RuntimeError):
-    """A stage cannot run: missing inputs, changed settings, or another process."""
+    """A stage cannot run: missing inputs, changed settings, or another process.
+
+    Args:
+        problem: what is wrong.
+        remedy: what to do, by options of `command.py`. A command that has none of them
+            replaces it.
+    """
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(problem + remedy)
+        self.problem, self.remedy = problem, remedy
 
 
 class Stage(NamedTuple):
@@ -60,17 +70,18 @@ class Stage(NamedTuple):
         name: name of the stage and of its folder below `exp`.
         purpose: one line for the screen.
         run: function that writes the stage's files into the given folder.
-        inputs: names of the stages whose output it reads; `lm/lm.arpa` is of one that
-            leaves several files the only one that is read.
+        inputs: names of the stages whose output it reads. `lm/lm.arpa` means: of stage
+            `lm`, only that file.
         depends: names of the settings that it depends on, besides its inputs:
             `kaldi`, a group, or `kaldi.graph`, one value.
         wanted: whether the settings ask for the stage; it is skipped otherwise.
         together: who of a crew runs it: "leader", "machines" (the first process of
             each, which does a share) or "all".
-        edition: what it makes otherwise than before of the same settings and inputs;
+        edition: label to change when its code makes other output from the same inputs;
             finished stages of another edition count as changed.
         is_last: whether no other stage reads it, so that it can be run again alone.
-        apart: names of values of its groups, `kaldi.graph`, that it does not read.
+        apart: single values, such as `kaldi.graph`, of the groups in `depends` that it
+            does not read.
         needs: names of stages that must be finished, and that may be made again
             without making this one out of date.
         work: glob pattern of the files from which an interrupted one continues, where
@@ -222,7 +233,7 @@ def _settings_of(stage: Stage, settings: Settings) -> dict[str, Any]:
         group, _, value = name.partition(".")
         del values[group][value]
     values["edition"] = stage.edition or None
-    # What is not asked for is left out: stamps stay valid when there is more to ask.
+    # Without values of None, so that a new optional setting makes no stamp invalid.
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -272,7 +283,8 @@ def _stamp_of(name: str, stage: Stage, settings: Settings) -> Path:
     if not stamp.exists():
         raise StageError(
             f"stage `{stage.name}` reads `{made_by}`, which is not finished in "
-            f"{settings.directory(name)}; start with --from {made_by}"
+            f"{settings.directory(name)}",
+            f"; start with --from {made_by}",
         )
     return stamp
 
@@ -336,8 +348,9 @@ def _refuse_changes(
         return
     changes = "; ".join(_differences(found, wanted))
     raise StageError(
-        f"stage `{stage.name}` in {stamp.parent} was finished with something else: "
-        f"{changes}. Run it again with {_again(stage)}, or choose another --out"
+        f"stage `{stage.name}` in {stamp.parent} was made with other settings or "
+        f"inputs: {changes}",
+        f". Run it again with {_again(stage)}, or choose another --out",
     )
 
 
@@ -458,9 +471,10 @@ def _refuse_to_lose(stage: Stage, partial: Path, fingerprint: dict[str, Any]) ->
         return
     if changes := "; ".join(_differences(found, fingerprint)):
         raise StageError(
-            f"stage `{stage.name}` was interrupted with something else, and has left "
-            f"its work in {partial}: {changes}. Set that back to continue it; begin "
-            f"anew with --from {stage.name} --redo, or take the folder away"
+            f"stage `{stage.name}` was interrupted with other settings or inputs, and "
+            f"has left its work in {partial}: {changes}",
+            f". Set that back to continue it; begin anew with --from {stage.name} "
+            "--redo, or take the folder away",
         )
 
 

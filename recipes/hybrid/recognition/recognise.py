@@ -101,7 +101,7 @@ def recognise(
         f"WER {sweep[chosen].wer:.1%} at acoustic scale {chosen}",
     )
     task = task._replace(decoder=ConfidentSearch(decoder))
-    report["least_fit"] = _least_fit(task, chosen)
+    report["least_fit"] = _fit_threshold(task, chosen)
     if nbest:
         task, weights = _with_larger_model(task, decoder, chosen)
         report |= weights
@@ -148,12 +148,11 @@ def _export_lattices(task: Task, decoder: GraphDecoder, scale: float) -> None:
         write_lattices(task.folder / f"{split}.lat.gz", texts)
 
 
-def _least_fit(task: Task, scale: float) -> float | None:
-    """The fit below which words are considered noise.
+def _fit_threshold(task: Task, scale: float) -> float | None:
+    """The fit below which words are considered noise; None if no word is right.
 
-    It lies twice as far from 0 as the fit below which utterances of dev have at most
-    1 % of the words that are right there: other calls fit worse than those of dev. None
-    if no word is right.
+    It is twice `least_fit` of dev, and so further from 0, as no fit is above 0. The
+    factor allows for calls that fit worse than those of dev.
     """
     spoken = _dev(task.settings)
     found = _hypotheses(task, "fit", spoken, [scale], to_all=True)
@@ -178,7 +177,7 @@ def num_right(said: Sequence[str], meant: Sequence[str]) -> int:
 
 
 def least_fit(fits: Sequence[tuple[float, int]]) -> float | None:
-    """The largest fit below which lies at most 1 % of the right words.
+    """The highest threshold that would drop at most 1 % of the right words.
 
     Args:
         fits: Fit and number of correct words of each utterance.

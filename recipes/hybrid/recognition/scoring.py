@@ -143,7 +143,7 @@ def _reference(settings: Settings, spoken: Spoken, rules: Glm | None) -> Iterato
     if with_stm:
         sides = {_side(one) for split in with_stm for one in spoken[split]}
         yield from _official(path.read_text("utf-8", "replace"), sides)
-    # In one order, because what segments are called has the lines of the reference.
+    # In a fixed order: the name of a segment has its line in the reference.
     for split in spoken:
         if split not in with_stm:
             yield from (_as_reference(one, rules) for one in spoken[split])
@@ -241,7 +241,7 @@ class _Counted(NamedTuple):
 
 
 def _counted(settings: Settings, stm: Path, ctm: Path, scores: Scores) -> _Counted:
-    own = _Counted(scores.by_speaker_of_file, "the own scorer")
+    own = _Counted(scores.by_speaker_of_file, "our scorer")
     if settings.scoring != "hub5":
         return _Counted(own.errors, f"{own.by}; words are compared as they are")
     hubscr = find_hubscr()
@@ -255,12 +255,12 @@ def _counted(settings: Settings, stm: Path, ctm: Path, scores: Scores) -> _Count
     different = [key for key in own.errors if own.errors[key] != errors.get(key)]
     if different or errors.keys() != own.errors.keys():
         print(
-            f"  WARNING: the own scorer counts other errors for {len(different)} "
+            f"  WARNING: our scorer and hubscr.pl disagree on {len(different)} "
             f"speakers, the first: {different[:1]}; please report it",
             flush=True,
         )
-        return _Counted(errors, f"NIST's {hubscr}; the own scorer DIFFERS")
-    return _Counted(errors, f"NIST's {hubscr}; the own scorer agrees")
+        return _Counted(errors, f"NIST's {hubscr}; our scorer DISAGREES")
+    return _Counted(errors, f"NIST's {hubscr}; our scorer agrees")
 
 
 def _part_of(spoken: Spoken) -> dict[str, str]:

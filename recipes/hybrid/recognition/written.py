@@ -14,7 +14,7 @@ from lightning_adpsgd.files import written_whole
 
 
 class Decoded(NamedTuple):
-    """Figures of the decoding of a test set.
+    """Summary figures of decoding one test set.
 
     Attributes:
         utterances: number of utterances.

@@ -18,7 +18,7 @@ from recipes.hybrid.pipeline.settings import Settings
 
 SPOKEN = ("prepare", "lexicon")
 _OF_KALDIS_SEARCH = ("kaldi.arpa", "kaldi.graph")
-"""What labels and streams are not made from."""
+"""Settings that affect only Kaldi's search, so labels and streams stay valid."""
 
 
 def _function(module: str, name: str) -> Callable[[Settings, Path], None]:

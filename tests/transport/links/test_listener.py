@@ -187,5 +187,5 @@ def test_a_flood_fills_no_disk(caplog: pytest.LogCaptureFixture) -> None:
             with dial(listener) as sock:
                 assert sock.recv(1) == b""
             until(lambda n=number: listener.turned_away["RuntimeError"] == n + 1, "it")
-    numbers = [args[1] for r in caplog.records if isinstance(args := r.args, tuple)]
+    numbers = [args[3] for r in caplog.records if isinstance(args := r.args, tuple)]
     assert numbers == [1, 2, 4, 8, 16]

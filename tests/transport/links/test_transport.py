@@ -19,7 +19,7 @@ from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.listener import Listener
 from lightning_adpsgd.transport.links.peer_info import PeerInfo
 from lightning_adpsgd.transport.links.sockets import Address, probe
-from lightning_adpsgd.transport.links.transport import LinkTransport, _Lanes
+from lightning_adpsgd.transport.links.transport import LinkTransport, _OpenConnections
 from tests.helpers import (
     PATIENCE,
     PATIENCE_S,
@@ -62,7 +62,7 @@ def test_each_swaps_with_each_other_on_both_lanes() -> None:
 
 def test_a_broken_lane_is_nobodys() -> None:
     """So that a peer that has begun anew can take it."""
-    lanes = _Lanes()
+    lanes = _OpenConnections()
     with tcp_pair() as (first, _):
         lanes.put(1, 0, first, "start 1")
         assert lanes.holder(1, 0) == "start 1"
@@ -72,7 +72,7 @@ def test_a_broken_lane_is_nobodys() -> None:
 
 
 def test_no_lane_is_put_where_links_are_closed() -> None:
-    lanes = _Lanes()
+    lanes = _OpenConnections()
     lanes.close()
     with tcp_pair() as (first, second):
         with pytest.raises(ConnectionAbortedError, match="has closed its links"):
