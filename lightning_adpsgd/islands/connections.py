@@ -58,6 +58,11 @@ _MOST_PROBES = 64
 MOST_UNLISTED = 32
 """The most members that may ask although this island has not seen them on the list."""
 
+_IS_BACK = (
+    "%s is on the member list again after a break in the connection; its weights and "
+    "ours are averaged"
+)
+
 
 def _bound_unlisted(
     number: int, callers: Collection[int], listed: Collection[int]
@@ -448,11 +453,7 @@ class Connections(ServiceThread):
             case News.REACHABLE:
                 _log.warning("%s can be reached again", member)
             case News.BACK:
-                _log.warning(
-                    "%s is on the member list again after a break in the connection; "
-                    "its weights and ours are averaged",
-                    member,
-                )
+                _log.warning(_IS_BACK, member)
             case News.NONE:
                 pass
 

@@ -102,9 +102,9 @@ class HADPSGDOptions(_DDPStrategy):
     ) -> None:
         """Stores and checks the options; nothing communicates before training.
 
-        Choose those up to `inside` first. `order` to `wire_dtype`, `cpu_share` and
-        `max_staleness` tune exchanges. `work_sharing` and `islands` say who trains on
-        which samples and who takes part. The others are for special uses.
+        The options up to `inside` are the ones to choose first. Those after it say who
+        trains on which samples, who takes part and what is saved, or serve tuning, and
+        those from `timeout` on help when something breaks.
 
         Args:
             topology: name of a topology (`lightning_adpsgd.topology.TOPOLOGIES`),

@@ -69,5 +69,5 @@ def test_two_halves_train_on_and_come_together_again(
         )
         cable(True)
         until(lambda: islands.all_see("a b c d", 4), "one ring of four")
-        assert "is back" in islands.output("a")
+        assert "is on the member list again" in islands.output("a")
         assert not any("it takes their weights" in islands.output(n) for n in "abcd")

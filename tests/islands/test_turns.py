@@ -158,7 +158,7 @@ def test_the_log_says_that_a_rendezvous_is_away_and_when_it_is_back(
     assert turns.one.outage == ""
     away, back = (record.message for record in caplog.records)
     assert "cannot be reached (it is away): training continues" in away
-    assert "is back after 2 s, with 1 super-learners" in back
+    assert "is back after 2 s, with 1 islands" in back
 
 
 @pytest.mark.parametrize("num_before", [5, 6])
