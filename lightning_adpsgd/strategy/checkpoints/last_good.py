@@ -137,10 +137,10 @@ def _age(path: str) -> tuple[float, int, str]:
 
 def _numbered(folder: str) -> Iterator[tuple[int, str]]:
     """The number and path of each checkpoint that was written at a SLURM signal."""
-    for path in Path(folder).glob("hpc_ckpt_*.ckpt"):
-        digits = path.stem.removeprefix("hpc_ckpt_")
+    for path in _found(folder, "hpc_ckpt_*.ckpt"):
+        digits = Path(path).stem.removeprefix("hpc_ckpt_")
         if digits.isdecimal():
-            yield int(digits), str(path)
+            yield int(digits), path
 
 
 def _problem(path: str, error: Exception) -> str:

@@ -397,12 +397,13 @@ def _put_in_place(folder: Path, path: Path) -> None:
 
 def _free_name(path: Path) -> Path:
     """A name for the folder that is replaced; removes what earlier saves have left."""
-    for number in itertools.count():
-        name = path.with_name(f".{path.name}.replaced{number or ''}")
+
+    def is_free(name: Path) -> bool:
         _remove(name)
-        if not os.path.lexists(name):
-            return name
-    raise AssertionError
+        return not os.path.lexists(name)
+
+    names = (f".{path.name}.replaced{number or ''}" for number in itertools.count())
+    return next(filter(is_free, map(path.with_name, names)))
 
 
 def _exchange(one: Path, other: Path) -> bool:
