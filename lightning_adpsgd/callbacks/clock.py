@@ -1,8 +1,9 @@
 """The training time, samples and steps of one learner, without validation."""
 
+import operator
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerStatus
@@ -11,7 +12,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd.callbacks.algorithms import learners_per_reader
-from lightning_adpsgd.callbacks.learner_counts import Counts, dealt
 from lightning_adpsgd.callbacks.reporting import gather, gossip_of, within_training
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 from lightning_adpsgd.strategy.fast_forward import batch_size
@@ -22,6 +22,48 @@ _CLOCKS = f"{NAMESPACE}/clocks"
 
 Outputs = Tensor | Mapping[str, Any] | None
 """What a training step returns, as Lightning hands it to a callback."""
+
+
+class Counts(NamedTuple):
+    """The optimizer steps, samples and seconds of training of one learner."""
+
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, row: Iterable[float]) -> "Counts":
+        """The counts in a row of floating-point numbers, as it was gathered."""
+        steps, samples, seconds = row
+        return cls(round(steps), round(samples), seconds)
+
+    def plus(self, more: "Counts") -> "Counts":
+        """The sum of both."""
+        return Counts(*map(operator.add, self, more))
+
+    def minus(self, less: "Counts") -> "Counts":
+        """The difference of both."""
+        return Counts(*map(operator.sub, self, less))
+
+
+def dealt(learners: Sequence[Counts], num_learners: int) -> list[Counts]:
+    """The counts from which each of `num_learners` continues.
+
+    As many as before keep their own. Otherwise each gets an equal share of all steps
+    and samples, and the longest time, because learners train side by side.
+    """
+    if len(learners) == num_learners:
+        return list(learners)
+    steps = _shares(sum(one.steps for one in learners), num_learners)
+    samples = _shares(sum(one.samples for one in learners), num_learners)
+    seconds = max(one.seconds for one in learners)
+    return [Counts(*both, seconds) for both in zip(steps, samples, strict=True)]
+
+
+def _shares(total: int, number: int) -> list[int]:
+    """Parts of a total that differ by at most 1."""
+    share, rest = divmod(total, number)
+    return [share + (index < rest) for index in range(number)]
 
 
 class TrainingClock:

@@ -1,8 +1,7 @@
 """Simulated time: the order of events, the duration of steps, the sharing of links.
 
 All seconds are simulated. The same seed gives the same times, and a learner's step
-times do not depend on the other learners. This module knows no weights, topologies or
-modes; `timeline` has the events.
+times do not depend on the other learners.
 """
 
 import heapq
@@ -161,8 +160,7 @@ class _Transfer:
 
     def set_rate(self, now: float, rate: float) -> float:
         """Changes the bytes per second; returns the time at which the transfer ends."""
-        if self.rate:
-            self.left = max(0.0, self.left - self.rate * (now - self.since))
+        self.left = max(0.0, self.left - self.rate * (now - self.since))
         self.since, self.rate = now, rate
         self.version += 1
         return now + self.left / rate

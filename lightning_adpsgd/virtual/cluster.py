@@ -1,10 +1,6 @@
 """Many super-learners in one process, on a simulated clock.
 
-`VirtualCluster` trains S super-learners of N learners each, with the topologies, modes
-and arithmetic of the strategies. It computes one gradient after the other on one
-device. The times of steps and messages are simulated; as on a cluster, they decide
-which super-learners meet and how stale their weights are. The same seed gives the same
-run, bit for bit.
+docs/virtual-cluster.md says what is simulated, and how.
 """
 
 import math
@@ -205,9 +201,9 @@ class VirtualCluster:
         lr_schedule: Callable[[int], float] | None,
     ) -> None:
         next_point, losses = self.samples + every, list[Tensor]()
-        while self.samples < max_samples:
-            losses += self._round(lr_schedule)
-            if self.samples >= next_point:
+        while self.samples < max_samples or not self.learners.between_rounds:
+            losses.append(self._next_step(lr_schedule))
+            if self.samples >= next_point and self.learners.between_rounds:
                 next_point = self.samples + every
                 curve.add(losses)
                 losses = []
@@ -215,12 +211,6 @@ class VirtualCluster:
                     return
         if losses:
             curve.add(losses)
-
-    def _round(self, lr_schedule: Callable[[int], float] | None) -> list[Tensor]:
-        losses = [self._next_step(lr_schedule)]
-        while not self.learners.between_rounds:
-            losses.append(self._next_step(lr_schedule))
-        return losses
 
     def _next_step(self, lr_schedule: Callable[[int], float] | None) -> Tensor:
         index = self.learners.turn()
