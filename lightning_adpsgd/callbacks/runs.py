@@ -92,11 +92,7 @@ def _known(run: Run, names: Iterable[str]) -> dict[str, Any]:
 
 
 def write_run(run: Run, folder: str | Path) -> Path:
-    """Writes `folder/<name>.run.csv` whole or not at all; replaces an older one.
-
-    Raises:
-        ValueError: The run's name is not a valid file name.
-    """
+    """Writes `folder/<name>.run.csv` whole or not at all; replaces an older one."""
     check_name("name", run.name)
     path = Path(folder, run.name + SUFFIX)
     with written_whole(path, newline="") as file:

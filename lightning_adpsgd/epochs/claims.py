@@ -1,15 +1,8 @@
 """Claims of work units: the learners of one job count them in the job's store.
 
-A claim is one atomic addition, so a fast learner claims more, and the epoch ends for
-all at about the same time. Every unit is claimed once. The first units are dealt in
-advance, one to each super-learner, so that each makes at least one step.
-
-A learner claims when its loader asks for a batch, which is before the batch is needed.
-Where the store is so far that the claim would make the step longer, it claims ahead.
-Near the end, a slow learner leaves the rest to the others if they would finish it
-before the slow learner made one more step. This needs no clock: between two steps of a
-learner, the counter grows by the claims of all learners. A loader with workers claims
-several units before a step. A learner that knows that it is slow leaves some then, too.
+A claim is one atomic addition. The first units are dealt in advance, one to each
+super-learner, so that each makes at least one step. docs/work-sharing.md says when a
+learner claims ahead, and when a slow one leaves the rest to the others.
 """
 
 import json

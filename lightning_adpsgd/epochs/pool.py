@@ -4,18 +4,8 @@ Each training has ledgers of its own, named by its origin. A rendezvous that liv
 also has those of earlier trainings: other weights were trained on their units.
 
 A separate thread maintains this island's part of the ledger (`ledger`) and claims units
-ahead of need; the training thread takes them.
-
-An epoch ends when no unit is left and every island has asked for more and got none.
-Until then, units of a dead island may come back. So at its last batch the training
-thread waits, once, for islands that have not come to the end. It does not wait for dead
-ones (by the member list), for the rendezvous, or forever.
-
-While the rendezvous cannot be reached, an island continues on its own. The epoch is cut
-into stretches, which belong to the members in turn. Of the units that it knows to be
-left, the island takes those in its stretches, from the end backwards. Islands that
-reach the pool take units from the beginning. Once the rendezvous is back, each island
-reports its work.
+ahead of need; the training thread takes them. docs/islands.md says how an epoch ends,
+and what an island does while the rendezvous is away.
 """
 
 import logging
