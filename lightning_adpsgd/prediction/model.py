@@ -8,7 +8,8 @@ exchanges. The equations are in docs/prediction.md.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -28,6 +29,7 @@ Mode = Literal["sync", "delay_by_one", "async", "allreduce"]
 _DRAWS = 2000  # steps of a super-learner on its own, of which the mean is taken
 _SETTLED, _MEASURED = 20, 40  # rounds in lockstep: left out at first, then measured
 _LEARNER_ROUNDS = 8000  # rounds times learners; few learners measure more rounds
+_PARTS = 1 << 30  # a share is found to one of so many parts
 
 
 @dataclass(frozen=True)
@@ -349,11 +351,12 @@ class _Cores:
         if cpu_share == 1 or not exchanges:
             return 1.0
 
-        def too_many(kept: float) -> bool:
-            taken = kept * merge + self.taken_from_training(kept * exchanges)
+        def too_many(parts: int) -> bool:
+            share = parts / _PARTS
+            taken = share * merge + self.taken_from_training(share * exchanges)
             return taken > cpu_share * self._step
 
-        return _last(too_many)
+        return bisect_left(range(1, _PARTS + 1), True, key=too_many) / _PARTS
 
     def taken_from_training(self, exchanges: float) -> float:
         work = exchanges * self._work
@@ -361,17 +364,6 @@ class _Cores:
         busy = min((self._busy + work) / self._all, 1.0)
         all_are_busy = busy**self._machine  # the probability, if each core is so busy
         return max(missing, work * all_are_busy)
-
-
-def _last(too_many: Callable[[float], bool]) -> float:
-    """The largest share in [0, 1] that is not too large, found by bisection."""
-    low, high = 0.0, 1.0
-    if not too_many(high):
-        return high
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (low, middle) if too_many(middle) else (middle, high)
-    return low
 
 
 def _forms(workload: Workload, size: int, costs: Costs) -> Iterator[Form]:

@@ -19,9 +19,6 @@ def read_lanes(paths: Sequence[Path]) -> dict[str, Any]:
     A step is (begin, end, waited, exchanges, peers, lost), and an event (begin, end,
     text). Times are seconds since `start`, the whole second of the first step; of a
     learner without a step, its first event counts.
-
-    Raises:
-        ValueError: A line is cut off or lacks a time; the message has file and line.
     """
     learners = [_read(path) for path in sorted(paths, key=_order)]
     firsts = (
