@@ -70,14 +70,7 @@ class ModelParallel:
 
 @dataclass(frozen=True)
 class Dials:
-    """The options that `strategy.options.HADPSGDOptions` documents, checked.
-
-    Raises:
-        TypeError: An argument has a wrong type; the message gives its value and a valid
-            one.
-        ValueError: An argument is out of its bounds; the message gives the bound and
-            the value.
-    """
+    """The options that `strategy.options.HADPSGDOptions` documents, checked."""
 
     topology: Topology
     communication: CommunicationName

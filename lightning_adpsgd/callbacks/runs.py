@@ -2,8 +2,6 @@
 
 Each run writes its own file, `<name>.run.csv`, so that any number of processes can
 finish at the same time without a lock, on one machine or on a shared file system.
-`read_runs` collects the files of a folder; `fetch_runs` gets the same rows of a project
-from Weights & Biases. They are the table behind a plot of loss against batch size.
 """
 
 import csv

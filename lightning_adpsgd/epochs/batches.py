@@ -14,6 +14,7 @@ a slow learner of one job that holds more, and leaves units to the others.
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from typing_extensions import override
@@ -183,12 +184,9 @@ class SharedBatches:
         return Claim(*json.loads(words))
 
     def _begin_epoch(self, pool: Pool, number: int) -> EpochUnderWay:
-        drawn: dict[int, Epoch] = {}
-
+        @cache
         def draw(seed: int) -> Epoch:
-            if seed not in drawn:
-                drawn[seed] = draw_epoch(self._batches, seed, number)
-            return drawn[seed]
+            return draw_epoch(self._batches, seed, number)
 
         def agree() -> str:
             own = draw(self.seed)

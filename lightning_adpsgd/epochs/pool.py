@@ -345,13 +345,12 @@ class IslandPool(ServiceThread):
             self._state.wait_for(lambda: self._ending, self._times.look_s)
 
     def _note_presence(self, lease: Lease) -> None:
+        if not lease.ledger.is_settled:
+            return
         with self._state:
-            if lease.ledger.is_settled:
-                self._heard_at, self.away = time.monotonic(), ""
-                told, self._told_alone = self._told_alone, False
-                self._state.notify_all()
-            else:
-                told = False
+            self._heard_at, self.away = time.monotonic(), ""
+            told, self._told_alone = self._told_alone, False
+            self._state.notify_all()
         if told:
             _log.warning("the pool of batches is back")
 

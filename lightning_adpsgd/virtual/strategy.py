@@ -48,15 +48,9 @@ _OF_ONE_MODEL = (
 class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     """S super-learners that take turns on one device, on a simulated clock.
 
-    The Trainer's loader feeds all of them. Each batch goes to the super-learner whose
-    turn it is: round robin in "sync" and "delay_by_one", in the order of simulated time
-    otherwise. It is the batch of all N learners, so N multiplies no samples. Schedules
-    count the steps of all super-learners, S times as many as each makes.
-
-    Validation uses the consensus model, checkpoints contain it, and training ends in
-    it. A resumed run differs from an uninterrupted one, and warns of it: all
-    super-learners start from the consensus model and the optimizer state of the first,
-    at simulated time 0.
+    The Trainer's loader feeds all of them: each batch is a step of the super-learner
+    whose turn it is, so schedules count the steps of all, and N multiplies no samples.
+    docs/virtual-cluster.md says whose turn is next, and what a resumed run lacks.
 
     Args:
         num_super_learners: S.

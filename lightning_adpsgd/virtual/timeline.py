@@ -2,8 +2,7 @@
 
 The rules are those of the engine. The schedule says whom a super-learner asks in which
 round; `protocol` says who may ask, and with what weight two ends average. Here the
-rules run in simulated time, without model weights. `learners` applies the events to
-weights; a prediction of throughput only counts them.
+rules run in simulated time, without model weights.
 """
 
 import itertools
