@@ -77,29 +77,21 @@ class TrainingClock:
         steps: Optimizer steps.
         samples: Samples of this learner. Where T learners share layers, and so read the
             same samples, each counts 1/T.
-        is_restored: Whether the next `begin` continues from a checkpoint.
         learners: Counts of all learners as of the last `gather`.
     """
 
     def __init__(self) -> None:
         self._has_warned = False
-        self._reset()
-
-    def _reset(self) -> None:
-        self.is_restored = False
         self.steps = self.samples = self._rest = 0
         self._seconds = 0.0
         self._running_since: float | None = None
         self._steps_elsewhere = 0
         self._begun = self._gathered = Counts()
         self.learners: Sequence[Counts] = []
-        self._loaded: Sequence[Counts] = []
 
-    def begin(self, trainer: Trainer) -> None:
-        """Starts from zero, or from the checkpoint that has been loaded."""
-        known = self._loaded if self.is_restored else [Counts()]
-        self._reset()
-        self.learners = dealt(known, trainer.world_size)
+    def begin(self, trainer: Trainer, learners: Sequence[Counts] = (Counts(),)) -> None:
+        """Continues from the counts of all learners, by default from zero."""
+        self.learners = dealt(learners, trainer.world_size)
         self._begun = self._gathered = self.learners[trainer.global_rank]
         self.steps, self.samples, self._seconds = self._begun
         self._steps_elsewhere = trainer.global_step - self.steps
@@ -161,14 +153,8 @@ class TrainingClock:
 
         Since the last `gather`, each is taken to have done as much as this learner.
         """
-        if self.is_restored:
-            return [*self._loaded]
         more = self.counts.minus(self._gathered)
         return [one.plus(more) for one in self.learners]
-
-    def load(self, learners: Sequence[Counts]) -> None:
-        """Makes the next `begin` continue from the counts of all learners, if any."""
-        self._loaded, self.is_restored = learners, bool(learners)
 
 
 class Monitor(Callback):
@@ -184,6 +170,7 @@ class Monitor(Callback):
         self.clock = TrainingClock()
         self._is_first = self._is_last = True
         self._has_begun = False
+        self._loaded: list[Counts] = []
 
     def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
         """Called after each training batch, which the clock has counted."""
@@ -197,7 +184,7 @@ class Monitor(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # An evaluation may have loaded counts, or a `fit` that failed before it began.
-        self.clock.is_restored = False
+        self._loaded = []
         self._has_begun = False
 
     @override
@@ -205,10 +192,10 @@ class Monitor(Callback):
         monitors = callbacks_of(trainer, Monitor) or [self]
         self._is_first, self._is_last = self is monitors[0], self is monitors[-1]
         if self._is_first:
-            restored = [one.clock for one in monitors if one.clock.is_restored]
-            self.clock = restored[0] if restored else self.clock
-            self.clock.begin(trainer)
-        self.clock = monitors[0].clock
+            loaded = [one._loaded for one in monitors if one._loaded]
+            self.clock = TrainingClock()
+            self.clock.begin(trainer, *loaded[:1])
+        self.clock, self._loaded = monitors[0].clock, []
 
     @override
     def on_train_batch_end(
@@ -250,13 +237,14 @@ class Monitor(Callback):
     ) -> None:
         if self._is_first and _all_come_to_save(trainer):
             self.clock.gather(trainer)
-        checkpoint[_CLOCKS] = [tuple(one) for one in self.clock.estimate()]
+        known = self._loaded or self.clock.estimate()
+        checkpoint[_CLOCKS] = [tuple(one) for one in known]
 
     @override
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self.clock.load([Counts(*row) for row in checkpoint.get(_CLOCKS, ())])
+        self._loaded = [Counts(*row) for row in checkpoint.get(_CLOCKS, ())]
 
 
 def _all_come_to_save(trainer: Trainer) -> bool:

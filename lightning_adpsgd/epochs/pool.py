@@ -30,8 +30,9 @@ from lightning_adpsgd.islands.service import ServiceThread
 _log = logging.getLogger(__name__)
 
 _TRIES = 200
-# Training continues without an answer after the time of this number of turns.
-_PATIENCE_TURNS = 3
+# Training continues without an answer after the time of this number of turns. An epoch
+# ends without live islands that have not reached its end after so many seconds.
+_PATIENCE_TURNS, _SLOWEST_S = 3, 300.0
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,6 @@ class PoolTimeouts:
             the same units. Also the time for which an island that was never seen among
             the members is waited for.
         start_s: seconds to wait in the first epoch for the ledger of other islands.
-        slowest_s: seconds to wait for live islands that do not reach the end of an
-            epoch.
     """
 
     look_s: float = 0.5
@@ -56,7 +55,6 @@ class PoolTimeouts:
     answer_s: float = 0.25
     end_s: float = 3.0
     start_s: float = 20.0
-    slowest_s: float = 300.0
 
 
 _DEFAULT = PoolTimeouts()
@@ -131,9 +129,7 @@ class IslandPool(ServiceThread):
             if lease.is_short:
                 self._ask()
             try:
-                self._wait(
-                    lambda: self._has_answer(lease, waits, begin), self._times.slowest_s
-                )
+                self._wait(lambda: self._has_answer(lease, waits, begin), _SLOWEST_S)
                 lease.note_rate()
                 # Still under the lock, or the units claimed ahead might be given back.
                 number = self._answer(lease, waits)
@@ -232,7 +228,7 @@ class IslandPool(ServiceThread):
             "to its end for %g s",
             lease.number,
             ", ".join(late),
-            self._times.slowest_s,
+            _SLOWEST_S,
         )
 
     # --- used by the thread

@@ -270,11 +270,10 @@ def _mix(mixer: RoundMixer) -> None:
 
 def _reduce(weights: Tensor) -> None:
     """Averages as DDP does: copies to buckets, reduces all at once, copies back."""
-    buckets = [part.clone() for part in weights.split(BUCKET_BYTES // 4)]
+    parts = weights.split(BUCKET_BYTES // 4)
+    buckets = [part.clone() for part in parts]
     works = [dist.all_reduce(bucket, async_op=True) for bucket in buckets]
-    for work, bucket, part in zip(
-        works, buckets, weights.split(BUCKET_BYTES // 4), strict=True
-    ):
+    for work, bucket, part in zip(works, buckets, parts, strict=True):
         assert work is not None
         work.wait()
         part.copy_(bucket.div_(2))
