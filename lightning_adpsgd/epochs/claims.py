@@ -110,14 +110,10 @@ class ClaimRate:
         self._num_steps, self._has_counted = 0, False
 
     def note(self, number: int, num_steps: int) -> None:
-        """Records where the counter is when this learner has made some steps.
+        """Records the next unit when this learner has made some steps of the epoch.
 
         Claims without a step between them, which a loader makes for its workers, are
         one point: the next count begins at the last of them.
-
-        Args:
-            number: number of the next unit of the epoch.
-            num_steps: number of steps of this learner in the epoch.
         """
         steps = num_steps - self._num_steps
         if self._last is not None and steps > 0:
@@ -221,11 +217,7 @@ class DrawnNumbers:
         return self._num_ahead() > 0
 
     def next(self, most: Callable[[], int]) -> int:
-        """The next number.
-
-        Args:
-            most: function for the largest number to draw at once for later calls.
-        """
+        """The next number; `most` gives the most to draw at once for later calls."""
         self._steps.append(max(0.0, time.monotonic() - self._returned_at))
         if self._pending and (self._pending.done() or not self._numbers):
             self.settle()
@@ -294,14 +286,10 @@ class ClaimCounter:
         num_units: Callable[[Terms], int],
         num_finished: Callable[[], int],
     ) -> Terms:
-        """Begins an epoch, and ends the previous one.
+        """Begins an epoch, and ends the previous one; returns the terms of all.
 
-        Args:
-            num_finished: function for the number of units from here whose training is
-                complete; any thread may call it.
-
-        Returns:
-            The terms of all.
+        `num_finished` gives the number of units from here whose training is complete;
+        any thread may call it.
         """
         self._number = number
         self._keys = PrefixStore(f"epoch/{number}", self._store)
@@ -352,10 +340,9 @@ class ClaimCounter:
         return min(dealt + self._keys.add("claimed", 0), self._num_units)
 
     def remaining(self, held: Ranges) -> Ranges | None:
-        """The units that no learner has begun; all call it, between two steps.
+        """The units that no learner has begun, in the first learner; None in others.
 
-        Returns:
-            The units in the first learner; None in all others.
+        All call it, between two steps.
         """
         self._num_gathered += 1
         news = PrefixStore(f"gather/{self._num_gathered}", self._store)

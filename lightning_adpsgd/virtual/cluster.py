@@ -105,7 +105,7 @@ class VirtualCluster:
         ]
         self._gradient_clip, self._samples_in = gradient_clip, samples_in
         self._sources: list[list[Source]] = []
-        self._generator = _Generator(self.scenario.seed, self._objective.device)
+        self._generator_states: list[Tensor] = []
         self.samples = 0
         self.learning_rate = self._updates[0].optimizer.param_groups[0]["lr"]
 
@@ -173,7 +173,7 @@ class VirtualCluster:
         every = every_samples or -(-(max_samples - self.samples) // 20)
         score = self._objective.score(evaluate, self._samples_in)
         curve = _Curve(self, score, local_losses, on_point)
-        with self._generator.in_place(), without_logging(self.module):
+        with self._own_generators(), without_logging(self.module):
             self._deal(data, local_batch_size)
             curve.add()
             self._run(curve, max_samples, every, lr_schedule)
@@ -186,6 +186,22 @@ class VirtualCluster:
             self.learners.totals(),
             curve.diverged,
         )
+
+    @contextmanager
+    def _own_generators(self) -> Iterator[None]:
+        """Replaces torch's random generators by those of this cluster."""
+        device = self._objective.device
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            if self._generator_states:
+                torch.set_rng_state(self._generator_states[0])
+                for device in devices:
+                    torch.cuda.set_rng_state(self._generator_states[1], device)
+            else:
+                torch.manual_seed(self.scenario.seed)
+            yield
+            of_devices = map(torch.cuda.get_rng_state, devices)
+            self._generator_states = [torch.get_rng_state(), *of_devices]
 
     def _give_consensus(self) -> None:
         """Leaves the last mean in the module, in memory of its own, to be saved."""
@@ -339,28 +355,6 @@ class _Curve:
             return math.nan
         with evaluating(self.cluster.module):
             return float(self.score(self.cluster.module))
-
-
-class _Generator:
-    """The random generators of one cluster, which replace torch's during `fit`."""
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._seed, self._device = seed, device
-        self._states: list[Tensor] = []
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        devices = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            if self._states:
-                torch.set_rng_state(self._states[0])
-                for device in devices:
-                    torch.cuda.set_rng_state(self._states[1], device)
-            else:
-                torch.manual_seed(self._seed)
-            yield
-            of_devices = map(torch.cuda.get_rng_state, devices)
-            self._states = [torch.get_rng_state(), *of_devices]
 
 
 def _mean(values: Sequence[float]) -> float:
