@@ -9,7 +9,7 @@ exchanges. The equations are in docs/prediction.md.
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -283,10 +283,15 @@ def _without_waiting(
     mean = sum(gradients) / len(gradients)
     forms = [*_forms(workload, scenario.super_learner_size, costs)]
     form, seen = observe(forms, scenario, num_bytes, gradients)
-    cores = _Cores(form, scenario, costs, mean)
     merge = seen.merging * costs.merge * num_bytes
-    kept = cores.kept(seen.exchanges, merge, cpu_share)
-    added = kept * merge + cores.taken_from_training(kept * seen.exchanges)
+    work = form.work / scenario.super_learner_size  # each exchanges its part
+
+    def taken(share: float) -> float:
+        worked = share * seen.exchanges * work
+        return share * merge + _taken_by_exchanges(worked, costs, mean)
+
+    kept = 1.0 if cpu_share == 1 else _kept(taken, cpu_share * mean)
+    added = taken(kept)
     # The same without links: the rest of a gradient is exposed.
     free = replace(scenario, inner_link=Link(), gradient_seconds=0.0)
     computed = _alone(free, num_bytes)
@@ -330,40 +335,22 @@ def _alone(scenario: Scenario, num_bytes: float) -> list[float]:
     return [mean_of(i) if i in slow else usual for i in numbers]
 
 
-class _Cores:
-    """The processor seconds that a step leaves to exchanges.
+def _kept(taken: Callable[[float], float], most: float) -> float:
+    """The share of exchanges and merges that takes at most these seconds of a step."""
 
-    As in `CoreShare`, merges and the work of exchanges while every core is busy take at
-    most `cpu_share` of the training time.
-    """
+    def is_too_much(parts: int) -> bool:
+        return taken(parts / _PARTS) > most
 
-    def __init__(
-        self, form: Form, scenario: Scenario, costs: Costs, step: float
-    ) -> None:
-        # Each learner exchanges its part of the weights.
-        self._work = form.work / scenario.super_learner_size
-        self._step, self._busy = step, costs.busy * step
-        self._all = costs.cores * step
-        self._machine = max(costs.cores, costs.machine_cores, 1.0)
+    return bisect_left(range(1, _PARTS + 1), True, key=is_too_much) / _PARTS
 
-    def kept(self, exchanges: float, merge: float, cpu_share: float) -> float:
-        """The share of these exchanges and merges per step that `cpu_share` allows."""
-        if cpu_share == 1 or not exchanges:
-            return 1.0
 
-        def too_many(parts: int) -> bool:
-            share = parts / _PARTS
-            taken = share * merge + self.taken_from_training(share * exchanges)
-            return taken > cpu_share * self._step
-
-        return bisect_left(range(1, _PARTS + 1), True, key=too_many) / _PARTS
-
-    def taken_from_training(self, exchanges: float) -> float:
-        work = exchanges * self._work
-        missing = self._busy + work - self._all
-        busy = min((self._busy + work) / self._all, 1.0)
-        all_are_busy = busy**self._machine  # the probability, if each core is so busy
-        return max(missing, work * all_are_busy)
+def _taken_by_exchanges(work: float, costs: Costs, step: float) -> float:
+    """The seconds that exchanges take from training, as `CoreShare` counts them."""
+    busy, cores = costs.busy * step + work, costs.cores * step
+    machine = max(costs.cores, costs.machine_cores, 1.0)
+    # The probability that all are busy, if each core is so busy.
+    all_are_busy = min(busy / cores, 1.0) ** machine
+    return max(busy - cores, work * all_are_busy)
 
 
 def _forms(workload: Workload, size: int, costs: Costs) -> Iterator[Form]:
