@@ -172,11 +172,8 @@ class Claim(NamedTuple):
     is_last: bool
 
 
-class _Drawn(NamedTuple):
-    first: int
-    num: int
-    num_steps: int
-    seconds: float
+# Numbers, the steps made when they were asked for, and the seconds that they took.
+_Drawn = tuple[range, int, float]
 
 
 class DrawnNumbers:
@@ -222,7 +219,7 @@ class DrawnNumbers:
         if self._pending and (self._pending.done() or not self._numbers):
             self.settle()
         if not self._numbers:
-            self._take(self._timed(1))
+            self._take(*self._timed(1))
         number = self._numbers.popleft()
         num = 0 if self._pending else self._num_ahead()
         if num > len(self) and (num := min(num, most())) > len(self):
@@ -233,7 +230,7 @@ class DrawnNumbers:
     def settle(self) -> list[int]:
         """Waits for what is on its way; returns the numbers that are held."""
         if self._pending is not None:
-            self._take(self._pending.result())
+            self._take(*self._pending.result())
             self._pending = None
         return [*self._numbers]
 
@@ -255,12 +252,12 @@ class DrawnNumbers:
     def _timed(self, num: int) -> _Drawn:
         begin, num_steps = time.monotonic(), self._num_steps()
         first = self._draw(num)
-        return _Drawn(first, num, num_steps, time.monotonic() - begin)
+        return range(first, first + num), num_steps, time.monotonic() - begin
 
-    def _take(self, drawn: _Drawn) -> None:
-        self._numbers.extend(range(drawn.first, drawn.first + drawn.num))
-        self._round_trips.append(drawn.seconds)
-        self._note(drawn.first, drawn.num_steps)
+    def _take(self, numbers: range, num_steps: int, seconds: float) -> None:
+        self._numbers.extend(numbers)
+        self._round_trips.append(seconds)
+        self._note(numbers.start, num_steps)
 
 
 class ClaimCounter:
