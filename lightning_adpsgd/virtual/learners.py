@@ -110,7 +110,10 @@ class VirtualLearners(ABC):
         """
         found = self._average(self._all)
         if not math.isfinite(found.relative_distance):
-            found = self._average(self._finite())
+            finite = [i for i in self._all if all_finite(self.shown(i))]
+            if not finite:
+                raise all_diverged("super-learners")
+            found = self._average(finite)
         self.rows.copy_beside(0, self._consensus_row)
         return found
 
@@ -121,12 +124,6 @@ class VirtualLearners(ABC):
     def hold(self, index: int) -> None:
         """Puts the weights of a super-learner into the module."""
         self.rows.hold(index)
-
-    def _finite(self) -> list[int]:
-        finite = [i for i in self._all if all_finite(self.shown(i))]
-        if not finite:
-            raise all_diverged("super-learners")
-        return finite
 
     def _average(self, chosen: list[int]) -> Consensus:
         """Writes the mean of these super-learners into the consensus row.
