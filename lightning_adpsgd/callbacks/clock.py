@@ -235,7 +235,10 @@ class Monitor(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        if self._is_first and _all_come_to_save(trainer):
+        # Learners that gossip meet at every save, to take the mean of their weights.
+        # Under other strategies one may save alone, and a collective would hang.
+        runs = trainer.state.status == TrainerStatus.RUNNING
+        if self._is_first and runs and gossip_of(trainer) is not None:
             self.clock.gather(trainer)
         known = self._loaded or self.clock.estimate()
         checkpoint[_CLOCKS] = [tuple(one) for one in known]
@@ -245,13 +248,3 @@ class Monitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._loaded = [Counts(*row) for row in checkpoint.get(_CLOCKS, ())]
-
-
-def _all_come_to_save(trainer: Trainer) -> bool:
-    """Whether all learners make this save, so that a collective does not hang.
-
-    Learners that gossip meet at every save, to take the mean of their weights. Under
-    other strategies one learner may save alone, for example after a signal.
-    """
-    runs = trainer.state.status == TrainerStatus.RUNNING
-    return runs and gossip_of(trainer) is not None

@@ -45,7 +45,10 @@ class ProgressLine(Monitor):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._store, self._due = _store_of_the_job(), 0.0
+        self._store, self._due = None, 0.0
+        if dist.is_initialized():
+            store = dist.distributed_c10d._get_default_store()
+            self._store = PrefixStore(_KEY, store)
         self._told, self._total = self.clock.samples, 0
         self._looks.clear()
 
@@ -110,9 +113,3 @@ class Look(NamedTuple):
         if self.members:
             figures["members"] = float(self.members)
         return figures
-
-
-def _store_of_the_job() -> Store | None:
-    if not dist.is_initialized():
-        return None
-    return PrefixStore(_KEY, dist.distributed_c10d._get_default_store())
