@@ -10,7 +10,6 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
 
 # The order of events at the same time. Messages arrive first, and then steps end. Only
 # then do exchanges begin, so that they read the weights after these steps. The longest
@@ -203,14 +202,6 @@ class Network:
             self._at[end].remove(transfer)
         self._share(transfer.ends)  # the other transfers become faster
         transfer.done()
-
-
-def check_count(name: str, value: int) -> None:
-    """Raises ValueError unless a value is a whole number of at least 1."""
-    if not isinstance(value, Integral):
-        raise ValueError(f"`{name}` must be a whole number, got {value!r}")
-    if value < 1:
-        raise ValueError(f"`{name}` must be at least 1, got {value}")
 
 
 def check_positive(name: str, value: float, or_zero: bool = False) -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from lightning_adpsgd.virtual.clock import check_count
+from lightning_adpsgd.dials import check_count
 
 BatchesOf = Callable[[int], Iterable[Any]]
 

@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from random import Random
 from typing import NamedTuple
 
+from lightning_adpsgd.dials import check_count
 from lightning_adpsgd.gossip.protocol import (
     Patience,
     UnderWay,
@@ -31,7 +32,6 @@ from lightning_adpsgd.virtual.clock import (
     Link,
     Network,
     StepTimes,
-    check_count,
     overlapped,
 )
 from lightning_adpsgd.virtual.requests import Requests
