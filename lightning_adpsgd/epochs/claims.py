@@ -293,7 +293,8 @@ class ClaimCounter:
         found = self._keys.compare_set("samples", "", terms.fingerprint).decode()
         agreed = terms._replace(fingerprint=found)
         self._num_units = num_units(agreed)
-        self._is_dealt, self._has_left, self._stays = False, False, False
+        self._is_dealt = False
+        self._stays: bool | None = None  # not asked yet
         self._rate.start_epoch()
         self._num_finished = num_finished
         self._drawn = DrawnNumbers(
@@ -398,8 +399,7 @@ class ClaimCounter:
             return False
         # The last super-learner stays, so that nothing remains. One that leaves for now
         # counts as having left, because its loader may take that for the end.
-        if not self._has_left:
-            self._has_left = True
+        if self._stays is None:
             self._stays = self._keys.add("left", 1) == count
         return not self._stays
 

@@ -225,9 +225,8 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         rank_zero_warn(
             '`strategy="hadpsgd_virtual"` does not continue where the checkpoint was '
             f"written: all {self.num_super_learners} super-learners start from the "
-            "consensus model and the optimizer state of the first of them, at "
-            "simulated time 0; for the same numbers as without a break, train again "
-            "from the start, without `ckpt_path`"
+            "consensus model, at simulated time 0; for the same numbers as without a "
+            "break, train again from the start, without `ckpt_path`"
         )
         self._states = self._copied_states()
 
