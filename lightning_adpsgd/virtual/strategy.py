@@ -88,7 +88,8 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         self.num_super_learners = num_super_learners
         self.super_learner_size = super_learner_size
         self._overrides = Overrides()
-        self._devices: list[torch.device] = []
+        # The Trainer sets those that it was given; `setup` refuses more than one.
+        self.parallel_devices: list[torch.device] = []
         self._states: list[_State] = []
         self.learners: VirtualLearners | None = None
         self._turn = -1
@@ -98,14 +99,10 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     # --- the state of all
 
     @property
-    def parallel_devices(self) -> list[torch.device]:
-        """The devices that the Trainer gives; `setup` refuses more than one."""
-        return self._devices
-
-    @parallel_devices.setter
-    def parallel_devices(self, devices: list[torch.device]) -> None:
-        self._devices = list(devices)
-        self._root_device = self._devices[0]
+    @override
+    def root_device(self) -> torch.device:
+        """The device of all learners."""
+        return (self.parallel_devices or [super().root_device])[0]
 
     def gossip_statistics(self) -> Statistics | None:
         """The counters of all super-learners' communication; None before `fit`."""
@@ -119,7 +116,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         fits = trainer.state.fn == TrainerFn.FITTING
         if fits:
-            _refuse_unsupported(trainer, self._devices)
+            _refuse_unsupported(trainer, self.parallel_devices)
         super().setup(trainer)
         if fits:
             self._begin(trainer)
