@@ -201,7 +201,9 @@ def _in_step(
 ) -> Prediction:
     num_learners = scenario.num_learners
     rate = 1 / _step_seconds(workload, scenario, costs, mode)
-    computed = scenario.compute.seconds * _mean_factor(scenario)
+    slow = scenario.compute.slow.values()
+    factor = (num_learners - len(slow) + sum(slow)) / num_learners
+    computed = scenario.compute.seconds * factor
     work = _boundary_seconds(workload, scenario, costs, mode)
     if mode == "allreduce" and num_learners > 1:
         work += scenario.gradient_seconds
@@ -264,11 +266,6 @@ def _as_one(workload: Workload, scenario: Scenario) -> Scenario:
         inner_link=Link(latency=seconds / turns),
         link=Link(),
     )
-
-
-def _mean_factor(scenario: Scenario) -> float:
-    num, slow = scenario.num_learners, scenario.compute.slow.values()
-    return (num - len(slow) + sum(slow)) / num
 
 
 # --- the mode in which no learner waits
