@@ -39,11 +39,11 @@ class Counts(NamedTuple):
 
     def plus(self, more: "Counts") -> "Counts":
         """The sum of both."""
-        return Counts(*map(operator.add, self, more))
+        return Counts._make(map(operator.add, self, more))
 
     def minus(self, less: "Counts") -> "Counts":
         """The difference of both."""
-        return Counts(*map(operator.sub, self, less))
+        return Counts._make(map(operator.sub, self, less))
 
 
 def dealt(learners: Sequence[Counts], num_learners: int) -> list[Counts]:

@@ -102,6 +102,7 @@ def _check_order(loader: DataLoader[Any], num_samples: int) -> None:
     if not is_plain or getattr(own, "replacement", False) or len(own) != num_samples:
         raise ValueError(
             "`data` must be a loader with a `batch_size` that takes each sample once, "
-            f"got one with a {type(own).__name__}; give `Subset(dataset, indices)`, or "
-            "a function from the number of a learner to its batches"
+            f"got one with a {type(own).__name__}, whose choice is lost when the "
+            "samples are dealt to learners; give `Subset(dataset, indices)`, or a "
+            "function from the number of a learner to its batches"
         )
