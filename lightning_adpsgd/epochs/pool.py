@@ -57,9 +57,6 @@ class PoolTimeouts:
     start_s: float = 20.0
 
 
-_DEFAULT = PoolTimeouts()
-
-
 class IslandPool(ServiceThread):
     """This island's part in the pool, which only its first learner uses.
 
@@ -73,10 +70,11 @@ class IslandPool(ServiceThread):
         rendezvous: Rendezvous,
         members: MembershipView,
         raise_if_failed: Callable[[], None],
-        times: PoolTimeouts = _DEFAULT,
+        times: PoolTimeouts | None = None,
     ) -> None:
         super().__init__("the thread of the pool of batches", "adpsgd-pool", self._end)
-        self._rendezvous, self._members, self._times = rendezvous, members, times
+        self._rendezvous, self._members = rendezvous, members
+        self._times = times or PoolTimeouts()
         self._raise_if_failed, self._rate = raise_if_failed, ClaimRate()
         self._lead = Lead()
         self._lease: Lease | None = None
