@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from numbers import Integral
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -70,14 +71,7 @@ class ModelParallel:
 
 @dataclass(frozen=True)
 class Dials:
-    """The options that `strategy.options.HADPSGDOptions` documents, checked.
-
-    Raises:
-        TypeError: An argument has a wrong type; the message gives its value and a valid
-            one.
-        ValueError: An argument is out of its bounds; the message gives the bound and
-            the value.
-    """
+    """The options that `strategy.options.HADPSGDOptions` documents, checked."""
 
     topology: Topology
     communication: CommunicationName
@@ -110,7 +104,8 @@ class Dials:
         if self.timeout.total_seconds() <= 0:
             raise ValueError(f"`timeout` must be positive, got {self.timeout}")
         for name in ("gossip_every", "max_staleness", "tensor_parallel_size"):
-            _check_positive(name, getattr(self, name))
+            if (number := getattr(self, name)) is not None:
+                check_count(name, number)
         self._check_combinations()
         self._check_max_wait()
         if self.inside == "model_parallel":
@@ -309,7 +304,7 @@ def _check_one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
 def _check_sizes(sizes: Any) -> None:
     name = "super_learner_size"
     if isinstance(sizes, int) and not isinstance(sizes, bool):
-        _check_positive(name, sizes)
+        check_count(name, sizes)
     elif isinstance(sizes, tuple):
         if not sizes or any(type(size) is not int or size < 1 for size in sizes):
             raise ValueError(
@@ -324,6 +319,9 @@ def _check_sizes(sizes: Any) -> None:
         )
 
 
-def _check_positive(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
+def check_count(name: str, value: int) -> None:
+    """Raises ValueError unless a value is a whole number of at least 1."""
+    if not isinstance(value, Integral):
+        raise ValueError(f"`{name}` must be a whole number, got {value!r}")
+    if value < 1:
         raise ValueError(f"`{name}` must be at least 1, got {value}")

@@ -1,8 +1,9 @@
 """The training time, samples and steps of one learner, without validation."""
 
+import operator
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerStatus
@@ -11,7 +12,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd.callbacks.algorithms import learners_per_reader
-from lightning_adpsgd.callbacks.learner_counts import Counts, dealt
 from lightning_adpsgd.callbacks.reporting import gather, gossip_of, within_training
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 from lightning_adpsgd.strategy.fast_forward import batch_size
@@ -22,6 +22,48 @@ _CLOCKS = f"{NAMESPACE}/clocks"
 
 Outputs = Tensor | Mapping[str, Any] | None
 """What a training step returns, as Lightning hands it to a callback."""
+
+
+class Counts(NamedTuple):
+    """The optimizer steps, samples and seconds of training of one learner."""
+
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, row: Iterable[float]) -> "Counts":
+        """The counts in a row of floating-point numbers, as it was gathered."""
+        steps, samples, seconds = row
+        return cls(round(steps), round(samples), seconds)
+
+    def plus(self, more: "Counts") -> "Counts":
+        """The sum of both."""
+        return Counts._make(map(operator.add, self, more))
+
+    def minus(self, less: "Counts") -> "Counts":
+        """The difference of both."""
+        return Counts._make(map(operator.sub, self, less))
+
+
+def dealt(learners: Sequence[Counts], num_learners: int) -> list[Counts]:
+    """The counts from which each of `num_learners` continues.
+
+    As many as before keep their own. Otherwise each gets an equal share of all steps
+    and samples, and the longest time, because learners train side by side.
+    """
+    if len(learners) == num_learners:
+        return list(learners)
+    steps = _shares(sum(one.steps for one in learners), num_learners)
+    samples = _shares(sum(one.samples for one in learners), num_learners)
+    seconds = max(one.seconds for one in learners)
+    return [Counts(*both, seconds) for both in zip(steps, samples, strict=True)]
+
+
+def _shares(total: int, number: int) -> list[int]:
+    """Parts of a total that differ by at most 1."""
+    share, rest = divmod(total, number)
+    return [share + (index < rest) for index in range(number)]
 
 
 class TrainingClock:
@@ -35,29 +77,21 @@ class TrainingClock:
         steps: Optimizer steps.
         samples: Samples of this learner. Where T learners share layers, and so read the
             same samples, each counts 1/T.
-        is_restored: Whether the next `begin` continues from a checkpoint.
         learners: Counts of all learners as of the last `gather`.
     """
 
     def __init__(self) -> None:
         self._has_warned = False
-        self._reset()
-
-    def _reset(self) -> None:
-        self.is_restored = False
         self.steps = self.samples = self._rest = 0
         self._seconds = 0.0
         self._running_since: float | None = None
         self._steps_elsewhere = 0
         self._begun = self._gathered = Counts()
         self.learners: Sequence[Counts] = []
-        self._loaded: Sequence[Counts] = []
 
-    def begin(self, trainer: Trainer) -> None:
-        """Starts from zero, or from the checkpoint that has been loaded."""
-        known = self._loaded if self.is_restored else [Counts()]
-        self._reset()
-        self.learners = dealt(known, trainer.world_size)
+    def begin(self, trainer: Trainer, learners: Sequence[Counts] = (Counts(),)) -> None:
+        """Continues from the counts of all learners, by default from zero."""
+        self.learners = dealt(learners, trainer.world_size)
         self._begun = self._gathered = self.learners[trainer.global_rank]
         self.steps, self.samples, self._seconds = self._begun
         self._steps_elsewhere = trainer.global_step - self.steps
@@ -119,14 +153,8 @@ class TrainingClock:
 
         Since the last `gather`, each is taken to have done as much as this learner.
         """
-        if self.is_restored:
-            return [*self._loaded]
         more = self.counts.minus(self._gathered)
         return [one.plus(more) for one in self.learners]
-
-    def load(self, learners: Sequence[Counts]) -> None:
-        """Makes the next `begin` continue from the counts of all learners, if any."""
-        self._loaded, self.is_restored = learners, bool(learners)
 
 
 class Monitor(Callback):
@@ -142,6 +170,7 @@ class Monitor(Callback):
         self.clock = TrainingClock()
         self._is_first = self._is_last = True
         self._has_begun = False
+        self._loaded: list[Counts] = []
 
     def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
         """Called after each training batch, which the clock has counted."""
@@ -155,7 +184,7 @@ class Monitor(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # An evaluation may have loaded counts, or a `fit` that failed before it began.
-        self.clock.is_restored = False
+        self._loaded = []
         self._has_begun = False
 
     @override
@@ -163,10 +192,10 @@ class Monitor(Callback):
         monitors = callbacks_of(trainer, Monitor) or [self]
         self._is_first, self._is_last = self is monitors[0], self is monitors[-1]
         if self._is_first:
-            restored = [one.clock for one in monitors if one.clock.is_restored]
-            self.clock = restored[0] if restored else self.clock
-            self.clock.begin(trainer)
-        self.clock = monitors[0].clock
+            loaded = [one._loaded for one in monitors if one._loaded]
+            self.clock = TrainingClock()
+            self.clock.begin(trainer, *loaded[:1])
+        self.clock, self._loaded = monitors[0].clock, []
 
     @override
     def on_train_batch_end(
@@ -206,22 +235,16 @@ class Monitor(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        if self._is_first and _all_come_to_save(trainer):
+        # Learners that gossip meet at every save, to take the mean of their weights.
+        # Under other strategies one may save alone, and a collective would hang.
+        runs = trainer.state.status == TrainerStatus.RUNNING
+        if self._is_first and runs and gossip_of(trainer) is not None:
             self.clock.gather(trainer)
-        checkpoint[_CLOCKS] = [tuple(one) for one in self.clock.estimate()]
+        known = self._loaded or self.clock.estimate()
+        checkpoint[_CLOCKS] = [tuple(one) for one in known]
 
     @override
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self.clock.load([Counts(*row) for row in checkpoint.get(_CLOCKS, ())])
-
-
-def _all_come_to_save(trainer: Trainer) -> bool:
-    """Whether all learners make this save, so that a collective does not hang.
-
-    Learners that gossip meet at every save, to take the mean of their weights. Under
-    other strategies one learner may save alone, for example after a signal.
-    """
-    runs = trainer.state.status == TrainerStatus.RUNNING
-    return runs and gossip_of(trainer) is not None
+        self._loaded = [Counts(*row) for row in checkpoint.get(_CLOCKS, ())]

@@ -11,6 +11,7 @@ splits a step of w_a into a part along g and a noise orthogonal to it:
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -124,7 +125,9 @@ class ConsensusMonitor(Monitor):
             raise ValueError(
                 f"`gradients` must be even, for two halves, got {gradients}"
             )
-        self._num_held_out, self._num_gradients, self._loss = held_out, gradients, loss
+        self._num_held_out, self._num_gradients = held_out, gradients
+        self._mean_loss = partial(mean_loss, loss=loss)
+        self._gradient = partial(mean_gradient, loss=loss)
         self._forget()
 
     def _forget(self) -> None:
@@ -164,7 +167,7 @@ class ConsensusMonitor(Monitor):
             return
         if self._held_out is None:
             self._held_out = held_out_batches(trainer, self._num_held_out)
-        self._local_loss = self._mean_loss(trainer, pl_module)
+        self._local_loss = self._mean_loss(trainer, pl_module, self._held_out)
         if self._num_gradients and self._has_kept_all():
             turns = self._in_turn()
             self._local = [self._gradient(trainer, pl_module, one) for one in turns]
@@ -182,14 +185,12 @@ class ConsensusMonitor(Monitor):
         if trainer.is_global_zero and figures:
             log(trainer, figures)
 
-    def _mean_loss(self, trainer: Trainer, module: LightningModule) -> float:
-        return mean_loss(trainer, module, self._held_out or [], self._loss)
-
     def _losses(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
         if not self._num_held_out:
             return {}
-        row = [self._local_loss, self._mean_loss(trainer, module)]
-        local, of_mean = zip(*gather(trainer, row), strict=True)
+        mine = self._mean_loss(trainer, module, self._held_out or [])
+        rows = gather(trainer, [self._local_loss, mine])
+        local, of_mean = zip(*rows, strict=True)
         return {
             "consensus/local_loss_min": min(local),
             "consensus/local_loss_mean": sum(local) / len(local),
@@ -212,18 +213,14 @@ class ConsensusMonitor(Monitor):
         mine = [float(bool(self._local))]
         return all(measured for [measured] in gather(trainer, mine))
 
-    def _gradient(
-        self, trainer: Trainer, module: LightningModule, batches: list[Any]
-    ) -> Tensor:
-        return mean_gradient(trainer, module, batches, self._loss)
-
     def _rates(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
         local, self._local = self._local, []
         _, *halves = self._in_turn()
         self._num_validations += 1
-        of_one_step, *means = (_mean(trainer, each.clone()) for each in local)
+        mean = partial(trainer.strategy.reduce, reduce_op="mean")
+        of_one_step, *means = (mean(each.clone()) for each in local)
         found = (self._gradient(trainer, module, half) for half in halves)
-        gradients = [_mean(trainer, gradient) for gradient in found]
+        gradients = [mean(gradient) for gradient in found]
         lr = float(trainer.optimizers[0].param_groups[0]["lr"])
         rate = effective_rate(lr, of_one_step, means, gradients)
         self.effective_rate = rate
@@ -233,7 +230,3 @@ class ConsensusMonitor(Monitor):
             "consensus/noise_strength": rate.noise,
             "consensus/gradient_agreement": rate.agreement,
         }
-
-
-def _mean(trainer: Trainer, vector: Tensor) -> Tensor:
-    return trainer.strategy.reduce(vector, reduce_op="mean")

@@ -89,7 +89,7 @@ class ConvergenceMonitor(Monitor):
         self._stop, self._patience = stop, patience
         self._runs, self._name, self._algorithm = runs, name, algorithm
         self._seed, self._wer = seed, wer
-        self._chance, self._best, self._restored = chance, NONE_YET, False
+        self._chance, self._best = chance, NONE_YET
         self._peak_lr, self._files = 0.0, DiagnosticFiles()
         self._forget()
 
@@ -106,16 +106,14 @@ class ConvergenceMonitor(Monitor):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        self._restored = False
+        if stage == "fit":  # the state of a resumed checkpoint is loaded after this
+            self._chance, self._best = self._given_chance, NONE_YET
+            self._peak_lr = 0.0
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._forget()
-        if not self._restored:
-            self._chance, self._best = self._given_chance, NONE_YET
-            self._peak_lr = 0.0
-        self._restored = False
 
     @override
     def on_before_optimizer_step(
@@ -285,4 +283,3 @@ class ConvergenceMonitor(Monitor):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._chance, self._best = state_dict["chance"], Progress(*state_dict["best"])
         self._peak_lr = state_dict.get("peak_lr", 0.0)  # older checkpoints lack it
-        self._restored = True

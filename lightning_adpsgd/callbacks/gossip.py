@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
@@ -138,47 +138,40 @@ def _membership(trainer: Trainer) -> dict[str, float]:
 
 def summarize(records: list[LearnerRecord]) -> dict[str, float]:
     """The figures that `GossipMonitor` logs, from the records of all learners."""
-    seconds = [r.train_seconds for r in records]
-    rates = [r.fit_steps / r.fit_seconds for r in records]
-    samples = [r.samples for r in records]
+    of: Any = LearnerRecord._make(zip(*records, strict=True))  # each field of all
+    rates = _rates(of.fit_steps, of.fit_seconds)
     figures = {
-        "learners/global_samples": sum(samples),
-        "learners/train_seconds": max(seconds),
-        "learners/samples_per_second": _sum_of_rates(samples, seconds),
-        "learners/exposed_fraction": _mean(
-            [r.exposed_seconds / r.fit_seconds for r in records]
-        ),
+        "learners/global_samples": sum(of.samples),
+        "learners/train_seconds": max(of.train_seconds),
+        "learners/samples_per_second": sum(_rates(of.samples, of.train_seconds)),
+        "learners/exposed_fraction": _mean(_rates(of.exposed_seconds, of.fit_seconds)),
         "learners/steps_per_second_least": min(rates),
         "learners/steps_per_second_most": max(rates),
     }
     for index, rate in enumerate(rates[:_MAX_LISTED_LEARNERS]):
         figures[f"learners/steps_per_second_{index}"] = rate
-    if allreduced := sum(r.allreduce_bytes for r in records):
+    if allreduced := sum(of.allreduce_bytes):
         figures["learners/allreduce_bytes"] = allreduced
-    if any(r.exchanges for r in records):
-        figures |= _summarize_gossip(records)
+    if any(of.exchanges):
+        figures |= _summarize_gossip(of)
     return figures
 
 
-def _summarize_gossip(records: list[LearnerRecord]) -> dict[str, float]:
-    seconds = [r.fit_seconds for r in records]
-    steps = sum(r.fit_steps for r in records)
-    exchanges = [r.exchanges for r in records]
-    sent = [r.bytes_sent for r in records]
+def _summarize_gossip(of: Any) -> dict[str, float]:
     return {
-        "gossip/exchanges_per_second": _sum_of_rates(exchanges, seconds),
-        "gossip/exchanges_per_step": sum(exchanges) / max(steps, 1),
-        "gossip/merges": sum(r.merges for r in records),
-        "gossip/bytes_sent": sum(sent),
-        "gossip/bytes_per_second": _sum_of_rates(sent, seconds),
-        "gossip/refused": sum(r.refused for r in records),
-        **_summarize_staleness(records),
-        **_summarize_ages(records),
+        "gossip/exchanges_per_second": sum(_rates(of.exchanges, of.fit_seconds)),
+        "gossip/exchanges_per_step": sum(of.exchanges) / max(sum(of.fit_steps), 1),
+        "gossip/merges": sum(of.merges),
+        "gossip/bytes_sent": sum(of.bytes_sent),
+        "gossip/bytes_per_second": sum(_rates(of.bytes_sent, of.fit_seconds)),
+        "gossip/refused": sum(of.refused),
+        **_summarize_staleness(of.staleness),
+        **_summarize_ages(of.peer_ages),
     }
 
 
-def _summarize_staleness(records: list[LearnerRecord]) -> dict[str, float]:
-    sums = [sum(bins) for bins in zip(*(r.staleness for r in records), strict=True)]
+def _summarize_staleness(staleness: Iterable[tuple[float, ...]]) -> dict[str, float]:
+    sums = [sum(bins) for bins in zip(*staleness, strict=True)]
     histogram = {steps: count for steps, count in enumerate(sums) if count}
     if not histogram:
         return {}
@@ -190,8 +183,8 @@ def _summarize_staleness(records: list[LearnerRecord]) -> dict[str, float]:
     }
 
 
-def _summarize_ages(records: list[LearnerRecord]) -> dict[str, float]:
-    columns = zip(*(r.peer_ages for r in records), strict=True)
+def _summarize_ages(peer_ages: Iterable[tuple[float, ...]]) -> dict[str, float]:
+    columns = zip(*peer_ages, strict=True)
     known = [[age for age in ages if not math.isnan(age)] for ages in columns]
     ages = {peer: each for peer, each in enumerate(known) if each}
     if not ages:
@@ -222,8 +215,8 @@ def _histogram(staleness: Mapping[int, int]) -> tuple[float, ...]:
     return tuple(bins)
 
 
-def _sum_of_rates(counts: Iterable[float], seconds: Iterable[float]) -> float:
-    return sum(count / time for count, time in zip(counts, seconds, strict=True))
+def _rates(counts: Iterable[float], seconds: Iterable[float]) -> list[float]:
+    return [count / time for count, time in zip(counts, seconds, strict=True)]
 
 
 def _mean(values: list[float]) -> float:

@@ -127,7 +127,12 @@ class WandbRun(Callback):
         for logger in begun:
             _finish(logger)
         if begun and multiprocessing.parent_process() is not None:
-            _wait_until_written()
+            import wandb
+
+            # Its service writes the last part of a run after `finish` has returned, and
+            # dies with the process that began it. `multiprocessing` skips the `atexit`
+            # hook that would wait for it.
+            wandb.teardown()
 
 
 def _finish(logger: Any) -> None:
@@ -135,18 +140,6 @@ def _finish(logger: Any) -> None:
     run, logger._experiment = logger._experiment, None
     run.finish()
     logger._id = logger._wandb_init["id"] = run.id
-
-
-def _wait_until_written() -> None:
-    """Ends W&B's service, and so waits until it has written the run.
-
-    The service writes the last part after `finish` has returned, and dies with the
-    process that began it. A process of `multiprocessing` skips the `atexit` hook that
-    would wait for it, so a short run would be empty.
-    """
-    import wandb
-
-    wandb.teardown()
 
 
 def _wandb_loggers(trainer: Trainer) -> list[Any]:

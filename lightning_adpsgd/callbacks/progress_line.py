@@ -38,13 +38,18 @@ class ProgressLine(Monitor):
             raise ValueError(f"`every_s` must be 0 or more seconds, got {every_s!r}")
         super().__init__()
         self._every_s, self._due = every_s, 0.0
-        self._total = GlobalCount()
+        self._store: Store | None = None
+        self._told = self._total = 0
         self._looks = deque[Look](maxlen=_WINDOW)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._total, self._due = GlobalCount(self.clock.samples), 0.0
+        self._store, self._due = None, 0.0
+        if dist.is_initialized():
+            store = dist.distributed_c10d._get_default_store()
+            self._store = PrefixStore(_KEY, store)
+        self._told, self._total = self.clock.samples, 0
         self._looks.clear()
 
     @override
@@ -66,7 +71,7 @@ class ProgressLine(Monitor):
 
     def _look(self, trainer: Trainer) -> "Look":
         clock, done = self.clock, statistics_of(trainer)
-        total = self._total.up_to(clock.samples)
+        total = self._add_up(clock.samples)
         return Look(clock.seconds, total, clock.steps, done.exchanges, done.members)
 
     def _figures(self, trainer: Trainer) -> dict[str, float]:
@@ -74,6 +79,18 @@ class ProgressLine(Monitor):
         if (consensus := consensus_of(trainer)) is not None:
             figures["distance"] = consensus.relative_distance
         return figures
+
+    def _add_up(self, own: int) -> int:
+        """Adds the growth of this learner's samples, and returns the sum over all.
+
+        If the store is gone, the sum stays as it is: the failure is reported elsewhere.
+        """
+        if self._store is None:
+            return own
+        with suppress(RuntimeError):
+            self._total = self._store.add("samples", own - self._told)
+            self._told = own
+        return self._total
 
 
 class Look(NamedTuple):
@@ -96,35 +113,3 @@ class Look(NamedTuple):
         if self.members:
             figures["members"] = float(self.members)
         return figures
-
-
-class GlobalCount:
-    """A sum over all learners, to which each adds without waiting for another.
-
-    Args:
-        begin: value of this learner's part above which it is added to the sum.
-        store: store that holds the sum; None: the store of torch.distributed, if there
-            is a process group.
-    """
-
-    def __init__(self, begin: int = 0, store: Store | None = None) -> None:
-        self._told, self._store = begin, store or _store_of_the_job()
-        self._total = 0
-
-    def up_to(self, own: int) -> int:
-        """Adds the growth of this learner's part, and returns the sum over all.
-
-        If the store is gone, the sum stays as it is: the failure is reported elsewhere.
-        """
-        if self._store is None:
-            return own
-        with suppress(RuntimeError):
-            self._total = self._store.add("samples", own - self._told)
-            self._told = own
-        return self._total
-
-
-def _store_of_the_job() -> Store | None:
-    if not dist.is_initialized():
-        return None
-    return PrefixStore(_KEY, dist.distributed_c10d._get_default_store())

@@ -2,8 +2,6 @@
 
 Each run writes its own file, `<name>.run.csv`, so that any number of processes can
 finish at the same time without a lock, on one machine or on a shared file system.
-`read_runs` collects the files of a folder; `fetch_runs` gets the same rows of a project
-from Weights & Biases. They are the table behind a plot of loss against batch size.
 """
 
 import csv
@@ -92,11 +90,7 @@ def _known(run: Run, names: Iterable[str]) -> dict[str, Any]:
 
 
 def write_run(run: Run, folder: str | Path) -> Path:
-    """Writes `folder/<name>.run.csv` whole or not at all; replaces an older one.
-
-    Raises:
-        ValueError: The run's name is not a valid file name.
-    """
+    """Writes `folder/<name>.run.csv` whole or not at all; replaces an older one."""
     check_name("name", run.name)
     path = Path(folder, run.name + SUFFIX)
     with written_whole(path, newline="") as file:

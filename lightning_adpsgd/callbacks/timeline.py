@@ -1,8 +1,6 @@
 """A record of each learner's last steps: when it stepped, waited and exchanged.
 
-The file of a learner is `<name>.timeline.csv`, with one line for each step and each
-validation, in their order. `python -m lightning_adpsgd report` draws the files of a
-folder as one lane per learner.
+`python -m lightning_adpsgd report` draws the files of a folder as one lane per learner.
 """
 
 import csv
@@ -64,10 +62,8 @@ class Timeline(Callback):
     """Records this learner's last steps, and writes them to a file.
 
     Each learner rewrites `folder/<name>.timeline.csv` at each validation, at the end,
-    after an error, and every `every_s` seconds in between. The file of a killed learner
-    has all up to its last write. A write error only warns. Nothing is
-    communicated. With `AllreduceWait` among the callbacks, waits for the gradient
-    allreduce are included.
+    after an error, and every `every_s` seconds in between; docs/report.md says what
+    it has. A write error only warns, and nothing is communicated.
 
     Args:
         folder: Folder of the files, the same for all learners of a run.

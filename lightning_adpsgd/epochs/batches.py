@@ -14,6 +14,8 @@ a slow learner of one job that holds more, and leaves units to the others.
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from typing_extensions import override
@@ -39,26 +41,22 @@ Pool = ClaimCounter | IslandPool
 """The pool of an epoch's work units, which the leader of a super-learner asks."""
 
 
+@dataclass(eq=False)
 class EpochUnderWay:
     """One epoch of one learner.
 
     Args:
-        terms: terms by which all learners number its units.
         units: work units that were left when this job began the epoch.
         pool: pool of the epoch; None if the super-learner has several learners.
     """
 
-    def __init__(
-        self,
-        number: int,
-        terms: Terms,
-        epoch: Epoch,
-        units: WorkUnits,
-        pool: Pool | None,
-    ) -> None:
-        self.number, self.terms, self.epoch, self.units = number, terms, epoch, units
-        self._pool, self.num_begun = pool, 0
-        self.last_claim = Claim(None, 0, is_last=False)
+    number: int
+    seed: int
+    epoch: Epoch
+    units: WorkUnits
+    pool: Pool | None
+    num_begun: int = 0
+    last_claim: Claim = field(default=Claim(None, 0, is_last=False))
 
     def num_claimed(self) -> int:
         """The number of units that learners have claimed.
@@ -66,7 +64,7 @@ class EpochUnderWay:
         The learners of a super-learner must agree on it. So if there are
         several, it is the number at their last claim.
         """
-        return self._pool.num_claimed if self._pool else self.last_claim.num_claimed
+        return self.pool.num_claimed if self.pool else self.last_claim.num_claimed
 
     def samples(self, number: int, learner: int) -> list[int]:
         """Indices of the samples of a learner's batch in a unit."""
@@ -75,7 +73,7 @@ class EpochUnderWay:
     def state(self, remaining: Ranges) -> EpochState:
         """The state for a checkpoint if these units remain."""
         positions, epoch = self.units.positions(remaining), self.epoch
-        known = self.number, self.terms.seed, len(epoch.order)
+        known = self.number, self.seed, len(epoch.order)
         return EpochState(*known, positions, epoch.checksum)
 
 
@@ -183,12 +181,9 @@ class SharedBatches:
         return Claim(*json.loads(words))
 
     def _begin_epoch(self, pool: Pool, number: int) -> EpochUnderWay:
-        drawn: dict[int, Epoch] = {}
-
+        @cache
         def draw(seed: int) -> Epoch:
-            if seed not in drawn:
-                drawn[seed] = draw_epoch(self._batches, seed, number)
-            return drawn[seed]
+            return draw_epoch(self._batches, seed, number)
 
         def agree() -> str:
             own = draw(self.seed)
@@ -204,7 +199,7 @@ class SharedBatches:
         terms = Terms.from_row(json.loads(self._broadcast.share(agree)))
         self.seed, epoch = terms.seed, draw(terms.seed)
         live = pool if self._index.super_learner_size == 1 else None
-        return EpochUnderWay(number, terms, epoch, self._cut(epoch, terms), live)
+        return EpochUnderWay(number, self.seed, epoch, self._cut(epoch, terms), live)
 
     def _cut(self, epoch: Epoch, terms: Terms) -> WorkUnits:
         if epoch.fingerprint() != terms.fingerprint:

@@ -50,10 +50,6 @@ class BlockOrder:
             raise ValueError(
                 f"`num_samples` must be at least 1, got {self.num_samples}"
             )
-        if not 1 <= self.block <= self.window:
-            raise ValueError(
-                f"`block` must be from 1 to `window` {self.window}, got {self.block}"
-            )
 
     def __len__(self) -> int:
         return self.num_samples
@@ -150,7 +146,6 @@ class BlockSampler(DistributedSampler[int]):
         num_replicas: number of learners.
         rank: number of this learner.
         seed: seed of the orders; epoch e uses `seed` + e.
-        block: as for `BlockOrder`, like `window`.
     """
 
     def __init__(
@@ -159,18 +154,14 @@ class BlockSampler(DistributedSampler[int]):
         num_replicas: int = 1,
         rank: int = 0,
         seed: int = 0,
-        *,
-        block: int = 64,
-        window: int = 65_536,
     ) -> None:
         super().__init__(dataset, num_replicas, rank, seed=seed)  # pyright: ignore[reportArgumentType]
-        self._block, self._window = block, window
         self._num_samples = len(dataset)
-        self.order(seed)  # refuses what is out of bounds now, not in a worker
+        self.order(seed)  # refuses an empty data set now, not in a worker
 
     def order(self, seed: int) -> BlockOrder:
         """The order of all samples."""
-        return BlockOrder(self._num_samples, seed, self._block, self._window)
+        return BlockOrder(self._num_samples, seed)
 
     @override
     def __iter__(self) -> Iterator[int]:

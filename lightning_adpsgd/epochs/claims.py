@@ -1,15 +1,8 @@
 """Claims of work units: the learners of one job count them in the job's store.
 
-A claim is one atomic addition, so a fast learner claims more, and the epoch ends for
-all at about the same time. Every unit is claimed once. The first units are dealt in
-advance, one to each super-learner, so that each makes at least one step.
-
-A learner claims when its loader asks for a batch, which is before the batch is needed.
-Where the store is so far that the claim would make the step longer, it claims ahead.
-Near the end, a slow learner leaves the rest to the others if they would finish it
-before the slow learner made one more step. This needs no clock: between two steps of a
-learner, the counter grows by the claims of all learners. A loader with workers claims
-several units before a step. A learner that knows that it is slow leaves some then, too.
+A claim is one atomic addition. The first units are dealt in advance, one to each
+super-learner, so that each makes at least one step. docs/work-sharing.md says when a
+learner claims ahead, and when a slow one leaves the rest to the others.
 """
 
 import json
@@ -117,14 +110,10 @@ class ClaimRate:
         self._num_steps, self._has_counted = 0, False
 
     def note(self, number: int, num_steps: int) -> None:
-        """Records where the counter is when this learner has made some steps.
+        """Records the next unit when this learner has made some steps of the epoch.
 
         Claims without a step between them, which a loader makes for its workers, are
         one point: the next count begins at the last of them.
-
-        Args:
-            number: number of the next unit of the epoch.
-            num_steps: number of steps of this learner in the epoch.
         """
         steps = num_steps - self._num_steps
         if self._last is not None and steps > 0:
@@ -183,11 +172,8 @@ class Claim(NamedTuple):
     is_last: bool
 
 
-class _Drawn(NamedTuple):
-    first: int
-    num: int
-    num_steps: int
-    seconds: float
+# Numbers, the steps made when they were asked for, and the seconds that they took.
+_Drawn = tuple[range, int, float]
 
 
 class DrawnNumbers:
@@ -228,16 +214,12 @@ class DrawnNumbers:
         return self._num_ahead() > 0
 
     def next(self, most: Callable[[], int]) -> int:
-        """The next number.
-
-        Args:
-            most: function for the largest number to draw at once for later calls.
-        """
+        """The next number; `most` gives the most to draw at once for later calls."""
         self._steps.append(max(0.0, time.monotonic() - self._returned_at))
         if self._pending and (self._pending.done() or not self._numbers):
             self.settle()
         if not self._numbers:
-            self._take(self._timed(1))
+            self._take(*self._timed(1))
         number = self._numbers.popleft()
         num = 0 if self._pending else self._num_ahead()
         if num > len(self) and (num := min(num, most())) > len(self):
@@ -248,7 +230,7 @@ class DrawnNumbers:
     def settle(self) -> list[int]:
         """Waits for what is on its way; returns the numbers that are held."""
         if self._pending is not None:
-            self._take(self._pending.result())
+            self._take(*self._pending.result())
             self._pending = None
         return [*self._numbers]
 
@@ -270,12 +252,12 @@ class DrawnNumbers:
     def _timed(self, num: int) -> _Drawn:
         begin, num_steps = time.monotonic(), self._num_steps()
         first = self._draw(num)
-        return _Drawn(first, num, num_steps, time.monotonic() - begin)
+        return range(first, first + num), num_steps, time.monotonic() - begin
 
-    def _take(self, drawn: _Drawn) -> None:
-        self._numbers.extend(range(drawn.first, drawn.first + drawn.num))
-        self._round_trips.append(drawn.seconds)
-        self._note(drawn.first, drawn.num_steps)
+    def _take(self, numbers: range, num_steps: int, seconds: float) -> None:
+        self._numbers.extend(numbers)
+        self._round_trips.append(seconds)
+        self._note(numbers.start, num_steps)
 
 
 class ClaimCounter:
@@ -301,21 +283,18 @@ class ClaimCounter:
         num_units: Callable[[Terms], int],
         num_finished: Callable[[], int],
     ) -> Terms:
-        """Begins an epoch, and ends the previous one.
+        """Begins an epoch, and ends the previous one; returns the terms of all.
 
-        Args:
-            num_finished: function for the number of units from here whose training is
-                complete; any thread may call it.
-
-        Returns:
-            The terms of all.
+        `num_finished` gives the number of units from here whose training is complete;
+        any thread may call it.
         """
         self._number = number
         self._keys = PrefixStore(f"epoch/{number}", self._store)
         found = self._keys.compare_set("samples", "", terms.fingerprint).decode()
         agreed = terms._replace(fingerprint=found)
         self._num_units = num_units(agreed)
-        self._is_dealt, self._has_left, self._stays = False, False, False
+        self._is_dealt = False
+        self._stays: bool | None = None  # not asked yet
         self._rate.start_epoch()
         self._num_finished = num_finished
         self._drawn = DrawnNumbers(
@@ -359,10 +338,9 @@ class ClaimCounter:
         return min(dealt + self._keys.add("claimed", 0), self._num_units)
 
     def remaining(self, held: Ranges) -> Ranges | None:
-        """The units that no learner has begun; all call it, between two steps.
+        """The units that no learner has begun, in the first learner; None in others.
 
-        Returns:
-            The units in the first learner; None in all others.
+        All call it, between two steps.
         """
         self._num_gathered += 1
         news = PrefixStore(f"gather/{self._num_gathered}", self._store)
@@ -421,8 +399,7 @@ class ClaimCounter:
             return False
         # The last super-learner stays, so that nothing remains. One that leaves for now
         # counts as having left, because its loader may take that for the end.
-        if not self._has_left:
-            self._has_left = True
+        if self._stays is None:
             self._stays = self._keys.add("left", 1) == count
         return not self._stays
 

@@ -4,18 +4,8 @@ Each training has ledgers of its own, named by its origin. A rendezvous that liv
 also has those of earlier trainings: other weights were trained on their units.
 
 A separate thread maintains this island's part of the ledger (`ledger`) and claims units
-ahead of need; the training thread takes them.
-
-An epoch ends when no unit is left and every island has asked for more and got none.
-Until then, units of a dead island may come back. So at its last batch the training
-thread waits, once, for islands that have not come to the end. It does not wait for dead
-ones (by the member list), for the rendezvous, or forever.
-
-While the rendezvous cannot be reached, an island continues on its own. The epoch is cut
-into stretches, which belong to the members in turn. Of the units that it knows to be
-left, the island takes those in its stretches, from the end backwards. Islands that
-reach the pool take units from the beginning. Once the rendezvous is back, each island
-reports its work.
+ahead of need; the training thread takes them. docs/islands.md says how an epoch ends,
+and what an island does while the rendezvous is away.
 """
 
 import logging
@@ -40,8 +30,9 @@ from lightning_adpsgd.islands.service import ServiceThread
 _log = logging.getLogger(__name__)
 
 _TRIES = 200
-# Training continues without an answer after the time of this number of turns.
-_PATIENCE_TURNS = 3
+# Training continues without an answer after the time of this number of turns. An epoch
+# ends without live islands that have not reached its end after so many seconds.
+_PATIENCE_TURNS, _SLOWEST_S = 3, 300.0
 
 
 @dataclass(frozen=True)
@@ -57,8 +48,6 @@ class PoolTimeouts:
             the same units. Also the time for which an island that was never seen among
             the members is waited for.
         start_s: seconds to wait in the first epoch for the ledger of other islands.
-        slowest_s: seconds to wait for live islands that do not reach the end of an
-            epoch.
     """
 
     look_s: float = 0.5
@@ -66,10 +55,6 @@ class PoolTimeouts:
     answer_s: float = 0.25
     end_s: float = 3.0
     start_s: float = 20.0
-    slowest_s: float = 300.0
-
-
-_DEFAULT = PoolTimeouts()
 
 
 class IslandPool(ServiceThread):
@@ -85,10 +70,11 @@ class IslandPool(ServiceThread):
         rendezvous: Rendezvous,
         members: MembershipView,
         raise_if_failed: Callable[[], None],
-        times: PoolTimeouts = _DEFAULT,
+        times: PoolTimeouts | None = None,
     ) -> None:
         super().__init__("the thread of the pool of batches", "adpsgd-pool", self._end)
-        self._rendezvous, self._members, self._times = rendezvous, members, times
+        self._rendezvous, self._members = rendezvous, members
+        self._times = times or PoolTimeouts()
         self._raise_if_failed, self._rate = raise_if_failed, ClaimRate()
         self._lead = Lead()
         self._lease: Lease | None = None
@@ -141,9 +127,7 @@ class IslandPool(ServiceThread):
             if lease.is_short:
                 self._ask()
             try:
-                self._wait(
-                    lambda: self._has_answer(lease, waits, begin), self._times.slowest_s
-                )
+                self._wait(lambda: self._has_answer(lease, waits, begin), _SLOWEST_S)
                 lease.note_rate()
                 # Still under the lock, or the units claimed ahead might be given back.
                 number = self._answer(lease, waits)
@@ -242,7 +226,7 @@ class IslandPool(ServiceThread):
             "to its end for %g s",
             lease.number,
             ", ".join(late),
-            self._times.slowest_s,
+            _SLOWEST_S,
         )
 
     # --- used by the thread
@@ -355,13 +339,12 @@ class IslandPool(ServiceThread):
             self._state.wait_for(lambda: self._ending, self._times.look_s)
 
     def _note_presence(self, lease: Lease) -> None:
+        if not lease.ledger.is_settled:
+            return
         with self._state:
-            if lease.ledger.is_settled:
-                self._heard_at, self.away = time.monotonic(), ""
-                told, self._told_alone = self._told_alone, False
-                self._state.notify_all()
-            else:
-                told = False
+            self._heard_at, self.away = time.monotonic(), ""
+            told, self._told_alone = self._told_alone, False
+            self._state.notify_all()
         if told:
             _log.warning("the pool of batches is back")
 

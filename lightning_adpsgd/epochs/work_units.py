@@ -71,9 +71,6 @@ def draw_epoch(batches: Any, seed: int, epoch: int) -> Epoch:
         batches: batch sampler of a loader: torch's own over any sampler, or one that
             yields lists of indices.
         seed: seed of the whole training.
-
-    Raises:
-        ValueError: The sampler yields a value that is not an integer.
     """
     sampler = getattr(batches, "sampler", None)
     with _seeded(seed + epoch, generators_of(batches, sampler)):
@@ -102,11 +99,7 @@ class Terms(NamedTuple):
 
     @classmethod
     def from_row(cls, row: Iterable[Any]) -> "Terms":
-        """Reads terms from a JSON row.
-
-        Raises:
-            ValueError: torch does not accept the seed.
-        """
+        """Reads terms from a JSON row."""
         seed, base, fingerprint = row
         if not 0 <= int(seed) < _MOST_SEEDS:
             raise ValueError(f"`seed` must be from 0 to 2^62, got {seed!r}")
@@ -161,9 +154,6 @@ class WorkUnits:
     Args:
         ranges: remaining positions.
         drop_last: whether to drop the batches that do not fill a unit of N.
-
-    Raises:
-        ValueError: There are fewer samples (with `drop_last`: batches) than learners.
     """
 
     def __init__(

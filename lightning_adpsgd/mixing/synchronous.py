@@ -113,7 +113,6 @@ def make_rounds(
     communication: Literal["sync", "delay_by_one"],
     order: Order,
     every: int = 1,
-    worker: BackgroundWorker | InlineWorker | None = None,
 ) -> Communication:
     """Makes averaging in rounds, for all super-learners alike.
 
@@ -121,12 +120,9 @@ def make_rounds(
     the step needs only the weights of the last step, and is hidden by the gradient.
     "sync" hides it from the first step on: ``T W - lr G(W)`` is the same equation.
     "delay_by_one" begins after the first step, and always averages before the step.
-
-    Args:
-        worker: thread for hidden rounds; None: a new thread.
     """
     if order == "step_then_average":
         return Rounds(mixer, every, InlineWorker(), hidden=False)
-    worker = worker or BackgroundWorker("adpsgd-average", mixer.device)
+    worker = BackgroundWorker("adpsgd-average", mixer.device)
     from_start = communication == "sync"
     return Rounds(mixer, every, worker, hidden=True, from_start=from_start)

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_adpsgd.dials import check_count
 from lightning_adpsgd.files import write_json
 from lightning_adpsgd.gossip.codecs import Codec, make_codec
 from lightning_adpsgd.gossip.engine import GossipOptions
@@ -30,12 +31,7 @@ from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import SYNCHRONOUS_LANE, one_behind
 from lightning_adpsgd.transport.process_group import DistributedTransport
-from lightning_adpsgd.virtual.clock import (
-    BUCKET_BYTES,
-    Link,
-    check_count,
-    check_positive,
-)
+from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Link, check_positive
 from lightning_adpsgd.weights.replica import Replica
 
 _PATIENCE = timedelta(minutes=2)
@@ -216,13 +212,13 @@ def measure_wire(num_bytes: int) -> dict[str, float]:
     transport = DistributedTransport(group)
     weights = torch.randn(num_bytes // 4)
     latency = _ping(transport)
-    crossing = _together(lambda: _swap(transport, weights))
+    crossing = _seconds(lambda: _swap(transport, weights), dist.barrier)
     # The exact mean would be computed by an all-reduce.
     thirds = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64) / 3
     schedule = Schedule(find_topology(thirds), 2)
     mixer = RoundMixer([weights], transport, SuperLearnerGroup(), schedule, _PATIENCE)
-    round = _together(lambda: _mix(mixer))
-    gradient = _together(lambda: _reduce(weights))
+    round = _seconds(lambda: _mix(mixer), dist.barrier)
+    gradient = _seconds(lambda: _reduce(weights), dist.barrier)
     link = Link(num_bytes / max(crossing - latency, 1e-9), latency)
     beyond = round - link.seconds(num_bytes)
     beside = gradient - link.allreduce_seconds(num_bytes, 2)
@@ -270,18 +266,13 @@ def _mix(mixer: RoundMixer) -> None:
 
 def _reduce(weights: Tensor) -> None:
     """Averages as DDP does: copies to buckets, reduces all at once, copies back."""
-    buckets = [part.clone() for part in weights.split(BUCKET_BYTES // 4)]
+    parts = weights.split(BUCKET_BYTES // 4)
+    buckets = [part.clone() for part in parts]
     works = [dist.all_reduce(bucket, async_op=True) for bucket in buckets]
-    for work, bucket, part in zip(
-        works, buckets, weights.split(BUCKET_BYTES // 4), strict=True
-    ):
+    for work, bucket, part in zip(works, buckets, parts, strict=True):
         assert work is not None
         work.wait()
         part.copy_(bucket.div_(2))
-
-
-def _together(work: Callable[[], object]) -> float:
-    return _seconds(work, before=dist.barrier)
 
 
 def _seconds(

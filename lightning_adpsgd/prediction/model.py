@@ -8,6 +8,7 @@ exchanges. The equations are in docs/prediction.md.
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -28,6 +29,7 @@ Mode = Literal["sync", "delay_by_one", "async", "allreduce"]
 _DRAWS = 2000  # steps of a super-learner on its own, of which the mean is taken
 _SETTLED, _MEASURED = 20, 40  # rounds in lockstep: left out at first, then measured
 _LEARNER_ROUNDS = 8000  # rounds times learners; few learners measure more rounds
+_PARTS = 1 << 30  # a share is found to one of so many parts
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,9 @@ def _in_step(
 ) -> Prediction:
     num_learners = scenario.num_learners
     rate = 1 / _step_seconds(workload, scenario, costs, mode)
-    computed = scenario.compute.seconds * _mean_factor(scenario)
+    slow = scenario.compute.slow.values()
+    factor = (num_learners - len(slow) + sum(slow)) / num_learners
+    computed = scenario.compute.seconds * factor
     work = _boundary_seconds(workload, scenario, costs, mode)
     if mode == "allreduce" and num_learners > 1:
         work += scenario.gradient_seconds
@@ -264,11 +268,6 @@ def _as_one(workload: Workload, scenario: Scenario) -> Scenario:
     )
 
 
-def _mean_factor(scenario: Scenario) -> float:
-    num, slow = scenario.num_learners, scenario.compute.slow.values()
-    return (num - len(slow) + sum(slow)) / num
-
-
 # --- the mode in which no learner waits
 
 
@@ -281,10 +280,15 @@ def _without_waiting(
     mean = sum(gradients) / len(gradients)
     forms = [*_forms(workload, scenario.super_learner_size, costs)]
     form, seen = observe(forms, scenario, num_bytes, gradients)
-    cores = _Cores(form, scenario, costs, mean)
     merge = seen.merging * costs.merge * num_bytes
-    kept = cores.kept(seen.exchanges, merge, cpu_share)
-    added = kept * merge + cores.taken_from_training(kept * seen.exchanges)
+    work = form.work / scenario.super_learner_size  # each exchanges its part
+
+    def taken(share: float) -> float:
+        worked = share * seen.exchanges * work
+        return share * merge + _taken_by_exchanges(worked, costs, mean)
+
+    kept = 1.0 if cpu_share == 1 else _kept(taken, cpu_share * mean)
+    added = taken(kept)
     # The same without links: the rest of a gradient is exposed.
     free = replace(scenario, inner_link=Link(), gradient_seconds=0.0)
     computed = _alone(free, num_bytes)
@@ -328,50 +332,22 @@ def _alone(scenario: Scenario, num_bytes: float) -> list[float]:
     return [mean_of(i) if i in slow else usual for i in numbers]
 
 
-class _Cores:
-    """The processor seconds that a step leaves to exchanges.
+def _kept(taken: Callable[[float], float], most: float) -> float:
+    """The share of exchanges and merges that takes at most these seconds of a step."""
 
-    As in `CoreShare`, merges and the work of exchanges while every core is busy take at
-    most `cpu_share` of the training time.
-    """
+    def is_too_much(parts: int) -> bool:
+        return taken(parts / _PARTS) > most
 
-    def __init__(
-        self, form: Form, scenario: Scenario, costs: Costs, step: float
-    ) -> None:
-        # Each learner exchanges its part of the weights.
-        self._work = form.work / scenario.super_learner_size
-        self._step, self._busy = step, costs.busy * step
-        self._all = costs.cores * step
-        self._machine = max(costs.cores, costs.machine_cores, 1.0)
-
-    def kept(self, exchanges: float, merge: float, cpu_share: float) -> float:
-        """The share of these exchanges and merges per step that `cpu_share` allows."""
-        if cpu_share == 1 or not exchanges:
-            return 1.0
-
-        def too_many(kept: float) -> bool:
-            taken = kept * merge + self.taken_from_training(kept * exchanges)
-            return taken > cpu_share * self._step
-
-        return _last(too_many)
-
-    def taken_from_training(self, exchanges: float) -> float:
-        work = exchanges * self._work
-        missing = self._busy + work - self._all
-        busy = min((self._busy + work) / self._all, 1.0)
-        all_are_busy = busy**self._machine  # the probability, if each core is so busy
-        return max(missing, work * all_are_busy)
+    return bisect_left(range(1, _PARTS + 1), True, key=is_too_much) / _PARTS
 
 
-def _last(too_many: Callable[[float], bool]) -> float:
-    """The largest share in [0, 1] that is not too large, found by bisection."""
-    low, high = 0.0, 1.0
-    if not too_many(high):
-        return high
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (low, middle) if too_many(middle) else (middle, high)
-    return low
+def _taken_by_exchanges(work: float, costs: Costs, step: float) -> float:
+    """The seconds that exchanges take from training, as `CoreShare` counts them."""
+    busy, cores = costs.busy * step + work, costs.cores * step
+    machine = max(costs.cores, costs.machine_cores, 1.0)
+    # The probability that all are busy, if each core is so busy.
+    all_are_busy = min(busy / cores, 1.0) ** machine
+    return max(busy - cores, work * all_are_busy)
 
 
 def _forms(workload: Workload, size: int, costs: Costs) -> Iterator[Form]:

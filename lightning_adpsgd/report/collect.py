@@ -1,15 +1,6 @@
 """Reads the folders of trainings: runs, scores, timelines of learners, and notes.
 
-Files are recognised by their names, anywhere below a folder:
-
-    metrics.csv        figures of a run, of Lightning's `CSVLogger`
-    hparams.yaml       beside it: the settings that `ConvergenceMonitor` has logged
-    *.run.csv          the summary row of a run, of `ConvergenceMonitor(runs=...)`
-    *.timeline.csv     the last steps of a learner, of `Timeline`
-    score.json         word error rates of a run, of the recipes
-    utterances.json    aligned words of its worst utterances
-    *.page.json        title, facts, notes and tables for the page
-
+docs/report.md says which files are recognised by their names, anywhere below a folder.
 Hidden folders are skipped, because they hold unfinished work.
 """
 

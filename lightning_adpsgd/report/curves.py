@@ -17,10 +17,6 @@ def read_series(path: Path) -> dict[str, Series]:
     """The callbacks' figures, `val_loss` and `wer`, each as a series over steps.
 
     A long series is thinned to at most a thousand points, each the mean of neighbours.
-
-    Raises:
-        ValueError: A line is cut off, or one of these figures is not a number; the
-            message names the file and the line.
     """
     found: dict[str, dict[float, float]] = {}
     for where, cells in read_table(path):

@@ -19,9 +19,6 @@ def read_lanes(paths: Sequence[Path]) -> dict[str, Any]:
     A step is (begin, end, waited, exchanges, peers, lost), and an event (begin, end,
     text). Times are seconds since `start`, the whole second of the first step; of a
     learner without a step, its first event counts.
-
-    Raises:
-        ValueError: A line is cut off or lacks a time; the message has file and line.
     """
     learners = [_read(path) for path in sorted(paths, key=_order)]
     firsts = (
@@ -50,12 +47,11 @@ def _read(path: Path) -> dict[str, Any]:
     for where, cells in read_table(path):
         if missing := [name for name in _NUMBERS[:2] if name not in cells]:
             raise ValueError(f"{where}: `{missing[0]}` is missing")
-        one = {n: number_in(where, n, cells[n]) for n in _NUMBERS if n in cells}
+        numbers = (number_in(where, n, cells.get(n, "0")) for n in _NUMBERS)
+        begin, end, waited, exchanges, lost = numbers
         if event := cells.get("event"):
-            events.append([one["begin"], one["end"], event])
+            events.append([begin, end, event])
         else:
             peers = cells.get("peers", "").split()
-            counts = (one.get("exchanges", 0.0), peers, one.get("lost", 0.0))
-            waited = one.get("waited", 0.0)
-            steps.append([one["begin"], one["end"], waited, *counts])
+            steps.append([begin, end, waited, exchanges, peers, lost])
     return {"name": path.name.removesuffix(SUFFIX), "steps": steps, "events": events}

@@ -15,11 +15,7 @@ _PROGRAM = ("marks.js", "curves.js", "chart.js", "lanes.js", "words.js", "page.j
 
 
 def write_page(report: Report, path: Path, title: str | None = None) -> None:
-    """Writes the page that `page_of` makes, whole or not at all.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Writes the page that `page_of` makes, whole or not at all."""
     text = page_of(report, title)
     with written_whole(path) as file:
         file.write(text)

@@ -9,12 +9,7 @@ from typing import Any
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """The value in a JSON file.
-
-    Raises:
-        ValueError: The file is not JSON, perhaps because it is truncated, or its value
-            has another type.
-    """
+    """The value in a JSON file, which must be of a type."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -31,12 +26,7 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 
 def read_table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The file and number of each line of a CSV file, and its cells that are not empty.
-
-    Raises:
-        ValueError: A line has more or fewer cells than there are headings, perhaps
-            because the file is truncated.
-    """
+    """File and number of each line of a CSV file, and its cells that are not empty."""
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         lines = csv.reader(file)
         names = next(lines, [])

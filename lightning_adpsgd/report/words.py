@@ -10,11 +10,7 @@ UTTERANCES = "utterances.json"
 
 
 def read_score(path: Path) -> dict[str, Any] | None:
-    """The error counts of each part of a test; None if the file has other contents.
-
-    Raises:
-        ValueError: The file is not complete JSON, or a part has no number of words.
-    """
+    """The error counts of each part of a test; None if the file has other contents."""
     score = read_json(path, object)
     parts = score.get("parts") if isinstance(score, dict) else None
     if not isinstance(parts, dict):
@@ -28,12 +24,7 @@ def read_score(path: Path) -> dict[str, Any] | None:
 
 
 def read_utterances(path: Path) -> list[dict[str, Any]]:
-    """The utterances with aligned words, the worst first, some with their sound.
-
-    Raises:
-        ValueError: The file is not complete JSON, an utterance has no aligned words, or
-            its sound is missing or lies outside of the folder.
-    """
+    """The utterances with aligned words, the worst first, some with their sound."""
     listed = read_json(path, list)
     return [_with_sound(path, number, one) for number, one in enumerate(listed)]
 

@@ -1,8 +1,7 @@
 """Simulated time: the order of events, the duration of steps, the sharing of links.
 
 All seconds are simulated. The same seed gives the same times, and a learner's step
-times do not depend on the other learners. This module knows no weights, topologies or
-modes; `timeline` has the events.
+times do not depend on the other learners.
 """
 
 import heapq
@@ -11,7 +10,6 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
 
 # The order of events at the same time. Messages arrive first, and then steps end. Only
 # then do exchanges begin, so that they read the weights after these steps. The longest
@@ -161,8 +159,7 @@ class _Transfer:
 
     def set_rate(self, now: float, rate: float) -> float:
         """Changes the bytes per second; returns the time at which the transfer ends."""
-        if self.rate:
-            self.left = max(0.0, self.left - self.rate * (now - self.since))
+        self.left = max(0.0, self.left - self.rate * (now - self.since))
         self.since, self.rate = now, rate
         self.version += 1
         return now + self.left / rate
@@ -205,14 +202,6 @@ class Network:
             self._at[end].remove(transfer)
         self._share(transfer.ends)  # the other transfers become faster
         transfer.done()
-
-
-def check_count(name: str, value: int) -> None:
-    """Raises ValueError unless a value is a whole number of at least 1."""
-    if not isinstance(value, Integral):
-        raise ValueError(f"`{name}` must be a whole number, got {value!r}")
-    if value < 1:
-        raise ValueError(f"`{name}` must be at least 1, got {value}")
 
 
 def check_positive(name: str, value: float, or_zero: bool = False) -> None:

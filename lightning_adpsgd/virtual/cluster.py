@@ -1,10 +1,6 @@
 """Many super-learners in one process, on a simulated clock.
 
-`VirtualCluster` trains S super-learners of N learners each, with the topologies, modes
-and arithmetic of the strategies. It computes one gradient after the other on one
-device. The times of steps and messages are simulated; as on a cluster, they decide
-which super-learners meet and how stale their weights are. The same seed gives the same
-run, bit for bit.
+docs/virtual-cluster.md says what is simulated, and how.
 """
 
 import math
@@ -109,7 +105,7 @@ class VirtualCluster:
         ]
         self._gradient_clip, self._samples_in = gradient_clip, samples_in
         self._sources: list[list[Source]] = []
-        self._generator = _Generator(self.scenario.seed, self._objective.device)
+        self._generator_states: list[Tensor] = []
         self.samples = 0
         self.learning_rate = self._updates[0].optimizer.param_groups[0]["lr"]
 
@@ -177,7 +173,7 @@ class VirtualCluster:
         every = every_samples or -(-(max_samples - self.samples) // 20)
         score = self._objective.score(evaluate, self._samples_in)
         curve = _Curve(self, score, local_losses, on_point)
-        with self._generator.in_place(), without_logging(self.module):
+        with self._own_generators(), without_logging(self.module):
             self._deal(data, local_batch_size)
             curve.add()
             self._run(curve, max_samples, every, lr_schedule)
@@ -190,6 +186,22 @@ class VirtualCluster:
             self.learners.totals(),
             curve.diverged,
         )
+
+    @contextmanager
+    def _own_generators(self) -> Iterator[None]:
+        """Replaces torch's random generators by those of this cluster."""
+        device = self._objective.device
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            if self._generator_states:
+                torch.set_rng_state(self._generator_states[0])
+                for device in devices:
+                    torch.cuda.set_rng_state(self._generator_states[1], device)
+            else:
+                torch.manual_seed(self.scenario.seed)
+            yield
+            of_devices = map(torch.cuda.get_rng_state, devices)
+            self._generator_states = [torch.get_rng_state(), *of_devices]
 
     def _give_consensus(self) -> None:
         """Leaves the last mean in the module, in memory of its own, to be saved."""
@@ -205,9 +217,9 @@ class VirtualCluster:
         lr_schedule: Callable[[int], float] | None,
     ) -> None:
         next_point, losses = self.samples + every, list[Tensor]()
-        while self.samples < max_samples:
-            losses += self._round(lr_schedule)
-            if self.samples >= next_point:
+        while self.samples < max_samples or not self.learners.between_rounds:
+            losses.append(self._next_step(lr_schedule))
+            if self.samples >= next_point and self.learners.between_rounds:
                 next_point = self.samples + every
                 curve.add(losses)
                 losses = []
@@ -215,12 +227,6 @@ class VirtualCluster:
                     return
         if losses:
             curve.add(losses)
-
-    def _round(self, lr_schedule: Callable[[int], float] | None) -> list[Tensor]:
-        losses = [self._next_step(lr_schedule)]
-        while not self.learners.between_rounds:
-            losses.append(self._next_step(lr_schedule))
-        return losses
 
     def _next_step(self, lr_schedule: Callable[[int], float] | None) -> Tensor:
         index = self.learners.turn()
@@ -349,28 +355,6 @@ class _Curve:
             return math.nan
         with evaluating(self.cluster.module):
             return float(self.score(self.cluster.module))
-
-
-class _Generator:
-    """The random generators of one cluster, which replace torch's during `fit`."""
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._seed, self._device = seed, device
-        self._states: list[Tensor] = []
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        devices = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            if self._states:
-                torch.set_rng_state(self._states[0])
-                for device in devices:
-                    torch.cuda.set_rng_state(self._states[1], device)
-            else:
-                torch.manual_seed(self._seed)
-            yield
-            of_devices = map(torch.cuda.get_rng_state, devices)
-            self._states = [torch.get_rng_state(), *of_devices]
 
 
 def _mean(values: Sequence[float]) -> float:

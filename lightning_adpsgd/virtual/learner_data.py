@@ -11,7 +11,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from lightning_adpsgd.virtual.clock import check_count
+from lightning_adpsgd.dials import check_count
 
 BatchesOf = Callable[[int], Iterable[Any]]
 
@@ -30,11 +30,7 @@ class Source:
         self.epochs = self.batches = 0
 
     def next(self) -> Any:
-        """The next batch; starts the next epoch at the end of one.
-
-        Raises:
-            ValueError: An epoch has no batch.
-        """
+        """The next batch; starts the next epoch at the end of one."""
         self.batches += 1
         for batch in self._batches:
             return batch
@@ -60,11 +56,6 @@ def shares_of(
     Lightning's training with as many processes. If they would be unequal, it repeats a
     few samples. Of a loader the data set, `collate_fn` and `drop_last` are used, and
     its `batch_size` unless another is given.
-
-    Raises:
-        ValueError: There is no batch size, or it is below 1; the data set has no
-            length, or fewer samples than there are learners; or the loader has a
-            sampler of its own.
     """
     loading: dict[str, Any] = {}
     dataset: Any = data.dataset if isinstance(data, DataLoader) else data

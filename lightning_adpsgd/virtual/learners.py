@@ -19,7 +19,7 @@ from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.communication import AveragingClosure
 from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
-from lightning_adpsgd.mixing.synchronous import make_rounds
+from lightning_adpsgd.mixing.synchronous import Rounds
 from lightning_adpsgd.virtual.row_exchanges import (
     CommunicationSide,
     RowExchanges,
@@ -110,7 +110,10 @@ class VirtualLearners(ABC):
         """
         found = self._average(self._all)
         if not math.isfinite(found.relative_distance):
-            found = self._average(self._finite())
+            finite = [i for i in self._all if all_finite(self.shown(i))]
+            if not finite:
+                raise all_diverged("super-learners")
+            found = self._average(finite)
         self.rows.copy_beside(0, self._consensus_row)
         return found
 
@@ -121,12 +124,6 @@ class VirtualLearners(ABC):
     def hold(self, index: int) -> None:
         """Puts the weights of a super-learner into the module."""
         self.rows.hold(index)
-
-    def _finite(self) -> list[int]:
-        finite = [i for i in self._all if all_finite(self.shown(i))]
-        if not finite:
-            raise all_diverged("super-learners")
-        return finite
 
     def _average(self, chosen: list[int]) -> Consensus:
         """Writes the mean of these super-learners into the consensus row.
@@ -169,16 +166,14 @@ class LockstepLearners(VirtualLearners):
         matrices = [matrix[:size] for matrix in self.rows.matrices]
         hidden = dials.effective_order == "average_then_step"
         self._mixer = RowMixer(matrices, scenario.schedule(), hidden)
-        mode = "sync" if dials.communication == "sync" else "delay_by_one"
-        order, every = dials.effective_order, dials.gossip_every
-        self._communication = make_rounds(
-            self._mixer, mode, order, every, InlineWorker()
+        from_start = hidden and dials.communication == "sync"
+        self._communication = Rounds(
+            self._mixer, dials.gossip_every, InlineWorker(), hidden, from_start
         )
         num_bytes = sum(
             matrix.shape[1] * averaging_dtype(matrix.dtype).itemsize
             for matrix in matrices
         )
-        from_start = hidden and dials.communication == "sync"
         self._ends = lockstep(scenario, num_bytes, hidden, from_start)
         self._turn, self._started = size - 1, False
 

@@ -81,12 +81,7 @@ class Update:
 
 
 class Objective:
-    """A module with its loss and optimizer, the arguments of `VirtualCluster`.
-
-    Raises:
-        ValueError: An argument is missing, or the module is not supported or has no
-            weights.
-    """
+    """A module with its loss and optimizer, the arguments of `VirtualCluster`."""
 
     def __init__(
         self,
@@ -95,17 +90,9 @@ class Objective:
         optimizer: MakeOptimizer | None = None,
     ) -> None:
         self.module, self._make_optimizer = module, optimizer
-        if isinstance(module, pl.LightningModule):
-            if loss is None or optimizer is None:  # with both, it is as a plain module
-                _check_lightning(module)
-            self._loss = _of_batch(module, loss) if loss else training_step_of(module)
-        elif loss is None or optimizer is None:
-            raise ValueError(
-                "`loss` and `optimizer` are needed with a plain module, a "
-                f"{type(module).__name__} here; a LightningModule has its own"
-            )
-        else:
-            self._loss = _of_batch(module, loss)
+        if loss is None or optimizer is None:  # with both, it is as a plain module
+            _check_lightning(module)
+        self._loss = _of_batch(module, loss) if loss else training_step_of(module)
         if (first := next(module.parameters(), None)) is None:
             raise ValueError(
                 f"`module` must have weights, but {type(module).__name__} has none; "
@@ -120,12 +107,7 @@ class Objective:
         return loss_in(self._loss(batch, number))
 
     def make_update(self) -> Update:
-        """Makes an optimizer without state over the module's parameters.
-
-        Raises:
-            TypeError: The user's function does not return an optimizer.
-            ValueError: What the module configures is not supported.
-        """
+        """Makes an optimizer without state over the module's parameters."""
         if self._make_optimizer is not None:
             parameters = [p for p in self.module.parameters() if p.requires_grad]
             made: Any = self._make_optimizer(parameters)
@@ -142,11 +124,7 @@ class Objective:
     def score(
         self, evaluate: Score | Iterable[Any] | None, samples_in: Callable[[Any], int]
     ) -> Score | None:
-        """The given function, or one for the mean loss per sample over given batches.
-
-        Raises:
-            ValueError: There are no batches.
-        """
+        """The given function, or one for the mean loss per sample over batches."""
         if evaluate is None or callable(evaluate):
             return evaluate
         if not (batches := list(evaluate)):
@@ -162,11 +140,7 @@ class Objective:
 
 
 def loss_in(output: Any) -> Tensor:
-    """The loss in the result of a training step, with its autograd graph.
-
-    Raises:
-        TypeError: There is no loss.
-    """
+    """The loss in the result of a training step, with its autograd graph."""
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if not isinstance(loss, Tensor):
         raise TypeError(
@@ -206,7 +180,12 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def _check_lightning(module: pl.LightningModule) -> None:
+def _check_lightning(module: nn.Module) -> None:
+    if not isinstance(module, pl.LightningModule):
+        raise ValueError(
+            "`loss` and `optimizer` are needed with a plain module, a "
+            f"{type(module).__name__} here; a LightningModule has its own"
+        )
     if not module.automatic_optimization:
         raise ValueError(
             "`module` must use automatic optimization, got "
@@ -224,7 +203,7 @@ def _of_batch(module: nn.Module, loss: Loss) -> Callable[[Any, int], Any]:
     return lambda batch, number: loss(module, batch)
 
 
-def training_step_of(module: pl.LightningModule) -> Callable[[Any, int], Any]:
+def training_step_of(module: Any) -> Callable[[Any, int], Any]:
     """The module's `training_step`, with `batch_idx` only if it takes one."""
     # By position and not by name, as the Trainer does.
     if is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2):

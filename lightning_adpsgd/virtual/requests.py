@@ -37,10 +37,12 @@ class Requests:
 
     def call(self, index: int, peer: int) -> None:
         """Asks for an exchange, or for another after the one already asked for."""
+        under_way = self._under_ways[index]
         if (index, peer) not in self._asking:
             self._asking.add((index, peer))
             self._agenda.enter(self._agenda.now, ASKING, self._ask, index, peer)
-        elif self._is_late(self._under_ways[index], peer):
+        # The exchange asked for before has begun, or is about to begin.
+        elif peer not in under_way.in_line or under_way.has_been_met(peer):
             self._due.add((index, peer))
 
     def end(self, index: int, peer: int) -> None:
@@ -55,11 +57,6 @@ class Requests:
         admissions = [self._admissions(index) for index in indices]
         for index, wait_s in zip(indices, admissions, strict=True):
             self._serve_later(index, min(wait_s, self._requests(index)))
-
-    @staticmethod
-    def _is_late(under_way: UnderWay, peer: int) -> bool:
-        """Whether the exchange asked for before has begun or is about to begin."""
-        return peer not in under_way.in_line or under_way.has_been_met(peer)
 
     def _serve_later(self, index: int, wait_s: float) -> None:
         now, at = self._agenda.now, self._agenda.now + wait_s

@@ -7,7 +7,6 @@ exchange are in the same memory, so there are neither a transport nor threads.
 
 import math
 import threading
-from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import chain
@@ -133,29 +132,25 @@ class RowExchanges:
         self._sides, self._wire_dtype = sides, wire_dtype
         # What was read, by end; a missing end has not changed since the beginning.
         self._read: dict[SimulatedExchange, dict[int, _Read]] = {}
-        self._of_end = defaultdict[int, dict[SimulatedExchange, None]](dict)
         self._codecs: dict[tuple[int, int, int], dict[torch.dtype, Codec]] = {}
 
     def begin(self, exchange: SimulatedExchange) -> None:
         """Begins an exchange: both ends count as read from now on."""
         self._read[exchange] = {}
-        for end in exchange.ends:
-            self._of_end[end][exchange] = None
-            if self._wire_dtype is not None:
-                # An encoder may depend on earlier inputs and their order.
+        if self._wire_dtype is not None:
+            # An encoder may depend on earlier inputs and their order.
+            for end in exchange.ends:
                 self._read_end(exchange, end)
 
     def before_change(self, super_learner: int) -> None:
         """Copies weights that are about to change, for the exchanges under way."""
-        for exchange in self._of_end[super_learner]:
-            if super_learner not in self._read[exchange]:
+        for exchange, read in self._read.items():
+            if super_learner in exchange.ends and super_learner not in read:
                 self._read_end(exchange, super_learner)
 
     def end(self, exchange: SimulatedExchange) -> None:
         """Changes both ends by what was read: ``d += a (theirs - mine)``."""
         read = self._read.pop(exchange)
-        for end in exchange.ends:
-            del self._of_end[end][exchange]
         for end in exchange.ends:
             self.before_change(end)
         finite, num_bytes = True, 0
@@ -180,9 +175,8 @@ class RowExchanges:
         self._read[exchange][end] = _Read(messages, side.replica.step)
 
     def _look_at(self, exchange: SimulatedExchange, end: int, number: int) -> Tensor:
-        """The message about a part: the weights in place, if they equal the message."""
-        part = self._sides[end].parts[number]
-        plain = part.plain if self._wire_dtype in (None, part.dtype) else None
+        """The message about a part, which is not encoded: if it can be, in place."""
+        plain = self._sides[end].parts[number].plain
         return self._read_part(exchange, end, number) if plain is None else plain
 
     def _read_part(self, exchange: SimulatedExchange, end: int, number: int) -> Tensor:

@@ -48,15 +48,9 @@ _OF_ONE_MODEL = (
 class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     """S super-learners that take turns on one device, on a simulated clock.
 
-    The Trainer's loader feeds all of them. Each batch goes to the super-learner whose
-    turn it is: round robin in "sync" and "delay_by_one", in the order of simulated time
-    otherwise. It is the batch of all N learners, so N multiplies no samples. Schedules
-    count the steps of all super-learners, S times as many as each makes.
-
-    Validation uses the consensus model, checkpoints contain it, and training ends in
-    it. A resumed run differs from an uninterrupted one, and warns of it: all
-    super-learners start from the consensus model and the optimizer state of the first,
-    at simulated time 0.
+    The Trainer's loader feeds all of them: each batch is a step of the super-learner
+    whose turn it is, so schedules count the steps of all, and N multiplies no samples.
+    docs/virtual-cluster.md says whose turn is next, and what a resumed run lacks.
 
     Args:
         num_super_learners: S.
@@ -94,7 +88,8 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         self.num_super_learners = num_super_learners
         self.super_learner_size = super_learner_size
         self._overrides = Overrides()
-        self._devices: list[torch.device] = []
+        # The Trainer sets those that it was given; `setup` refuses more than one.
+        self.parallel_devices: list[torch.device] = []
         self._states: list[_State] = []
         self.learners: VirtualLearners | None = None
         self._turn = -1
@@ -104,14 +99,10 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     # --- the state of all
 
     @property
-    def parallel_devices(self) -> list[torch.device]:
-        """The devices that the Trainer gives; `setup` refuses more than one."""
-        return self._devices
-
-    @parallel_devices.setter
-    def parallel_devices(self, devices: list[torch.device]) -> None:
-        self._devices = list(devices)
-        self._root_device = self._devices[0]
+    @override
+    def root_device(self) -> torch.device:
+        """The device of all learners."""
+        return (self.parallel_devices or [super().root_device])[0]
 
     def gossip_statistics(self) -> Statistics | None:
         """The counters of all super-learners' communication; None before `fit`."""
@@ -125,7 +116,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         fits = trainer.state.fn == TrainerFn.FITTING
         if fits:
-            _refuse_unsupported(trainer, self._devices)
+            _refuse_unsupported(trainer, self.parallel_devices)
         super().setup(trainer)
         if fits:
             self._begin(trainer)
@@ -231,9 +222,8 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         rank_zero_warn(
             '`strategy="hadpsgd_virtual"` does not continue where the checkpoint was '
             f"written: all {self.num_super_learners} super-learners start from the "
-            "consensus model and the optimizer state of the first of them, at "
-            "simulated time 0; for the same numbers as without a break, train again "
-            "from the start, without `ckpt_path`"
+            "consensus model, at simulated time 0; for the same numbers as without a "
+            "break, train again from the start, without `ckpt_path`"
         )
         self._states = self._copied_states()
 

@@ -2,8 +2,7 @@
 
 The rules are those of the engine. The schedule says whom a super-learner asks in which
 round; `protocol` says who may ask, and with what weight two ends average. Here the
-rules run in simulated time, without model weights. `learners` applies the events to
-weights; a prediction of throughput only counts them.
+rules run in simulated time, without model weights.
 """
 
 import itertools
@@ -14,6 +13,7 @@ from functools import lru_cache, partial
 from random import Random
 from typing import NamedTuple
 
+from lightning_adpsgd.dials import check_count
 from lightning_adpsgd.gossip.protocol import (
     Patience,
     UnderWay,
@@ -32,7 +32,6 @@ from lightning_adpsgd.virtual.clock import (
     Link,
     Network,
     StepTimes,
-    check_count,
     overlapped,
 )
 from lightning_adpsgd.virtual.requests import Requests

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_adpsgd.callbacks import ProgressLine
-from lightning_adpsgd.callbacks.progress_line import GlobalCount, Look
+from lightning_adpsgd.callbacks.progress_line import Look
 from lightning_adpsgd.import_names import lightning_version
 from tests.callbacks.test_monitors import GossipingStrategy, Slope
 from tests.learners import Linear, gossip, learners, loader, trainer_of, values
@@ -98,10 +98,17 @@ def test_islands_count_alike() -> None:
     assert last.figures_since(first) == {"samples/s": 600, "members": 3}
 
 
+def counting(told: int, store: Any) -> Any:
+    """How a line counts that has told a store so many samples."""
+    line = ProgressLine(0)
+    line._told, line._store = told, store
+    return line._add_up
+
+
 def test_all_learners_count_together_from_where_each_began() -> None:
     store = HashStore()
-    fresh, resumed = GlobalCount(0, store), GlobalCount(70, store)
-    assert [fresh.up_to(8), resumed.up_to(74), fresh.up_to(9)] == [8, 12, 13]
+    fresh, resumed = counting(0, store), counting(70, store)
+    assert [fresh(8), resumed(74), fresh(9)] == [8, 12, 13]
 
 
 class Lost:
@@ -119,8 +126,8 @@ class Lost:
 
 def test_a_store_that_is_gone_ends_no_training() -> None:
     lost: Any = Lost()
-    counted = GlobalCount(0, lost)
-    assert [counted.up_to(own) for own in (2, 4, 6)] == [2, 2, 6]
+    counted = counting(0, lost)
+    assert [counted(own) for own in (2, 4, 6)] == [2, 2, 6]
 
 
 def test_learners_of_one_job_add_up_their_samples() -> None:

@@ -9,8 +9,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerStatus
 
-from lightning_adpsgd.callbacks.clock import Monitor
-from lightning_adpsgd.callbacks.learner_counts import Counts, dealt
+from lightning_adpsgd.callbacks.clock import Counts, Monitor, dealt
 
 MODULE: Any = LightningModule()
 FAST, SLOW = Counts(83, 166, 9.0), Counts(17, 34, 8.0)

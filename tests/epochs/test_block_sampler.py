@@ -88,8 +88,7 @@ def test_shares_are_equal_and_have_every_sample(
 ) -> None:
     data = range(num_samples)
     shares = [
-        list(BlockSampler(data, num_learners, rank, block=4, window=1024))
-        for rank in range(num_learners)
+        list(BlockSampler(data, num_learners, rank)) for rank in range(num_learners)
     ]
     assert {len(share) for share in shares} == {-(-num_samples // num_learners)}
     assert set(chain(*shares)) == set(data)
@@ -116,24 +115,9 @@ def test_nothing_grows_with_the_number_of_samples() -> None:
     assert len(order[10**11 : 10**11 + 100].unique()) == 100
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 0), "`num_samples` must be at least 1, got 0"),
-        ((5, 0, 0), "`block` must be from 1 to `window` 65536, got 0"),
-        ((5, 0, 9, 8), "`block` must be from 1 to `window` 8, got 9"),
-    ],
-)
-def test_orders_that_cannot_be_are_refused(
-    arguments: tuple[int, ...], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        BlockOrder(*arguments)
-
-
-def test_a_sampler_that_cannot_be_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="`block` must be from 1 to `window` 8, got 9"):
-        BlockSampler(range(5), block=9, window=8)
+def test_a_sampler_of_nothing_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="`num_samples` must be at least 1, got 0"):
+        BlockSampler(range(0))
 
 
 def test_lightning_leaves_the_sampler_as_it_is() -> None:

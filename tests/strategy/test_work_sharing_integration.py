@@ -198,7 +198,7 @@ def reloads(num_workers: int) -> Seen:
     )
 
 
-BLOCKS = BlockSampler(range(45), block=2, window=8)
+BLOCKS = BlockSampler(range(45))
 WEIGHTED = WeightedRandomSampler([0.0] * 10 + [1.0] * 10, 30)
 OF_TWO: dict[str, Callable[[], Seen]] = {
     "computed": lambda: train(
