@@ -303,8 +303,7 @@ class HADPSGDOptions(_DDPStrategy):
         """
         if self.dials.islands is None:
             return has_peers(self.partition)
-        sizes = self.dials.super_learner_size
-        check_island(self.super_learner_size, self.world_size, sizes)
+        check_island(self.dials.super_learner_size, self.world_size)
         return True
 
     @cached_property
