@@ -117,18 +117,14 @@ def learner_of(
 ) -> dict[str, Any] | None:
     """The state of one learner, from what `gather_learners` kept.
 
-    Returns:
-        None if the job that saved had a different S or N, or a version before 0.2;
-        which is logged once.
+    It is None, which is logged, if the job that saved had a different S or N, or a
+    version before 0.2.
     """
     sizes = [len(group.get("learners") or ()) for group in saved]
-    if not any(sizes):
-        rank_zero_info("The checkpoint is of before 0.2: all start from the mean.")
-        return None
     if sizes != [*partition.sizes]:
         rank_zero_info(
-            f"The checkpoint holds super-learners of {sizes} learners and this job has "
-            f"some of {[*partition.sizes]}: all start from their mean."
+            f"The checkpoint holds super-learners of {sizes} learners (0 of before 0.2) "
+            f"and this job has some of {[*partition.sizes]}: all start from their mean."
         )
         return None
     group = saved[partition.super_learner(rank)]

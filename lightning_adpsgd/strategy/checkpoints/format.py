@@ -43,12 +43,17 @@ def write_checkpoint(checkpoint: Any, file: BinaryIO) -> None:
         torch.serialization.set_crc32_options(computes)
 
 
-def check_checkpoint(file: BinaryIO, name: str) -> None:
-    """Reads a file to its end and compares the checksums of its records.
+def named(error: BaseException, path: object, done: str = "written") -> OSError:
+    """The error with the checkpoint that it is about in its message."""
+    number, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
+    message = f"checkpoint {path} could not be {done} ({reason or error})"
+    if done == "written":
+        message += "; an earlier one at this path is intact"
+    return OSError(number, message) if number else OSError(message)
 
-    Args:
-        file: file that can seek.
-        name: name of the checkpoint in messages.
+
+def check_checkpoint(file: BinaryIO, name: str) -> None:
+    """Reads a file, which can seek, to its end and compares its records' checksums.
 
     Raises:
         DamagedCheckpoint: The file is damaged; the message says how.
@@ -171,8 +176,7 @@ def refuse_unsafe(
 ) -> None:
     """Raises an error that names the objects in a file that can run code, if any.
 
-    Args:
-        before_2_6: what else to do with a Lightning without `weights_only`.
+    `before_2_6` says what else to do with a Lightning without `weights_only`.
     """
     file.seek(0)
     try:

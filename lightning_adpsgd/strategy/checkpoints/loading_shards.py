@@ -70,12 +70,9 @@ def load_optimizers(
 
 
 def _cut_like(whole: Any, own: Any) -> Any:
-    """A learner's shards of whole tensors, in nested dicts.
+    """A learner's shards of whole tensors, in nested dicts like its own values.
 
-    Args:
-        whole: nested dicts of whole tensors, as one file holds them.
-        own: this learner's values in the same places; where they are not shards, the
-            tensor stays whole.
+    Where its own values are not shards, the tensor stays whole.
     """
     if isinstance(whole, Mapping) and isinstance(own, Mapping):
         return {name: _cut_like(value, own.get(name)) for name, value in whole.items()}

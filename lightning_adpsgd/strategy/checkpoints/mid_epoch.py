@@ -67,12 +67,7 @@ class PlacedBatches:
         return self._begin
 
     def resume(self, begin: dict[str, Any] | None, num_batches: int) -> None:
-        """Skips the first batches of the next epoch, whose order is drawn as before.
-
-        Args:
-            begin: result of `state` in the run that saved.
-            num_batches: number of batches that it had begun.
-        """
+        """Skips batches that the run that saved had begun, in the order of `begin`."""
         self._begin, self._num_left_out = begin, num_batches
 
     def _states(self) -> dict[str, Any]:

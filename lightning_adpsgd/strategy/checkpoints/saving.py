@@ -33,7 +33,7 @@ _IMMUTABLE = {type(None), bool, int, float, complex, str, bytes}
 
 @final
 class BackgroundCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints one after another, in the background if it is asked to.
+    """Writes checkpoints with another plugin, in the background if it is asked to.
 
     `save_checkpoint` returns once the file is on the disk. `save_in_background` returns
     once there is a copy of the checkpoint in host memory. At most one checkpoint is
@@ -45,9 +45,6 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     before its work is done. If it fails, the next call that waits raises the error,
     once. If the training is about to end, that call warns instead, so that a learner
     that is told to leave does so.
-
-    Args:
-        checkpoint_io: plugin that writes, reads and removes the files.
     """
 
     def __init__(self, checkpoint_io: CheckpointIO) -> None:
@@ -57,10 +54,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self._ends_soon: Callable[[], bool] = bool  # never, until a strategy says
 
     def hurry_if(self, ends_soon: Callable[[], bool]) -> None:
-        """Makes errors of earlier saves warnings, once the training is about to end.
-
-        See `WholeCheckpointIO.hurry_if` for what it does to a save.
-        """
+        """Makes errors of earlier saves warnings, once the training is about to end."""
         self._ends_soon = ends_soon
         if isinstance(self._io, WholeCheckpointIO):
             self._io.hurry_if(ends_soon)
@@ -213,12 +207,8 @@ def snapshot_of(checkpoint: Any, on_host: bool = True) -> Any:
     """A copy of a checkpoint, which does not change with the training.
 
     Tensors over the same elements, such as tied weights, share memory in the copy too.
-    An object that cannot be pickled stays as it is: the write says why.
-
-    Args:
-        checkpoint: a checkpoint or a part of one; any nesting of containers.
-        on_host: whether tensors are copied to the host. If not, each copy is on the
-            device of its original.
+    An object that cannot be pickled stays as it is: the write says why. Without
+    `on_host`, each copy is on the device of its original.
     """
     return _Snapshot(on_host).of(checkpoint)
 

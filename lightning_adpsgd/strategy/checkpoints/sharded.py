@@ -46,6 +46,7 @@ from lightning_adpsgd.files import bytes_written_whole, sync_folder
 from lightning_adpsgd.strategy.checkpoints.format import (
     DamagedCheckpoint,
     check_checkpoint,
+    named,
     outline_of,
     read_checkpoint,
     refuse_unsafe,
@@ -81,15 +82,11 @@ def write_shards(
 ) -> None:
     """Writes a checkpoint, whole or not at all; a collective over the group.
 
-    Args:
-        state: nested dicts of tensors, of which each learner holds shards.
-        rest: plain data; that of the first learner is written.
-        path: folder to write, on a file system that all of these learners share.
-        group: learners that hold the shards.
+    Each learner holds shards of the tensors in `state`, nested dicts. The first one's
+    `rest` is written. All of them must share the file system of `path`.
 
     Raises:
-        OSError: The folder cannot be written; the message names it, and an earlier one
-            is intact.
+        OSError: The folder cannot be written; an earlier one is intact.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     is_first = dist.get_rank(group) == 0
@@ -101,7 +98,7 @@ def write_shards(
     try:
         save(dict(state), storage_writer=_Writer(unfinished), process_group=group)
     except CheckpointException as error:
-        raise _not_written(path, error) from error
+        raise named(_first_of(error), path) from error
     with together():
         own = _sums_of(unfinished.glob(f"__{dist.get_rank(group)}_*.distcp"))
     all_sums = gather_weights_only(own, device_of(group), group)
@@ -122,11 +119,7 @@ def _finish(
 
 
 def read_rest(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
-    """The plain data of a checkpoint that `check_folder` accepts.
-
-    Args:
-        path: folder of the checkpoint.
-        weights_only: whether to refuse objects that can run code; None: yes.
+    """The plain data of an intact checkpoint, by default without what can run code.
 
     Raises:
         DamagedCheckpoint: A file is missing, or is not as it was written.
@@ -189,10 +182,7 @@ def read_shards(
 ) -> None:
     """Reads a learner's shards into tensors, which may be cut differently than saved.
 
-    Args:
-        state: nested dicts of tensors, which are filled; as for `write_shards`.
-        strict: whether every tensor must be in the checkpoint.
-        weights_only: whether to refuse values that can run code.
+    If `strict`, the checkpoint must have every tensor of `state`, nested dicts.
 
     Raises:
         DamagedCheckpoint: One of the files cannot be read.
@@ -222,10 +212,7 @@ def check_folder(path: Path) -> dict[str, Any]:
     """Compares the sizes of all files, and the checksums of all but the shards.
 
     Runs no code of the checkpoint. Folders that Lightning wrote have neither sizes nor
-    sums.
-
-    Returns:
-        The size and SHA-256 of each file when it was written, by its name.
+    sums. The result has the size and SHA-256 of each file, by its name.
 
     Raises:
         DamagedCheckpoint: A file is missing, or is not as it was written.
@@ -240,10 +227,7 @@ def check_folder(path: Path) -> dict[str, Any]:
 def check_sums(path: Path, place: int, number: int) -> None:
     """Checks a folder, and the checksums of one learner's share of the files.
 
-    Args:
-        path: folder of the checkpoint.
-        place: rank of this learner among those that share the files.
-        number: number of those learners, which together check each file.
+    It has this `place` among a `number` of learners, which together check all files.
 
     Raises:
         DamagedCheckpoint: A file is missing, or is not as it was written.
@@ -328,14 +312,6 @@ def _is_record(found: Any) -> bool:
     # The modules also have classes and functions that act, or import anything.
     is_class = isinstance(found, type)
     return is_class and (is_dataclass(found) or issubclass(found, Enum))
-
-
-def _not_written(path: Path, error: CheckpointException) -> OSError:
-    first = _first_of(error)
-    number = first.errno if isinstance(first, OSError) else None
-    message = f"checkpoint {path} could not be written ({first}); "
-    message += "an earlier folder at this path is intact"
-    return OSError(number, message) if number else OSError(message)
 
 
 def _first_of(error: CheckpointException) -> BaseException:
