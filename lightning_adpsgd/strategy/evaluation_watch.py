@@ -39,9 +39,9 @@ class EvaluationWatch:
         self._handle.remove()
         rank_zero_warn(
             f"`{type(module).__name__}` is evaluated with this learner's own weights, "
-            "which no other learner has: evaluate the model of all learners within "
-            "`with fabric.strategy.consensus():`, to which all learners come. This "
-            "warning appears once."
+            "which no other learner has: evaluate it within `with "
+            "fabric.strategy.consensus():`, to which all learners come. This warning "
+            "appears once."
         )
 
     @override

@@ -60,8 +60,8 @@ def _check_layout(saved: str | None, here: str) -> None:
     raise ValueError(
         "the checkpoint holds each learner's weights (`save_learners`) in the order of "
         f"another module: {first_difference(saved, here)}. Define the module as it was "
-        "when the checkpoint was saved, or load only the checkpoint's `state_dict`, "
-        "which goes by names, and train without `ckpt_path`"
+        "when the checkpoint was saved, or load only its `state_dict`, without "
+        "`ckpt_path`"
     )
 
 
@@ -167,18 +167,11 @@ class Job:
     def start(
         self, position: Position = BEGINNING, meanwhile: Meanwhile | None = None
     ) -> Position | None:
-        """Starts to communicate, from the current weights.
+        """Starts to communicate, from the current weights, or again after `finish`.
 
-        It may start again after `finish`, as after `LearningRateFinder`. An island
-        starts from the weights of the islands that are already training, if there are
-        any.
-
-        Args:
-            position: progress of the training so far.
-            meanwhile: work for this learner while it waits in a meeting; None: no work.
-
-        Returns:
-            The progress of the islands whose weights it took; None if it took none.
+        An island starts from the weights of the islands that are already training, if
+        there are any, and returns their progress. `meanwhile` is work for this learner
+        while it waits in a meeting.
 
         Raises:
             RuntimeError: The job is closed, or an island cannot reach the others.
@@ -208,11 +201,7 @@ class Job:
         return engine.start(position)
 
     def depart(self) -> str:
-        """Merges all exchanges, and leaves the other islands with a goodbye.
-
-        Returns:
-            The name of this island, which no other island has.
-        """
+        """Merges all exchanges, and leaves the other islands; returns the own name."""
         island = self.island
         assert island is not None
         island.depart()
@@ -337,9 +326,8 @@ class Job:
     def meet_if_asynchronous(self, name: str) -> None:
         """Waits for all learners before a collective, if their steps may differ.
 
-        Asynchronous learners may be many steps apart, or about to enter another
-        collective. In contrast to the collective, this wait has no time limit, and a
-        failure of another learner ends it.
+        In contrast to the collective, this wait has no time limit, and a failure of
+        another learner ends it.
         """
         if self.asynchronous:
             self.meet(name)
@@ -347,12 +335,9 @@ class Job:
     def enter_consensus(
         self, occasion: str, adopts: bool = False, unmerged: bool = False
     ) -> Consensus | None:
-        """Puts the consensus model into the module, by `ConsensusModel.enter`.
+        """Puts the consensus model into the module; all learners must call it.
 
-        All learners must call it.
-
-        Returns:
-            The consensus distance; None if the job does not communicate.
+        Without communication it does nothing, and returns None.
         """
         if self._consensus is None:
             return None

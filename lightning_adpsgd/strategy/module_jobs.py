@@ -46,18 +46,14 @@ class ModuleJobs:
         return [job for job in self if job.running]
 
     def set_up(self, module: nn.Module, make: Callable[[], Job]) -> Job:
-        """Makes the job of a module, and ends a former one that is not running.
-
-        Raises:
-            RuntimeError: The module is being trained already.
-        """
+        """Makes the job of a module; a former one must not be running."""
         if (former := self._jobs.get(module)) is not None:
             if former.running:
                 raise RuntimeError(
                     f"`fabric.setup` was called again for `{type(module).__name__}`, "
                     "which is being trained: set up a further optimizer with "
                     "`fabric.setup_optimizers`, or call `fabric.strategy.finish()` "
-                    "before you set up the module again"
+                    "before"
                 )
             former.close()
         job = self._jobs[module] = make()
@@ -134,10 +130,7 @@ class ModuleJobs:
         return [consensus for consensus in measured if consensus is not None]
 
     def close(self) -> None:
-        """Ends all jobs without waiting for any learner.
-
-        The weights of all modules have storage of their own again.
-        """
+        """Ends all jobs without waiting; weights have storage of their own again."""
         self._initial_states.clear()
         for job in self:
             job.close()

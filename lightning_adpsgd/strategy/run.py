@@ -59,12 +59,9 @@ from lightning_adpsgd.topology.partition import Partition
 class TrainingRun:
     """A learner under a Trainer, from the set-up of its job to the end.
 
-    Args:
-        job: job that is set up but not started.
+    Attributes:
         sharing: sharing of epochs, on which the learners may still have to decide;
             None: equal shares.
-
-    Attributes:
         last_consensus: consensus distance at the last mean; None before the first.
     """
 
@@ -216,10 +213,9 @@ class TrainingRun:
             self._begun = None
             rank_zero_warn(
                 "Weights have changed since training began, but `trainer.global_step` "
-                "has not: Lightning does not see these steps, and learners have "
-                "exchanged nothing. Return the optimizer from `configure_optimizers`, "
-                "and step the one that `self.optimizers()` gives (not with "
-                "`use_pl_optimizer=False`)."
+                "has not, and learners have exchanged nothing: return the optimizer "
+                "from `configure_optimizers`, and step what `self.optimizers()` gives "
+                "(not with `use_pl_optimizer=False`)."
             )
 
     def _leave_in_order(self) -> None:

@@ -67,8 +67,8 @@ def set_up_job(
     if flat.without_mean:
         rank_zero_info(
             f"{', '.join(flat.without_mean)}: values that are infinite, NaN or close "
-            "to the largest number have no mean. Each learner keeps its own, now and "
-            "after a resume; a checkpoint has those of learner 0"
+            "to the largest number have no mean. Each learner keeps its own, and a "
+            "checkpoint has those of learner 0"
         )
     job = Job(dials, flat, groups, store, on_reload)
     job.coordinator.start()
@@ -92,10 +92,8 @@ def _tell_of_buffers(module: nn.Module, without_mean: list[str]) -> None:
         more = len(names) - _MOST_NAMES
         rank_zero_info(
             f"{shown}{f' and {more} more' if more > 0 else ''}: buffers that are "
-            "averaged with the weights. That is right for constants and for running "
-            "means. A buffer that holds samples, such as a queue of keys, has no mean: "
-            "register it with `persistent=False`, which leaves it out of averages and "
-            "checkpoints"
+            "averaged with the weights. One that holds samples, such as a queue of "
+            "keys, has no mean: register it with `persistent=False`"
         )
 
 

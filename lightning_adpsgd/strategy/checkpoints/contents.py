@@ -123,7 +123,7 @@ def learner_of(
     sizes = [len(group.get("learners") or ()) for group in saved]
     if sizes != [*partition.sizes]:
         rank_zero_info(
-            f"The checkpoint holds super-learners of {sizes} learners (0 of before 0.2) "
+            f"The checkpoint holds super-learners of {sizes} learners (0: before 0.2) "
             f"and this job has some of {[*partition.sizes]}: all start from their mean."
         )
         return None
