@@ -17,8 +17,10 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.strategy.checkpoints.contents import Resumed
-from lightning_adpsgd.strategy.checkpoints.mid_epoch import reads_out_of_order
-from lightning_adpsgd.strategy.compatibility import problems_with_work_sharing
+from lightning_adpsgd.strategy.compatibility import (
+    problems_with_loader,
+    problems_with_work_sharing,
+)
 from lightning_adpsgd.strategy.overrides import Overrides
 
 _SHARED = (
@@ -148,12 +150,10 @@ class DefaultSharing:
             return "`configure_optimizers` asks how many steps there will be"
         if self._num_loaders > 1:
             return "there are several training loaders"
-        if hasattr(loader, "load_state_dict"):
-            return "the loader keeps a place of its own (`load_state_dict`)"
+        if problem := next(problems_with_loader(loader), ""):
+            return problem
         if type(loader.batch_sampler) is not BatchSampler or not _is_plain(loader):
             return "the loader has a sampler of its own; `work_sharing=True` shares it"
-        if reads_out_of_order(loader):
-            return "`in_order=False` hides which claimed batches were trained on"
         # The batches that a learner has claimed, beyond the one that it trains on.
         held = 1 + loader.num_workers * (loader.prefetch_factor or 0)
         if len(loader) < 2 * held * self._trainer.world_size:

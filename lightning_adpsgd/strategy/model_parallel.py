@@ -15,10 +15,8 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.init import _materialize_distributed_module
-from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.checkpoint.state_dict import (
@@ -115,26 +113,17 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        """Sets up without gossip: one super-learner, or no training."""
+        """Sets up without training."""
         if not self.is_sharded:
             super().setup(trainer)
             return
         assert self.accelerator is not None
         self.accelerator.setup(trainer)
         self.prepare_model()
-        if trainer.state.fn == TrainerFn.FITTING:
-            self.setup_optimizers(trainer)
-            _optimizers_to_device(self.optimizers, self.root_device)
         self.setup_precision_plugin()
 
     def prepare_model(self) -> None:
-        """Moves the module, with its sharded weights, to its device and dtype.
-
-        Raises:
-            TypeError: The module has no `configure_model`, or is sharded by FSDP1.
-            ValueError: The module is not sharded over the learners of the
-                super-learner, or a plugin would write its checkpoints.
-        """
+        """Moves the module, with its sharded weights, to its device and dtype."""
         model = self.model
         assert model is not None
         if self.is_sharded:
@@ -179,8 +168,9 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         if not self.is_sharded:
             return super().optimizer_state(optimizer)
         assert self.model is not None
-        inner = _without_wrapper(optimizer)
-        return get_optimizer_state_dict(self.model, inner, options=_ON_HOST)
+        if isinstance(optimizer, LightningOptimizer):
+            optimizer = optimizer._optimizer
+        return get_optimizer_state_dict(self.model, optimizer, options=_ON_HOST)
 
     def save_shards(
         self,
@@ -259,7 +249,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         source, self._source = self._source, None
         if source is not None:
             assert self.model is not None
-            load_optimizers(self.model, source, map(_without_wrapper, self.optimizers))
+            load_optimizers(self.model, source, self.optimizers)
 
     @override
     def teardown(self) -> None:
@@ -331,8 +321,3 @@ def _check_plugin(checkpoint_io: CheckpointIO | None) -> None:
             f"{type(checkpoint_io).__name__}: torch's distributed checkpoint writes "
             "the shards"
         )
-
-
-def _without_wrapper(optimizer: Optimizer) -> Optimizer:
-    is_wrapped = isinstance(optimizer, LightningOptimizer)
-    return optimizer._optimizer if is_wrapped else optimizer

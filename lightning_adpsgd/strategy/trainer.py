@@ -1,11 +1,9 @@
 """The strategy that Lightning sees: one class, three options.
 
-`topology` says who averages with whom. `communication` says when: at the step boundary,
-hidden behind the next gradient, or asynchronously. `super_learner_size` is the number
-of learners that allreduce their gradients and act as one. Each registered strategy name
-stands for a setting of these three. Inside a super-learner, Lightning's DDP runs on the
-process group of its learners; between super-learners, the engines of `mixing` and
-`gossip` average weights.
+`topology` says who averages with whom, `communication` when, and `super_learner_size`
+how many learners allreduce their gradients and act as one. Each registered strategy
+name stands for a setting of these three. Inside a super-learner, Lightning's DDP runs
+on the process group of its learners; between them, `mixing` and `gossip` average.
 
 This module has Lightning's hooks. `options` has the constructor, and `run` the work of
 the hooks while learners gossip. An optimizer step goes from `optimizer_step` to
@@ -76,10 +74,7 @@ class HADPSGDStrategy(ModelParallelInside):
 
     During training, learner 0 writes checkpoints in the background, which takes one
     more copy of the checkpoint in host memory. `checkpoint_io.wait()` waits for the
-    file. A `CheckpointIO` among the Trainer's `plugins` is used as it is. A wrapper
-    around no other one, such as `AsyncCheckpointIO()`, gets a `WholeCheckpointIO`.
-
-    The constructor documents the arguments.
+    file. The constructor documents the arguments.
     """
 
     _run: TrainingRun | None = None
@@ -144,7 +139,7 @@ class HADPSGDStrategy(ModelParallelInside):
         if gossips:
             size, inside = max(self.partition.sizes), self.dials.inside
             refuse_unsupported(trainer, self, size, inside)
-        elif self.world_size > 1 or self.is_sharded:
+        elif self.world_size > 1 and not self.is_sharded:
             prepare_training_loaders(trainer, None, self._place, self._overrides)
             super().setup(trainer)
             return
@@ -167,7 +162,8 @@ class HADPSGDStrategy(ModelParallelInside):
         assert self.model is not None
         self.accelerator.setup(trainer)
         # Within a super-learner of one there is no batch-norm to synchronise.
-        if self._layer_sync is not None and self.super_learner_size > 1:
+        has_ddp = self.super_learner_size > 1 and not self.is_sharded
+        if self._layer_sync is not None and has_ddp:
             self.model = self._layer_sync.apply(self.model)
         self.prepare_model()
         if gossips:
@@ -180,7 +176,7 @@ class HADPSGDStrategy(ModelParallelInside):
                 overrides,
             )
             self._run.adapt(overrides)
-            if self.super_learner_size > 1 and not self.is_sharded:
+            if has_ddp:
                 self.configure_ddp()
         # Before `configure_optimizers`, which may ask for the number of batches.
         sharing = self._run.sharing if self._run is not None else None

@@ -22,11 +22,10 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import RunningStage
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader
 
 from lightning_adpsgd.coordination.store import near_store, serve_near
 from lightning_adpsgd.epochs.batches import EpochUnderWay, Pool, SharedBatches
-from lightning_adpsgd.epochs.block_sampler import BlockSampler
 from lightning_adpsgd.epochs.claims import ClaimCounter, LeaderBroadcast, LearnerIndex
 from lightning_adpsgd.epochs.pool import IslandPool
 from lightning_adpsgd.epochs.work_units import EpochState
@@ -34,9 +33,11 @@ from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import (
     PlaceInEpoch,
     copy_with,
-    reads_out_of_order,
 )
-from lightning_adpsgd.strategy.compatibility import callbacks_of
+from lightning_adpsgd.strategy.compatibility import (
+    callbacks_of,
+    problems_with_loader,
+)
 from lightning_adpsgd.strategy.default_sharing import DefaultSharing
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -88,7 +89,8 @@ class WorkSharing:
 
     def prepare(self, dataloader: Any) -> Any:
         """A copy of a training loader that yields the batches this learner claims."""
-        _refuse_loader(dataloader)
+        for problem in problems_with_loader(dataloader):
+            raise ValueError(problem)
         if self._batches is not None:  # of the loader before a reload
             self._batches.retire()
         self._batches = self._shared(dataloader)
@@ -279,41 +281,3 @@ def _prepare(
         return work_sharing.prepare(dataloader)
     loader = lightnings(dataloader, shuffle, mode)
     return place.prepare(loader) if trains and place is not None else loader
-
-
-def _refuse_loader(loader: Any) -> None:
-    if not isinstance(loader, DataLoader):
-        raise ValueError(
-            "`work_sharing` needs a torch.utils.data.DataLoader to train from, got "
-            f"{type(loader).__name__}"
-        )
-    if isinstance(loader.dataset, IterableDataset):
-        raise ValueError(
-            "`work_sharing` needs a data set with indices, got the iterable "
-            f"{type(loader.dataset).__name__}: there is nothing to hand out; give "
-            "every learner a stream of its own, with `work_sharing=False`"
-        )
-    if loader.batch_sampler is None:
-        raise ValueError(
-            "`work_sharing` needs a loader that makes batches, got `batch_size=None`: "
-            "pass a `batch_size`, or a `batch_sampler` that yields lists of indices"
-        )
-    if hasattr(loader, "load_state_dict"):
-        raise ValueError(
-            "`work_sharing` needs a loader that keeps no place of its own, got "
-            f"{type(loader).__name__}, which has `load_state_dict`: a resume would "
-            "skip batches twice; use torch.utils.data.DataLoader"
-        )
-    if reads_out_of_order(loader):
-        raise ValueError(
-            "`in_order` of the training loader must be True with `work_sharing`, got "
-            "False: it would be unknown which of the claimed batches a learner has "
-            "trained on"
-        )
-    sampler = getattr(loader.batch_sampler, "sampler", None)
-    whole = isinstance(sampler, BlockSampler)  # knows the order of all samples
-    if isinstance(sampler, DistributedSampler) and not whole:
-        raise ValueError(
-            "`work_sharing` chooses the samples of each learner itself, got a loader "
-            "with a DistributedSampler: leave it out"
-        )
