@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, final
 
 
 class Names(NamedTuple):
-    """Names of Lightning's that are needed for one reason.
+    """Names of Lightning's that are needed for one reason, separated by spaces.
 
     Attributes:
         of: name of Lightning's class.
@@ -24,18 +24,14 @@ class Names(NamedTuple):
     """
 
     of: str
-    names: tuple[str, ...]
-    by: tuple[str, ...]
+    names: str
+    by: str
     why: str
     since: str = "2.5"
     gone: str = ""
 
 
-def _of(
-    kind: str, names: str, by: str, why: str, since: str = "2.5", gone: str = ""
-) -> Names:
-    return Names(kind, tuple(names.split()), tuple(by.split()), why, since, gone)
-
+_of = Names
 
 _EPOCH, _SAVER = "_TrainingEpochLoop", "ModelCheckpoint"
 _SWA, _CHECKPOINTS = "StochasticWeightAveraging", "_CheckpointConnector"
