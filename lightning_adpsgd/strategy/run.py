@@ -193,7 +193,7 @@ class TrainingRun:
             folder.close()
 
     def _end(self, on_run_end: Any) -> None:
-        finish_saves(self._trainer.strategy.checkpoint_io, interrupted=False)
+        finish_saves(self._trainer.strategy.checkpoint_io)
         if self.job.running:
             if self.work_sharing is not None:
                 self.work_sharing.leave()

@@ -41,7 +41,7 @@ from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.checkpoints.saving import (
     BackgroundCheckpointIO,
     finish_saves,
-    save_for,
+    must_wait,
     snapshot_of,
 )
 from lightning_adpsgd.strategy.compatibility import (
@@ -124,12 +124,12 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
+        if isinstance(self.checkpoint_io, WholeCheckpointIO | BackgroundCheckpointIO):
+            self.checkpoint_io.hurry_if(self._ends_soon)
         gossips = self.check_peers()
         if trainer.state.fn != TrainerFn.FITTING:
             super().setup(trainer)
             return
-        if isinstance(self.checkpoint_io, WholeCheckpointIO | BackgroundCheckpointIO):
-            self.checkpoint_io.hurry_if(self._ends_soon)
         self._overrides = Overrides()
         keep_files_apart(trainer, self._overrides)
         if self.dials.tensor_parallel_size > 1:
@@ -221,7 +221,7 @@ class HADPSGDStrategy(ModelParallelInside):
     @override
     def teardown(self) -> None:
         try:
-            finish_saves(self.checkpoint_io, self._interrupted())
+            finish_saves(self.checkpoint_io)
         finally:
             if self._run is not None:
                 self._run.close()
@@ -317,16 +317,17 @@ class HADPSGDStrategy(ModelParallelInside):
         may_ask = not interrupted or self.dials.islands is not None
         if self.work_sharing is not None and may_ask:
             checkpoint[EPOCH] = self.work_sharing.state()
-        trainer, files = self._trainer_or_none(), self.checkpoint_io
         if self.is_sharded:
             # The learners of an island leave the others at one step.
             departed = self._run is not None and self._run.job.has_departed
             all_come = departed or not interrupted
             self.save_shards(checkpoint, filepath, storage_options, all_come)
-        elif not isinstance(files, BackgroundCheckpointIO):
+        elif not isinstance(files := self.checkpoint_io, BackgroundCheckpointIO):
             super().save_checkpoint(checkpoint, filepath, storage_options)
         elif self.is_global_zero:
-            save_for(trainer, files, checkpoint, filepath, storage_options)
+            waits = must_wait(self._trainer_or_none(), filepath)
+            save = files.save_checkpoint if waits else files.save_in_background
+            save(checkpoint, filepath, storage_options)
 
     @override
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:

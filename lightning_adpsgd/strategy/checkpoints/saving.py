@@ -54,7 +54,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self._ends_soon: Callable[[], bool] = bool  # never, until a strategy says
 
     def hurry_if(self, ends_soon: Callable[[], bool]) -> None:
-        """Makes errors of earlier saves warnings, once the training is about to end."""
+        """Makes errors of saves warnings, once the training is about to end."""
         self._ends_soon = ends_soon
         if isinstance(self._io, WholeCheckpointIO):
             self._io.hurry_if(ends_soon)
@@ -64,14 +64,15 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
         """Writes a checkpoint, once pending writes are on the disk."""
-        self._wait_for_earlier()
-        self._io.save_checkpoint(checkpoint, path, storage_options)
+        self.finish()
+        with _only_warns(self._ends_soon):
+            self._io.save_checkpoint(checkpoint, path, storage_options)
 
     def save_in_background(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
         """Waits for the previous save, and takes a snapshot, which a thread writes."""
-        self._wait_for_earlier()
+        self.finish()
         snapshot = snapshot_of(checkpoint)
         save = partial(self._io.save_checkpoint, snapshot, path, storage_options)
         self._begin(save, path)
@@ -112,9 +113,10 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     def wait_for(self, path: Any) -> None:
         """Waits if this file is being written or removed; raises as `wait` does."""
         if str(path) in self._pending:
-            self._wait_for_earlier()
+            self.finish()
 
-    def _wait_for_earlier(self) -> None:
+    def finish(self) -> None:
+        """As `wait`, but warns of an error once the training is about to end."""
         with _only_warns(self._ends_soon):
             self.wait()
 
@@ -149,28 +151,10 @@ class _Work(Thread):
             del self._action  # its snapshot is as large as a checkpoint
 
 
-def save_for(
-    trainer: pl.Trainer | None,
-    checkpoint_io: BackgroundCheckpointIO,
-    checkpoint: dict[str, Any],
-    path: Any,
-    storage_options: Any = None,
-) -> None:
-    """Saves in the background, unless the file must be on the disk afterwards."""
-    if not must_wait(trainer, path):
-        checkpoint_io.save_in_background(checkpoint, path, storage_options)
-        return
-    interrupted = trainer is not None and trainer.interrupted
-    finish_saves(checkpoint_io, interrupted)
-    with _only_warns(lambda: interrupted):
-        checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
-
-
-def finish_saves(checkpoint_io: CheckpointIO, interrupted: bool) -> None:
+def finish_saves(checkpoint_io: CheckpointIO) -> None:
     """Waits until all files that are written in the background are on the disk."""
     if isinstance(checkpoint_io, BackgroundCheckpointIO):
-        with _only_warns(lambda: interrupted):
-            checkpoint_io.wait()
+        checkpoint_io.finish()
 
 
 @contextmanager
