@@ -88,10 +88,6 @@ def weights_of(
     """The weights of a module in the form that the engine reads.
 
     A flat vector leaves out the names in `kept_out`, whatever their values.
-
-    Raises:
-        ValueError: The module cannot be flattened, or is not sharded as `inside`
-            requires.
     """
     has_shards = max(partition.sizes) > 1 or is_sharded(module)
     if dials.inside == "model_parallel" and has_shards:
@@ -115,8 +111,7 @@ def _check_complex(flat: FlatParameters) -> None:
         raise ValueError(
             f"with `super_learner_size` above 1, {both[0]} weights must not be mixed "
             f"with {both[0].to_real()} ones: hold them as real numbers "
-            "(`torch.view_as_real`), in another precision, or set "
-            "`super_learner_size=1`"
+            "(`torch.view_as_real`), or set `super_learner_size=1`"
         )
 
 
@@ -129,12 +124,7 @@ def _sizes_of_islands(dials: Dials) -> tuple[int, ...]:
 
 
 def sections_between(weights: Weights, partition: Partition) -> list[Section] | None:
-    """The sections that super-learners exchange; None if all have one size.
-
-    Raises:
-        ValueError: The weights cannot be divided this way, or a learner would have
-            none.
-    """
+    """The sections that super-learners exchange; None if all have one size."""
     if partition.is_even:
         return None
     sections = sections_of([weights.owned(size) for size in partition.sizes])

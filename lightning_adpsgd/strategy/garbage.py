@@ -1,8 +1,7 @@
 """Python's garbage collection, which would stop a learner for several steps.
 
-A full collection looks at every live object: about a million with torch and Lightning.
-That takes a quarter of a second, every few hundred steps. Meanwhile no Python code
-runs, neither of a step nor of an exchange. Objects that live when training begins
+A full collection looks at every live object: about a million with torch and Lightning,
+a quarter of a second every few hundred steps. Objects that live when training begins
 rarely become garbage before it ends. So collections leave them out until then.
 """
 

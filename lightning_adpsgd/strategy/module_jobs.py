@@ -1,8 +1,7 @@
 """The jobs of a Fabric program: one for each module that it trains.
 
-Fabric has no hook for the end of training. A program therefore ends its jobs with
-`finish`, or by returning if a launcher runs it. Otherwise they end with an error when
-its process exits.
+A program ends them with `finish`, or by returning if a launcher runs it. Otherwise they
+end with an error when its process exits.
 """
 
 from collections.abc import Callable, Iterator
@@ -104,7 +103,7 @@ class ModuleJobs:
         *args: Any,
         **kw: Any,
     ) -> Any:
-        """Launches a program; training ends when it returns."""
+        """Launches a program by `run`."""
         return launch(partial(self.run, program), *args, **kw)
 
     def run(self, program: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

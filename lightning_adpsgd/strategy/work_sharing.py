@@ -52,9 +52,7 @@ _NEAR = timedelta(seconds=30)
 class WorkSharing:
     """One learner's part in sharing the epochs of a training.
 
-    Args:
-        checkpoint: result of `state` in the resumed checkpoint; None at a fresh start.
-        islands: URL of the rendezvous; None if all learners are in one job.
+    `checkpoint` is the result of `state` in the resumed checkpoint.
 
     Attributes:
         default: decision whether to share, if it is the default's; None: the user's.
@@ -127,8 +125,7 @@ class WorkSharing:
         if combined is not None and len(combined.flattened) > 1:
             raise ValueError(
                 "`work_sharing` needs a single training loader, got "
-                f"{len(combined.flattened)}: learners would come to the ends of their "
-                "pools at different times; make one data set of them, with "
+                f"{len(combined.flattened)}: make one data set of them, with "
                 "torch.utils.data.ConcatDataset or StackDataset"
             )
 
@@ -173,9 +170,8 @@ class WorkSharing:
     def _let_all_save(self) -> None:
         """Makes callbacks save in this epoch even if this learner makes no step in it.
 
-        A callback does not save twice at one step. If a program accumulates gradients
-        by itself, a slow learner may get too few batches for a step. The others, which
-        have made steps, would wait for it at their checkpoint.
+        A callback does not save twice at one step. A slow learner may get too few
+        batches for a step, while the others, which made one, wait at their checkpoint.
         """
         for saver in callbacks_of(self._trainer, ModelCheckpoint):
             saver._last_global_step_saved = -1
@@ -198,11 +194,7 @@ class WorkSharing:
         return LeaderBroadcast(store, self._index, self._job.raise_if_failed)
 
     def _near(self) -> Store:
-        """A store that is near all learners of this super-learner.
-
-        The store of the job is near learner 0 only, and each claim takes its hearers
-        several round trips.
-        """
+        """A store near all learners of this super-learner, for faster claims."""
         far = self._trainer.num_nodes > 1 and self._index.num_super_learners > 1
         if self._near_store is None and far and self._index.super_learner_size > 1:
             first = self._broadcast_in(PrefixStore("near", self._job.store))
@@ -239,10 +231,7 @@ class WorkSharing:
         return progress.ready != progress.completed
 
     def _lightning_iterates(self) -> bool:
-        """Whether Lightning makes a new iterator for the epoch that begins.
-
-        It makes none for the first epoch of a run, which has that of the set-up.
-        """
+        """Whether Lightning makes a new iterator for the epoch that begins."""
         loop = self._trainer.fit_loop
         # Lightning 2.5.0 lacks `is_resuming`, and checks `restarting` alone.
         resumes = getattr(loop, "is_resuming", False) or loop.epoch_loop.restarting
@@ -257,9 +246,8 @@ def prepare_training_loaders(
 ) -> None:
     """Replaces Lightning's preparation of loaders, if epochs are shared or resumed.
 
-    Lightning puts a `DistributedSampler` into each loader. A shared epoch replaces that
-    step. A resume within an epoch, at `place`, follows it. With both, the shared epoch
-    takes precedence, because it keeps its own record of the remaining batches.
+    A shared epoch replaces its `DistributedSampler`, and takes precedence: it keeps its
+    own record of the remaining batches. A resume within an epoch, at `place`, follows.
     """
     if work_sharing is None and place is None:
         return
