@@ -172,9 +172,8 @@ def check_device(device: torch.device) -> None:
         )
     if device.type == "cuda":
         rank_zero_warn(
-            "Gossip between GPUs is new: it was run with learners that share one GPU, "
-            "and not yet with several GPUs or hosts. Compare a short run with "
-            '`strategy="ddp"` before you rely on it.'
+            "Gossip between GPUs is new, and not yet run on several hosts: compare a "
+            'short run with `strategy="ddp"` before you rely on it'
         )
 
 
@@ -281,8 +280,7 @@ def _problems_with_callback(callback: Callback) -> Iterator[str]:
         if every := save_period(callback, "every_n_train_steps"):
             yield (
                 "`every_n_train_steps` must not be set with `work_sharing=True`, "
-                f"got {every}: learners reach a number of steps at different "
-                "times, or never; use `lightning_adpsgd.callbacks.SaveWithinEpoch`"
+                f"got {every}: use `lightning_adpsgd.callbacks.SaveWithinEpoch`"
             )
         if save_period(callback, "train_time_interval"):
             yield _clock("train_time_interval")
@@ -338,16 +336,14 @@ def warn_of_lockstep(trainer: pl.Trainer) -> None:
     if callbacks_of(trainer, SpikeDetection):
         rank_zero_warn(
             "All learners wait for one another in every batch, because "
-            "`SpikeDetection` decides for all of them: each is as slow as the slowest. "
-            'Leave it out, or use `communication="sync"`, in which they wait anyway.'
+            "`SpikeDetection` decides for all: leave it out where hosts are unequal"
         )
 
 
 def _clock(argument: str) -> str:
     return (
-        f"`{argument}` must not be set with `work_sharing=True`: a learner knows "
-        "its last batch only when it asks for the next; use `max_epochs` "
-        "and `lightning_adpsgd.callbacks.SaveWithinEpoch`"
+        f"`{argument}` must not be set with `work_sharing=True`: use `max_epochs` and "
+        "`lightning_adpsgd.callbacks.SaveWithinEpoch`"
     )
 
 
@@ -368,7 +364,6 @@ def explain_unused_parameters(exception: BaseException) -> None:
     """Replaces the message of DDP on unused parameters by one with our remedy."""
     if any("Expected to have finished reduction" in str(a) for a in exception.args):
         exception.args = (
-            "the loss does not depend on all parameters, and DDP waits for the "
-            "gradients of all inside a super-learner. If that is intended, pass "
+            "the loss does not depend on all parameters. If that is intended, pass "
             "`HADPSGDStrategy(..., find_unused_parameters=True)`",
         )

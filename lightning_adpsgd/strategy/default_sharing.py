@@ -24,8 +24,7 @@ from lightning_adpsgd.strategy.compatibility import (
 from lightning_adpsgd.strategy.overrides import Overrides
 
 _SHARED = (
-    "Learners share their epochs: each takes the next batch when it is free, and an "
-    "epoch ends when its samples are done. They make different numbers of steps, and "
+    "Learners share their epochs: each takes the next batch when it is free. "
     "`trainer.num_training_batches` is infinite and "
     "`trainer.estimated_stepping_batches` is -1: let what you schedule follow "
     "`trainer.current_epoch`. `work_sharing=False` gives equal shares."
@@ -157,10 +156,7 @@ class DefaultSharing:
         # The batches that a learner has claimed, beyond the one that it trains on.
         held = 1 + loader.num_workers * (loader.prefetch_factor or 0)
         if len(loader) < 2 * held * self._trainer.world_size:
-            return (
-                "an epoch has too few batches compared with those that learners "
-                "prefetch"
-            )
+            return "an epoch has too few batches for learners that prefetch"
         return ""
 
 

@@ -38,8 +38,7 @@ class EvaluationWatch:
         rank_zero_warn(
             f"`{type(module).__name__}` is evaluated with this learner's own weights, "
             "which no other learner has: evaluate it within `with "
-            "fabric.strategy.consensus():`, to which all learners come. This warning "
-            "appears once."
+            "fabric.strategy.consensus():`. This warning appears once."
         )
 
     @override

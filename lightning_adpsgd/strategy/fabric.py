@@ -319,9 +319,9 @@ def _check_trains(job: Job) -> None:
     """Refuses a step that would be lost; raises if another learner has failed."""
     if not job.running:
         raise RuntimeError(
-            "`optimizer.step()` needs a module in training: set it up before or with "
-            "its optimizer (`fabric.setup(module, optimizer)`), and again to continue "
-            "after `fabric.strategy.finish()`"
+            "`optimizer.step()` needs a module in training: set it up with its "
+            "optimizer (`fabric.setup(module, optimizer)`), and again to go on after "
+            "`fabric.strategy.finish()`"
         )
     if job.in_consensus:
         raise RuntimeError(

@@ -60,8 +60,7 @@ def _check_layout(saved: str | None, here: str) -> None:
     raise ValueError(
         "the checkpoint holds each learner's weights (`save_learners`) in the order of "
         f"another module: {first_difference(saved, here)}. Define the module as it was "
-        "when the checkpoint was saved, or load only its `state_dict`, without "
-        "`ckpt_path`"
+        "then, or load only the checkpoint's `state_dict`, without `ckpt_path`"
     )
 
 

@@ -269,8 +269,7 @@ def check_torch(device: torch.device) -> None:
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise RuntimeError(
             '`inside="model_parallel"` on CPUs needs a newer torch than '
-            f"{torch.__version__}, whose `fully_shard` trains only on GPUs. Install "
-            'torch 2.11, or set `inside="ddp"`'
+            f'{torch.__version__}: install torch 2.11, or set `inside="ddp"`'
         )
 
 
@@ -309,8 +308,7 @@ def _check_same_batch(
         raise ValueError(
             f"learners {dist.get_process_group_ranks(group)} share layers, and so "
             "must train on the same batches, got different ones: deal them by "
-            "`trainer.strategy.distributed_sampler_kwargs`, and give all learners "
-            "one seed for what is drawn at random (`seed_everything`)"
+            "`trainer.strategy.distributed_sampler_kwargs`, with one seed for all"
         )
 
 
@@ -318,6 +316,5 @@ def _check_plugin(checkpoint_io: CheckpointIO | None) -> None:
     if not isinstance(checkpoint_io, BackgroundCheckpointIO | None):
         raise ValueError(
             '`plugins` must hold no CheckpointIO with `inside="model_parallel"`, got '
-            f"{type(checkpoint_io).__name__}: torch's distributed checkpoint writes "
-            "the shards"
+            f"{type(checkpoint_io).__name__}"
         )

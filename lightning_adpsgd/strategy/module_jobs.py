@@ -51,8 +51,7 @@ class ModuleJobs:
                 raise RuntimeError(
                     f"`fabric.setup` was called again for `{type(module).__name__}`, "
                     "which is being trained: set up a further optimizer with "
-                    "`fabric.setup_optimizers`, or call `fabric.strategy.finish()` "
-                    "before"
+                    "`fabric.setup_optimizers`, or call `fabric.strategy.finish()`"
                 )
             former.close()
         job = self._jobs[module] = make()

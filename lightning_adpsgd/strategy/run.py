@@ -214,8 +214,7 @@ class TrainingRun:
             rank_zero_warn(
                 "Weights have changed since training began, but `trainer.global_step` "
                 "has not, and learners have exchanged nothing: return the optimizer "
-                "from `configure_optimizers`, and step what `self.optimizers()` gives "
-                "(not with `use_pl_optimizer=False`)."
+                "from `configure_optimizers`, and step what `self.optimizers()` gives"
             )
 
     def _leave_in_order(self) -> None:

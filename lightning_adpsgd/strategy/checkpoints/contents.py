@@ -82,8 +82,7 @@ def warn_of_lost_rest(resumed: Resumed) -> None:
     rank_zero_warn(
         f"The checkpoint is within epoch {state.epoch}, which learners shared, and "
         f"{count(state.remaining)} of its {state.num_samples} samples were left. This "
-        "job shares no epochs, so in the rest of this one it trains on other samples, "
-        "on some of them again. Resume with `work_sharing=True` and several "
+        "job trains on others: resume with `work_sharing=True` and several "
         "super-learners, or from a checkpoint of the end of an epoch."
     )
 

@@ -139,8 +139,7 @@ class PlaceInEpoch:
         if reads_out_of_order(loader):
             raise ValueError(
                 "`in_order` of the training loader must be True with "
-                "`save_learners=True`, got False: which batches of an epoch remain "
-                "would be unknown"
+                "`save_learners=True`, got False"
             )
         batches = PlacedBatches(loader.batch_sampler, self._device)
         if self._saved is not None:
