@@ -52,7 +52,6 @@ from lightning_adpsgd.strategy.weight_callbacks import (
     transfer_in_consensus,
 )
 from lightning_adpsgd.strategy.work_sharing import WorkSharing
-from lightning_adpsgd.topology.partition import Partition
 
 
 @final
@@ -232,18 +231,18 @@ class TrainingRun:
 
 def set_up_run(
     trainer: pl.Trainer,
-    model: torch.nn.Module,
-    dials: Dials,
     resumed: Resumed,
     on_reload: Callable[[], None],
     overrides: Overrides,
 ) -> TrainingRun:
     """Makes the job of a Trainer's `fit`; a collective over all learners."""
+    strategy: Any = trainer.strategy
+    dials, partition = strategy.dials, strategy.partition
     if dials.islands is not None:
         refuse_callbacks_of_islands(trainer)
-    partition: Partition = trainer.strategy.partition  # pyright: ignore
     asked, sharing = _shares_work(trainer, dials), None
-    job = set_up_job(model, dials, partition, on_reload, resumed.without_mean)
+    kept_out = resumed.without_mean
+    job = set_up_job(strategy.model, dials, partition, on_reload, kept_out)
     if job.asynchronous and partition.num_super_learners > 1:
         warn_of_lockstep(trainer)
     if asked is not False:

@@ -62,7 +62,6 @@ def set_up_job(
         partition, dials.timeout, flat.device, on_device, sections, in_background
     )
     _take_first_weights(module, flat, groups, dials.timeout)
-    _tell_of_frozen(module, dials)
     _tell_of_buffers(module, flat.without_mean)
     if flat.without_mean:
         rank_zero_info(
@@ -73,16 +72,6 @@ def set_up_job(
     job = Job(dials, flat, groups, store, on_reload)
     job.coordinator.start()
     return job
-
-
-def _tell_of_frozen(module: nn.Module, dials: Dials) -> None:
-    frozen = sum(w.numel() for w in module.parameters() if not w.requires_grad)
-    trained = sum(w.numel() for w in module.parameters() if w.requires_grad)
-    if frozen > trained and dials.exchange_frozen:
-        rank_zero_info(
-            f"{frozen} weights are frozen and {trained} are trained; all are averaged. "
-            "`exchange_frozen=False` leaves the frozen ones out, if they stay frozen"
-        )
 
 
 def _tell_of_buffers(module: nn.Module, without_mean: list[str]) -> None:
