@@ -70,11 +70,7 @@ else:
 
 
 class HADPSGDOptions(_DDPStrategy):
-    """The arguments of a strategy, and how they divide a job into super-learners.
-
-    Attributes:
-        dials: checked options.
-    """
+    """The arguments of a strategy, and how they divide a job into super-learners."""
 
     _has_trainer: ClassVar[bool] = True
 

@@ -7,9 +7,6 @@ as Lightning makes them.
 
 A learner does not know in advance how many batches it gets. So the copy has no length,
 and Lightning fetches one batch ahead to find out which is the last.
-
-The learners of one job claim batches from a counter in its store. Among islands, the
-first learner of each claims from a common pool, once the island has joined the others.
 """
 
 import os
