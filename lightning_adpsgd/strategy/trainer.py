@@ -42,6 +42,7 @@ from lightning_adpsgd.strategy.checkpoints.saving import (
     BackgroundCheckpointIO,
     finish_saves,
     must_wait,
+    only_warns,
     snapshot_of,
 )
 from lightning_adpsgd.strategy.compatibility import (
@@ -318,10 +319,11 @@ class HADPSGDStrategy(ModelParallelInside):
             self.save_shards(checkpoint, filepath, storage_options, all_come)
         elif not isinstance(files := self.checkpoint_io, BackgroundCheckpointIO):
             super().save_checkpoint(checkpoint, filepath, storage_options)
+        elif self.is_global_zero and must_wait(self._trainer_or_none(), filepath):
+            with only_warns(self._interrupted):
+                files.save_checkpoint(checkpoint, filepath, storage_options)
         elif self.is_global_zero:
-            waits = must_wait(self._trainer_or_none(), filepath)
-            save = files.save_checkpoint if waits else files.save_in_background
-            save(checkpoint, filepath, storage_options)
+            files.save_in_background(checkpoint, filepath, storage_options)
 
     @override
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:

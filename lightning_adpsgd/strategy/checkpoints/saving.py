@@ -54,7 +54,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self._ends_soon: Callable[[], bool] = bool  # never, until a strategy says
 
     def hurry_if(self, ends_soon: Callable[[], bool]) -> None:
-        """Makes errors of saves warnings, once the training is about to end."""
+        """Makes errors of earlier saves warnings, once the training is about to end."""
         self._ends_soon = ends_soon
         if isinstance(self._io, WholeCheckpointIO):
             self._io.hurry_if(ends_soon)
@@ -65,8 +65,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     ) -> None:
         """Writes a checkpoint, once pending writes are on the disk."""
         self.finish()
-        with _only_warns(self._ends_soon):
-            self._io.save_checkpoint(checkpoint, path, storage_options)
+        self._io.save_checkpoint(checkpoint, path, storage_options)
 
     def save_in_background(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
@@ -117,7 +116,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 
     def finish(self) -> None:
         """As `wait`, but warns of an error once the training is about to end."""
-        with _only_warns(self._ends_soon):
+        with only_warns(self._ends_soon):
             self.wait()
 
     def _begin(self, action: Callable[[], None], path: Any) -> None:
@@ -158,7 +157,7 @@ def finish_saves(checkpoint_io: CheckpointIO) -> None:
 
 
 @contextmanager
-def _only_warns(condition: Callable[[], bool]) -> Iterator[None]:
+def only_warns(condition: Callable[[], bool]) -> Iterator[None]:
     """Warns of an error of a save if the condition holds.
 
     It would hide the error that has interrupted the training.

@@ -22,6 +22,7 @@ from lightning_adpsgd.strategy.checkpoints.saving import (
     BackgroundCheckpointIO,
     finish_saves,
     must_wait,
+    only_warns,
     snapshot_of,
 )
 from tests.helpers import PATIENCE_S, until
@@ -287,7 +288,7 @@ def test_an_error_of_a_save_does_not_keep_an_interrupted_training_from_the_next(
     beside.save_in_background({}, "a.ckpt")
     with pytest.warns(UserWarning, match="No space left"):
         beside.save_checkpoint({}, "b.ckpt")
-    with pytest.warns(UserWarning, match="No space left"):
+    with pytest.warns(UserWarning, match="No space left"), only_warns(lambda: True):
         beside.save_checkpoint({}, "a.ckpt")
     assert written == ["b.ckpt"]
 
