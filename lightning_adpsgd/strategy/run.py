@@ -5,6 +5,7 @@
 
 import os.path
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, BinaryIO, final
 
 import lightning.pytorch as pl
@@ -40,7 +41,7 @@ from lightning_adpsgd.strategy.fast_forward import (
     catch_up,
     warn_of_manual_schedules,
 )
-from lightning_adpsgd.strategy.garbage import FrozenObjects
+from lightning_adpsgd.strategy.garbage import without_old_objects
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.strategy.scope import CollectiveScope
@@ -77,7 +78,7 @@ class TrainingRun:
         self.last_consensus: Consensus | None = None
         self._batch_end: BatchEnd | None = None
         self._folders: list[BinaryIO] = []
-        self._frozen_objects = FrozenObjects()
+        self._collections = ExitStack()
         self._begun: tuple[int, int] | None = None
 
     @property
@@ -118,7 +119,7 @@ class TrainingRun:
     def begin(self, resumed: Resumed) -> None:
         """Starts training: the learners communicate from here on."""
         trainer, sharing = self._trainer, self.work_sharing
-        self._frozen_objects.freeze()
+        self._collections.enter_context(without_old_objects())
         if resumed.learner is not None:
             self.job.restore_learner(resumed.learner)
         if sharing is not None:
@@ -173,7 +174,7 @@ class TrainingRun:
     def fail(self, exception: BaseException) -> None:
         """Ends after an exception in this learner, and tells the others."""
         # Now, because Lightning does not tear down if what follows raises.
-        self._frozen_objects.unfreeze()
+        self._collections.close()
         try:
             if self.job.island is not None and isinstance(exception, SIGTERMException):
                 self._leave_in_order()
@@ -182,7 +183,7 @@ class TrainingRun:
 
     def close(self) -> None:
         """Releases all resources, and waits for no learner."""
-        self._frozen_objects.unfreeze()
+        self._collections.close()
         self.job.close()
         if self.job.has_finished:
             retire(self.job.groups.gradients)

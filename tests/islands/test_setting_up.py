@@ -249,7 +249,7 @@ def test_an_island_warns_of_schedules_that_its_module_steps(tmp_path: Path) -> N
         with pytest.warns(UserWarning, match="with manual optimization"):
             run.begin(Resumed())
     finally:
-        run._frozen_objects.unfreeze()
+        run._collections.close()
 
 
 def test_a_joiner_steps_schedules_as_its_module_does(tmp_path: Path) -> None:
