@@ -29,10 +29,7 @@ from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.mixing.communication import AveragingClosure, Communication
 from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.mixing.statistics import Statistics
-from lightning_adpsgd.strategy.engines import (
-    average_of,
-    make_engine,
-)
+from lightning_adpsgd.strategy.engines import average_of, make_engine
 from lightning_adpsgd.weights.flat import Weights, first_difference, same_order
 
 NAMESPACE = "lightning_adpsgd"
