@@ -149,7 +149,6 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Starts the jobs of the modules whose weights this optimizer changes."""
         self.jobs.add_optimizer(optimizer)
         return super().setup_optimizer(optimizer)
 
@@ -238,7 +237,6 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         ]
 
     def _restore_learners(self, saved: list[Any], modules: list[nn.Module]) -> None:
-        """Restores the learners of the jobs of these modules."""
         running = self.jobs.running
         if not running:
             rank_zero_info(

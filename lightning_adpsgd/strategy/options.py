@@ -293,7 +293,6 @@ class HADPSGDOptions(_DDPStrategy):
     def _wrap(
         self, module: nn.Module, job: Job, device_ids: list[int] | None
     ) -> DistributedDataParallel:
-        """DDP of a module inside this super-learner."""
         arguments = {"device_ids": device_ids, **self._ddp_kwargs}
         inside = job.groups, job.flat.device
         wrap = partial(wrap_in_ddp, module, *inside, **arguments)
