@@ -27,6 +27,7 @@ class EvaluationWatch:
         self._handle = module.register_forward_pre_hook(self)
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
+        """Checks one forward pass."""
         if torch.compiler.is_compiling():  # a warning would break the graph
             return
         if module.training or torch.is_grad_enabled() or module is not self._module:

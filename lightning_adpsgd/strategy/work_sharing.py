@@ -228,7 +228,7 @@ class WorkSharing:
         return progress.ready != progress.completed
 
     def _lightning_iterates(self) -> bool:
-        """Whether Lightning makes an iterator, as for all but the first epoch of a run."""
+        """Whether Lightning makes an iterator: not for the first epoch of a run."""
         loop = self._trainer.fit_loop
         # Lightning 2.5.0 lacks `is_resuming`, and checks `restarting` alone.
         resumes = getattr(loop, "is_resuming", False) or loop.epoch_loop.restarting
