@@ -216,12 +216,12 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             checkpoint = super().load_checkpoint(checkpoint_path, **options)
             self._source = checkpoint if self.is_sharded else None
             return checkpoint
-        path = Path(checkpoint_path)
+        path, allowed = Path(checkpoint_path), weights_only is not False
         # Each learner checks some of the files; all end if one file is damaged.
         with ending_together(f"checkpoint {checkpoint_path} was not read"):
             check_sums(path, self.global_rank, self.world_size)
-            rest = read_rest(path, weights_only)
-        self._source = Folder(path, weights_only is not False)
+            rest = read_rest(path, allowed)
+        self._source = Folder(path, allowed)
         if has_optimizer(path, 0):
             rest["optimizer_states"] = []  # Lightning asks whether there are any
         return rest

@@ -118,7 +118,7 @@ def _finish(
         write_checkpoint({**rest, _FILES: sums}, file)
 
 
-def read_rest(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
+def read_rest(path: Path, weights_only: bool = True) -> dict[str, Any]:
     """The plain data of an intact checkpoint, by default without what can run code.
 
     Raises:
@@ -127,8 +127,7 @@ def read_rest(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
     """
     check_folder(path)
     with _opened(path / META) as file:
-        allowed = True if weights_only is None else weights_only
-        rest = read_checkpoint(file, str(path / META), "cpu", allowed)
+        rest = read_checkpoint(file, str(path / META), "cpu", weights_only)
     rest.pop(_FILES, None)
     return rest
 
