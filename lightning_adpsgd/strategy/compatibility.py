@@ -24,10 +24,6 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
-
-from lightning_adpsgd.epochs.block_sampler import BlockSampler
-from lightning_adpsgd.strategy.checkpoints.mid_epoch import reads_out_of_order
 
 _Kind = TypeVar("_Kind")
 _DDP_ARGUMENTS = signature(DistributedDataParallel).parameters
@@ -290,45 +286,6 @@ def _problems_with_callback(callback: Callback) -> Iterator[str]:
         if isinstance(callback, kind):
             name = type(callback).__name__
             yield f"`{name}` cannot be used with `work_sharing=True`: {reason}"
-
-
-def problems_with_loader(loader: Any) -> Iterator[str]:
-    """Why learners cannot share a training loader."""
-    kind = type(loader).__name__
-    if not isinstance(loader, DataLoader):
-        yield (
-            "`work_sharing` needs a torch.utils.data.DataLoader to train from, got "
-            f"{kind}"
-        )
-        return
-    if isinstance(loader.dataset, IterableDataset):
-        yield (
-            "`work_sharing` needs a data set with indices, got the iterable "
-            f"{type(loader.dataset).__name__}: give every learner a stream of its own, "
-            "with `work_sharing=False`"
-        )
-    if loader.batch_sampler is None:
-        yield (
-            "`work_sharing` needs a loader that makes batches, got `batch_size=None`: "
-            "pass a `batch_size`, or a `batch_sampler` that yields lists of indices"
-        )
-    if hasattr(loader, "load_state_dict"):
-        yield (
-            "`work_sharing` needs a loader that keeps no place of its own, got "
-            f"{kind}, which has `load_state_dict`: use torch.utils.data.DataLoader"
-        )
-    if reads_out_of_order(loader):
-        yield (
-            "`in_order` of the training loader must be True with `work_sharing`, got "
-            "False: nobody would know which claimed batches were trained on"
-        )
-    sampler = getattr(loader.batch_sampler, "sampler", None)
-    whole = isinstance(sampler, BlockSampler)  # knows the order of all samples
-    if isinstance(sampler, DistributedSampler) and not whole:
-        yield (
-            "`work_sharing` chooses the samples of each learner itself, got a loader "
-            "with a DistributedSampler: leave it out"
-        )
 
 
 def warn_of_lockstep(trainer: pl.Trainer) -> None:

@@ -11,7 +11,7 @@ the hooks while learners gossip. An optimizer step goes from `optimizer_step` to
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -226,7 +226,8 @@ class HADPSGDStrategy(ModelParallelInside):
                 self._overrides.undo()
             run = self._run
             self._run = self._place = self._overrides = self._outside = None
-            vars(self).pop("_unfreezing", None)  # it is made at its first use
+            with suppress(AttributeError):  # it is made at its first use
+                del self._unfreezing
             self._resumed, self._initial_states = Resumed(), ()
             super().teardown()
             # After Lightning has moved weights on a GPU to the CPU, out of the vectors.

@@ -31,11 +31,11 @@ from lightning_adpsgd.strategy.checkpoints.mid_epoch import (
     PlaceInEpoch,
     copy_with,
 )
-from lightning_adpsgd.strategy.compatibility import (
-    callbacks_of,
+from lightning_adpsgd.strategy.compatibility import callbacks_of
+from lightning_adpsgd.strategy.default_sharing import (
+    DefaultSharing,
     problems_with_loader,
 )
-from lightning_adpsgd.strategy.default_sharing import DefaultSharing
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.transport.links.credentials import Credentials

@@ -28,10 +28,8 @@ from lightning_adpsgd.callbacks import SaveWithinEpoch
 from lightning_adpsgd.epochs.claims import LearnerIndex
 from lightning_adpsgd.epochs.ranges import Ranges
 from lightning_adpsgd.epochs.work_units import EpochState
-from lightning_adpsgd.strategy.compatibility import (
-    problems_with_loader,
-    problems_with_work_sharing,
-)
+from lightning_adpsgd.strategy.compatibility import problems_with_work_sharing
+from lightning_adpsgd.strategy.default_sharing import problems_with_loader
 from lightning_adpsgd.strategy.work_sharing import WorkSharing
 from tests.learners import Linear, Rows, gossip, learners, trainer_of
 
