@@ -44,7 +44,7 @@ _LOADERS = "it does not tell how many loaders there are"
 REPLACED = (
     _of("_FitLoop", "on_run_end", "run virtual", "the consensus model comes first"),
     _of("_EvaluationLoop", "_on_evaluation_start", "run virtual", "before all hooks"),
-    _of(_EPOCH, "run", "scope", "inside an epoch, learners are at different steps"),
+    _of(_EPOCH, "run", "run", "inside an epoch, learners are at different steps"),
     _of(_EPOCH, "_broadcast_sigterm_tensor", "signals", _SIGNAL, "2.5.2"),
     _of(_EPOCH, "_save_loggers_on_train_batch_end", "signals", _LEAVE),
     _of("_SignalConnector", "_sigterm_notifier_fn", "signals", _SIGNAL),

@@ -108,13 +108,13 @@ class TrainingRun:
             clocks = describe_clocks(trainer)
             job.coordinator.meet(f"set-up, with these clocks: {clocks}")
         self._batch_end = follow_clocks(trainer, job, overrides)
-        self.scope.follow(overrides)
+        epochs = trainer.fit_loop.epoch_loop
+        overrides.wrap(epochs, "run", self.scope.run_epoch)
         transfer_in_consensus(trainer, self.enter, job.leave_consensus, overrides)
         prune_together(trainer, job, overrides)
         agree_on_names(trainer, overrides)
         overrides.wrap(trainer.fit_loop, "on_run_end", self._end)
-        validation = trainer.fit_loop.epoch_loop.val_loop
-        overrides.wrap(validation, "_on_evaluation_start", self._begin_validation)
+        overrides.wrap(epochs.val_loop, "_on_evaluation_start", self._begin_validation)
 
     def begin(self, resumed: Resumed) -> None:
         """Starts training: the learners communicate from here on."""
