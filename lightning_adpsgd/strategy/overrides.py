@@ -57,7 +57,7 @@ REPLACED = (
     _of("_DataConnector", "_prepare_dataloader", "work_sharing", _SAMPLER),
     _of("_DataLoaderSource", "dataloader", "default_sharing", _LOADERS),
     _of(_CHECKPOINTS, "_parse_ckpt_path", "launchers", "it takes damaged files too"),
-    _of("_Launcher", "launch", "launchers fabric", "the first sight of the Trainer"),
+    _of("_Launcher", "launch", "trainer fabric", "the first sight of the Trainer"),
     _of("Precision", "clip_grad_by_norm clip_grad_by_value", "gradients", "one mesh"),
     _of(_SWA, "transfer_weights", "weight_callbacks", "exchanges read what it writes"),
     _of(_SWA, "reset_batch_norm_and_save_state", "weight_callbacks", "moves buffers"),

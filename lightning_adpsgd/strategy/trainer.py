@@ -55,7 +55,7 @@ from lightning_adpsgd.strategy.gradients import clip_on_all_meshes
 from lightning_adpsgd.strategy.launchers import (
     check_launch,
     failures_outside_training,
-    resume_from_whole,
+    launch_from_whole,
 )
 from lightning_adpsgd.strategy.model_parallel import ModelParallelInside
 from lightning_adpsgd.strategy.optimizer_reset import InitialState
@@ -109,7 +109,8 @@ class HADPSGDStrategy(ModelParallelInside):
     @override
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
-        resume_from_whole(self._launcher)
+        # Not undone: a launcher belongs to its strategy.
+        Overrides().wrap(self._launcher, "launch", launch_from_whole)
 
     @override
     def setup_environment(self) -> None:

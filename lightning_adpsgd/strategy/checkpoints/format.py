@@ -117,20 +117,6 @@ def outline_of(file: BinaryIO) -> dict[Any, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def global_step_of(file: BinaryIO) -> int | None:
-    """The number of optimizer steps before a checkpoint; raises as `outline_of` does.
-
-    Returns:
-        None if no training can resume from it, because it has no optimizer state.
-    """
-    content = outline_of(file)
-    # A folder of shards keeps the state elsewhere, and the schedules here.
-    if not {"optimizer_states", "lr_schedulers"} & content.keys():
-        return None
-    step = content.get("global_step")
-    return step if isinstance(step, int) else None
-
-
 class _Anything(dict[Any, Any]):
     """Stands for an object of any class, and for any function."""
 

@@ -25,8 +25,8 @@ from typing_extensions import override
 from lightning_adpsgd.files import bytes_written_whole
 from lightning_adpsgd.strategy.checkpoints.format import (
     check_checkpoint,
-    global_step_of,
     named,
+    outline_of,
     read_checkpoint,
     write_checkpoint,
 )
@@ -166,10 +166,15 @@ def check_file(path: str) -> None:
 
 
 def step_in_file(path: str) -> int | None:
-    """The step at which a training would resume from a checkpoint; see `format`."""
+    """The step at which a training would resume; None without optimizer state."""
     place = str(Path(path, META)) if is_folder(path) else path
     with _opened(*url_to_fs(place)) as file:
-        return global_step_of(file)
+        content = outline_of(file)
+    # A folder of shards keeps the state elsewhere, and the schedules here.
+    if not {"optimizer_states", "lr_schedulers"} & content.keys():
+        return None
+    step = content.get("global_step")
+    return step if isinstance(step, int) else None
 
 
 @contextmanager
