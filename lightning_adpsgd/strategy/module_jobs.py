@@ -24,10 +24,6 @@ _UNFINISHED = (
 )
 
 
-class TrainingUnfinished(RuntimeError):
-    """A learner's program ended while its modules were still being trained."""
-
-
 @final
 class ModuleJobs:
     """The jobs of a program's modules, and the optimizers that change their weights."""
@@ -55,7 +51,7 @@ class ModuleJobs:
                 )
             former.close()
         job = self._jobs[module] = make()
-        job.unfinished = TrainingUnfinished(_UNFINISHED)
+        job.unfinished = RuntimeError(_UNFINISHED)
         return job
 
     def add_optimizer(self, optimizer: Optimizer) -> None:

@@ -257,7 +257,7 @@ def test_a_program_that_forgets_to_finish_is_told_and_does_not_hang(
     ("mode", "message"),
     [
         ("raises", r"raised AssertionError: the answer is 42"),
-        ("forgets early", r"raised TrainingUnfinished: the program ended"),
+        ("forgets early", r"raised RuntimeError: the program ended"),
     ],
 )
 def test_the_end_of_one_script_ends_the_others(
