@@ -83,9 +83,7 @@ class _SaveClock:
 
     def due(self) -> bool:
         interval = save_period(self.checkpoint, "train_time_interval")
-        last = self.checkpoint._last_time_checked
-        if interval is None or last is None:
-            return False
+        last: Any = self.checkpoint._last_time_checked  # set when training starts
         return time.monotonic() - max(self._last, last) >= interval.total_seconds()
 
     def plan(self) -> str | None:
