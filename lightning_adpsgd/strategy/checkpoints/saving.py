@@ -2,8 +2,7 @@
 
 Lightning's `AsyncCheckpointIO` is not sufficient. It removes an old file before the new
 one is on the disk, holds any number of snapshots, and raises an error again in each
-call. Before version 2.5.4 it takes no snapshot. All of its methods would have to be
-replaced.
+call. Before version 2.5.4 it takes no snapshot.
 """
 
 import copy
