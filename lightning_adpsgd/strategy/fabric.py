@@ -232,6 +232,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
                 job,
                 [one.state_dict() for one in self.jobs.optimizers_of(job)],
                 {"generators": generator_states(self.root_device)},
+                self.root_device,
             )
             for job in self.jobs.running
         ]

@@ -36,7 +36,7 @@ def whole_checkpoint_path(
     ckpt_path: Any,
     **arguments: Any,
 ) -> Any:
-    """The path that a Trainer resumes from, which may differ from Lightning's choice."""
+    """The path that a Trainer resumes from: Lightning's choice, or an intact one."""
     resumes = trainer.state.fn == "fit" and bool(_at_exceptions(trainer))
     is_asked = ckpt_path == "last" or (ckpt_path is None and resumes)
     candidates = _last_checkpoints(trainer) if is_asked else []
