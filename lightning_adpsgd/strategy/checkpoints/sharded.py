@@ -57,7 +57,7 @@ META, INDEX = "meta.pt", ".metadata"
 _FILES = "lightning_adpsgd/files"
 """The key of the size and SHA-256 of each file, by its name."""
 
-_WEIGHTS = "state_dict."
+_WEIGHTS, _NONE = "state_dict.", slice(0)
 _AT_WORKING_FOLDER, _EXCHANGE = -100, 2
 
 _MODULES_OF_INDEX = (
@@ -118,14 +118,16 @@ def _finish(
         write_checkpoint({**rest, _FILES: sums}, file)
 
 
-def read_rest(path: Path, weights_only: bool = True) -> dict[str, Any]:
-    """The plain data of an intact checkpoint, by default without what can run code.
+def read_rest(
+    path: Path, weights_only: bool = True, share: slice = _NONE
+) -> dict[str, Any]:
+    """The plain data of a checkpoint that `check_folder` finds intact.
 
     Raises:
         DamagedCheckpoint: A file is missing, or is not as it was written.
         UnpicklingError: There are objects that can run code, and they are refused.
     """
-    check_folder(path)
+    check_folder(path, share)
     with _opened(path / META) as file:
         rest = read_checkpoint(file, str(path / META), "cpu", weights_only)
     rest.pop(_FILES, None)
@@ -149,8 +151,7 @@ def export(folder: Path, file: Path) -> None:
     if os.path.lexists(file):
         raise FileExistsError(f"`--out` must not exist yet, got {file}")
     _check_is_checkpoint(folder)
-    rest = read_rest(folder)
-    check_sums(folder, 0, 1)
+    rest = read_rest(folder, share=slice(None))
     found = _Reader(folder).read_metadata().state_dict_metadata
     weights = {
         name.removeprefix(_WEIGHTS): torch.empty(
@@ -207,11 +208,12 @@ def read_shards(
         )
 
 
-def check_folder(path: Path) -> dict[str, Any]:
+def check_folder(path: Path, share: slice = _NONE) -> None:
     """Compares the sizes of all files, and the checksums of all but the shards.
 
+    Of all files in the order of their names, a `share` has its checksums compared, too.
     Runs no code of the checkpoint. Folders that Lightning wrote have neither sizes nor
-    sums. The result has the size and SHA-256 of each file, by its name.
+    sums.
 
     Raises:
         DamagedCheckpoint: A file is missing, or is not as it was written.
@@ -220,19 +222,7 @@ def check_folder(path: Path) -> dict[str, Any]:
         check_checkpoint(file, str(path / META))
         written = outline_of(file).get(_FILES, {})
     _check_files(path, written)
-    return written
-
-
-def check_sums(path: Path, place: int, number: int) -> None:
-    """Checks a folder, and the checksums of one learner's share of the files.
-
-    It has this `place` among a `number` of learners, which together check all files.
-
-    Raises:
-        DamagedCheckpoint: A file is missing, or is not as it was written.
-    """
-    written = check_folder(path)
-    for name in sorted(written)[place::number]:
+    for name in sorted(written)[share]:
         _check_sum(path, name, written)
 
 
