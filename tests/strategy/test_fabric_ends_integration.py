@@ -71,7 +71,7 @@ def test_steps_that_nobody_would_learn_of_are_refused() -> None:
         return messages
 
     for early, inside, late in values(learners(2, program)):
-        assert "set it up before or with its optimizer" in early
+        assert "set it up with its optimizer" in early
         assert "within `fabric.strategy.consensus()` would be lost" in inside
         assert "again to continue after `fabric.strategy.finish()`" in late
 
