@@ -319,7 +319,7 @@ def _check_trains(job: Job) -> None:
     if not job.running:
         raise RuntimeError(
             "`optimizer.step()` needs a module in training: set it up with its "
-            "optimizer (`fabric.setup(module, optimizer)`), and again to continue after "
+            "optimizer (`fabric.setup(module, optimizer)`), again to continue after "
             "`fabric.strategy.finish()`"
         )
     if job.in_consensus:
