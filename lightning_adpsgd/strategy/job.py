@@ -84,9 +84,8 @@ class Job:
     The training thread writes `_communication`. The coordinator's watch thread reads
     it, and releases peers when a learner has failed.
 
-    Args:
-        store: key-value store of this job only, shared by all learners.
-        on_reload: function called after a peer's weights have replaced this learner's.
+    The `store` is of this job only; `on_reload` is called after a peer's weights have
+    replaced this learner's.
 
     Attributes:
         island: this learner's island; None before the start, and without `islands`.
