@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -83,9 +83,7 @@ class _SaveClock:
 
     def due(self) -> bool:
         interval = save_period(self.checkpoint, "train_time_interval")
-        last = self.checkpoint._last_time_checked
-        if interval is None or last is None:
-            return False
+        last: Any = self.checkpoint._last_time_checked  # set when training starts
         return time.monotonic() - max(self._last, last) >= interval.total_seconds()
 
     def plan(self) -> str | None:
@@ -145,7 +143,8 @@ class BatchEnd:
         num_learners = dist.get_world_size()
         self._agreement = Agreement(job.store, num_learners, job.coordinator)
         self._is_learner_0, self._answered_to = dist.get_rank() == 0, -1
-        self._stop_here: _StopHere | None = None
+        # A step boundary after which this learner acts as it would after a stop.
+        self._stop_here: tuple[tuple[int, ...], str | None] | None = None
 
     def __call__(self, asks: _Asks, data_fetcher: _DataFetcher) -> bool:
         """Whether to validate here; `asks` is Lightning's own check."""
@@ -218,41 +217,28 @@ class BatchEnd:
         loop = self._trainer.fit_loop.epoch_loop
         same = validates == loop._should_check_val_epoch()
         if self._stops and same and (validates or loop._is_training_done):
-            plan = self._stops[0].plan()
-            self._stop_here = _StopHere(self._agreement.position, *self._place(), plan)
+            self._stop_here = self._place(), self._stops[0].plan()
 
     def _plan_of_a_stop_in(self, meeting: str) -> str | None:
-        here, (batches, epochs) = self._stop_here, self._place()
-        if here is None or here.position != self._agreement.position:
+        if self._stop_here is None:
             return None
+        (*before, epochs), plan = self._stop_here
+        *now, epochs_now = self._place()
         # A further batch, epoch or reload of data makes the plan void.
         ends = meeting == END_OF_TRAINING
-        still = here.batches == batches and (here.epochs == epochs or ends)
-        return here.plan if still else None
+        return plan if before == now and (ends or epochs == epochs_now) else None
 
-    def _place(self) -> tuple[int, int]:
+    def _place(self) -> tuple[int, ...]:
         loop = self._trainer.fit_loop
         batches = loop.epoch_loop.batch_progress.total.ready
-        return batches, loop.epoch_progress.current.completed
-
-
-class _StopHere(NamedTuple):
-    """A step boundary after which this learner acts as it would after a stop."""
-
-    position: int
-    batches: int
-    epochs: int
-    plan: str | None
+        epochs = loop.epoch_progress.current.completed
+        return self._agreement.position, batches, epochs
 
 
 def follow_clocks(
     trainer: pl.Trainer, job: Job, overrides: Overrides
 ) -> BatchEnd | None:
-    """Makes the clocks of a Trainer act in all learners at once.
-
-    Returns:
-        The work of this learner while it waits in a meeting; None: no work.
-    """
+    """Makes a Trainer's clocks act in all learners at once; returns work for waits."""
     if job.asynchronous:
         return _follow_asynchronously(trainer, job, overrides)
     if validates_by_time(trainer):

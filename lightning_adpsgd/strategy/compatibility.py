@@ -27,8 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 _Kind = TypeVar("_Kind")
 _DDP_ARGUMENTS = signature(DistributedDataParallel).parameters
-# They change what is trained, and not only how an allreduce is carried out.
-_OF_AN_ALLREDUCE = ("ddp_comm_hook", "ddp_comm_wrapper", "mixed_precision")
 
 
 def callbacks_of(trainer: pl.Trainer, kind: type[_Kind]) -> list[_Kind]:
@@ -89,37 +87,29 @@ def check_arguments_of_shards(arguments: Mapping[str, Any]) -> None:
             )
 
 
-def check_island(super_learner_size: int, world_size: int, sizes: Any = ()) -> None:
-    """Refuses an island that is not one super-learner, or has an unlisted size."""
-    if isinstance(sizes, tuple) and sizes and world_size not in sizes:
+def check_island(sizes: str | int | tuple[int, ...], num_learners: int) -> None:
+    """Refuses an island of a size that `super_learner_size` does not allow."""
+    allowed = (sizes,) if isinstance(sizes, int) else sizes
+    if isinstance(allowed, tuple) and num_learners not in allowed:
         raise ValueError(
-            "`super_learner_size` must list every size that an island may have; this "
-            f"one has {world_size} learners, got {sizes}"
-        )
-    if super_learner_size != world_size:
-        raise ValueError(
-            '`super_learner_size` must be "node" with `islands`, or the number of '
-            f"learners of the island, {world_size}: an island is one super-learner; "
-            f"got {super_learner_size}"
+            '`super_learner_size` must be "node" with `islands`, or list every size '
+            f"that an island may have: this one has {num_learners} learners, got "
+            f"{sizes}"
         )
 
 
 def refuse_unsupported(
-    trainer: pl.Trainer,
-    strategy: DDPStrategy,
-    super_learner_size: int,
-    inside: str = "ddp",
+    trainer: pl.Trainer, strategy: DDPStrategy, super_learner_size: int, inside: str
 ) -> None:
     """Refuses settings that the strategy cannot honour while learners gossip."""
-    device = strategy.root_device.type
     check_device(strategy.root_device)
     _refuse_ddp_arguments(super_learner_size, strategy)
-    _refuse_layer_sync(strategy._layer_sync, super_learner_size, device)
+    is_on_cpu = strategy.root_device.type == "cpu"
+    _refuse_layer_sync(strategy._layer_sync, super_learner_size, is_on_cpu)
     for name, module in trainer.lightning_module.named_modules():
         if isinstance(module, torch.nn.SyncBatchNorm):
             raise ValueError(
-                f"`{name}` must not be a SyncBatchNorm, which would make all learners "
-                "wait for one another in each forward; use batch-norm, and "
+                f"`{name}` must not be a SyncBatchNorm: use batch-norm, and "
                 "`sync_batchnorm=True` to synchronise it inside super-learners"
             )
     if inside == "model_parallel":
@@ -129,7 +119,7 @@ def refuse_unsupported(
         if isinstance(parameter, DTensor):
             raise ValueError(
                 f"`{name}` must be a whole tensor in each learner, got a shard of one: "
-                'set `inside="model_parallel"`, with which learners hold shards'
+                'set `inside="model_parallel"`'
             )
 
 
@@ -145,35 +135,28 @@ def _refuse_with_shards(trainer: pl.Trainer, strategy: DDPStrategy) -> None:
             f"{type(scaler).__name__}: each learner would skip steps based on its own "
             'shard; use "bf16-mixed", or FSDP2\'s `MixedPrecisionPolicy`'
         )
-    for callback in callbacks_of(trainer, Callback):
-        # Each keeps or changes whole weights.
-        if isinstance(callback, ModelPruning) or _keeps_average(callback):
-            raise ValueError(
-                f"`{type(callback).__name__}` cannot be used with "
-                '`inside="model_parallel"`: it works on whole weights'
-            )
+    for name in _with_whole_weights(trainer):
+        raise ValueError(
+            f'`{name}` cannot be used with `inside="model_parallel"`: it works on '
+            "whole weights"
+        )
 
 
 def refuse_callbacks_of_islands(trainer: pl.Trainer) -> None:
     """Refuses callbacks that keep averages or masks, which islands do not exchange."""
+    for name in _with_whole_weights(trainer):
+        raise ValueError(
+            f"`{name}` cannot be used with `islands`: each island would keep its own "
+            "averages or masks; use it with learners of one job, or on checkpoints"
+        )
+
+
+def _with_whole_weights(trainer: pl.Trainer) -> Iterator[str]:
+    """The names of callbacks that keep or change whole weights."""
     for callback in callbacks_of(trainer, Callback):
-        if isinstance(callback, ModelPruning):
-            raise ValueError(
-                f"`{type(callback).__name__}` cannot be used with `islands`: each "
-                "island would prune other weights; use it with learners of one job, or "
-                "prune afterwards"
-            )
-        if _keeps_average(callback):
-            raise ValueError(
-                f"`{type(callback).__name__}` cannot be used with `islands`: it would "
-                "validate and save the average that one island has kept; use it with "
-                "learners of one job, or average checkpoints afterwards"
-            )
-
-
-def _keeps_average(callback: Callback) -> bool:
-    is_swa = isinstance(callback, StochasticWeightAveraging)
-    return is_swa or hasattr(callback, "_average_model")  # as `WeightAveraging` has
+        # `StochasticWeightAveraging` and `WeightAveraging` have the attribute.
+        if isinstance(callback, ModelPruning) or hasattr(callback, "_average_model"):
+            yield type(callback).__name__
 
 
 def check_device(device: torch.device) -> None:
@@ -185,9 +168,8 @@ def check_device(device: torch.device) -> None:
         )
     if device.type == "cuda":
         rank_zero_warn(
-            "Gossip between GPUs is new: it was run with learners that share one GPU, "
-            "and not yet with several GPUs or hosts. Compare a short run with "
-            '`strategy="ddp"` before you rely on it.'
+            "Gossip between GPUs is new, and not yet run on several hosts: compare a "
+            'short run with `strategy="ddp"` before you rely on it'
         )
 
 
@@ -212,42 +194,37 @@ def _refuse_ddp_arguments(size: int, strategy: DDPStrategy) -> None:
             f"`model_averaging_period` must not be set, got {period}: this strategy "
             "averages models itself; see `topology` and `gossip_every`"
         )
-    ddp = {
-        **strategy._ddp_kwargs,
+    # They change what is trained, and not only how an allreduce is carried out.
+    of_an_allreduce = {
         "ddp_comm_hook": strategy._ddp_comm_hook,
         "ddp_comm_wrapper": strategy._ddp_comm_wrapper,
+        "mixed_precision": strategy._ddp_kwargs.get("mixed_precision"),
     }
-    for name in _OF_AN_ALLREDUCE:
-        if size == 1 and ddp.get(name) is not None:
+    for name, value in of_an_allreduce.items():
+        if size == 1 and value is not None:
             raise ValueError(
-                f"`{name}` must not be set with `super_learner_size=1`, got "
-                f"{ddp[name]}: a single learner has no gradient allreduce that it "
-                "could apply to; leave it out, or make larger super-learners"
+                f"`{name}` must not be set with `super_learner_size=1`, got {value}: a "
+                "single learner has no gradient allreduce that it could apply to"
             )
 
 
-def _refuse_layer_sync(layer_sync: Any, size: int, device: str) -> None:
+def _refuse_layer_sync(layer_sync: Any, size: int, is_on_cpu: bool) -> None:
     if layer_sync is None:
         return
     if not isinstance(layer_sync, TorchSyncBatchNorm):
         raise ValueError(
             f"`plugins` must hold no layer synchronisation but Lightning's own, got "
-            f"{type(layer_sync).__name__}: it is unknown which learners it "
-            "synchronises"
+            f"{type(layer_sync).__name__}"
         )
-    if size > 1 and device == "cpu":
+    if size > 1 and is_on_cpu:
         raise ValueError(
             "`sync_batchnorm` must be False on CPUs with super-learners of more than "
-            f"one learner, got True with {size}: torch's SyncBatchNorm needs a GPU; "
-            "batch-norm statistics are averaged with the weights all the same"
+            f"one learner, got True with {size}: torch's SyncBatchNorm needs a GPU"
         )
 
 
 _ALLOWED_WITH_WORK_SHARING: dict[str, tuple[Any, str]] = {
-    "use_distributed_sampler": (
-        True,
-        "this strategy chooses the samples of each learner; give all learners all data",
-    ),
+    "use_distributed_sampler": (True, "give all learners all data"),
     "limit_train_batches": (
         1.0,
         "no learner knows its number of batches; use torch.utils.data.Subset (also "
@@ -260,6 +237,13 @@ _ALLOWED_WITH_WORK_SHARING: dict[str, tuple[Any, str]] = {
     "max_steps": (-1, "learners make different numbers of steps; use `max_epochs`"),
     "min_steps": (None, "learners make different numbers of steps; use `min_epochs`"),
 }
+_COUNTING: dict[type[Callback], str] = {
+    StochasticWeightAveraging: "no learner knows its number of batches",
+    BatchSizeFinder: "find the value in advance, without work sharing",
+    LearningRateFinder: "find the value in advance, without work sharing",
+    SpikeDetection: "all learners meet in each of its batches",
+}
+"""Callbacks that count batches or meet in them, each with the reason or remedy."""
 
 
 def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
@@ -277,7 +261,8 @@ def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
             )
     if validates_by_time(trainer):
         yield _clock("val_check_interval")
-    yield from _callbacks_that_count(trainer)
+    for callback in callbacks_of(trainer, Callback):
+        yield from _problems_with_callback(callback)
     step = trainer.lightning_module.training_step
     if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
         yield (
@@ -286,37 +271,21 @@ def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
         )
 
 
-def _callbacks_that_count(trainer: pl.Trainer) -> Iterator[str]:
-    for callback in callbacks_of(trainer, Callback):
-        if isinstance(callback, ModelCheckpoint):
-            if every := save_period(callback, "every_n_train_steps"):
-                yield (
-                    "`every_n_train_steps` must not be set with `work_sharing=True`, "
-                    f"got {every}: learners reach a number of steps at different "
-                    "times, or never; use "
-                    "`lightning_adpsgd.callbacks.SaveWithinEpoch`"
-                )
-            if save_period(callback, "train_time_interval"):
-                yield _clock("train_time_interval")
-        if isinstance(callback, Timer):
-            yield _clock("max_time")
-        if isinstance(callback, StochasticWeightAveraging):
+def _problems_with_callback(callback: Callback) -> Iterator[str]:
+    if isinstance(callback, ModelCheckpoint):
+        if every := save_period(callback, "every_n_train_steps"):
             yield (
-                "`StochasticWeightAveraging` cannot be used with `work_sharing=True`: "
-                "it asks for the number of batches, which no learner knows"
+                "`every_n_train_steps` must not be set with `work_sharing=True`, "
+                f"got {every}: use `lightning_adpsgd.callbacks.SaveWithinEpoch`"
             )
-        if isinstance(callback, BatchSizeFinder | LearningRateFinder):
-            yield (
-                f"`{type(callback).__name__}` cannot be used with `work_sharing=True`: "
-                "it trains for a number of steps and then restarts the epoch; find "
-                "the value in advance, without work sharing"
-            )
-        if isinstance(callback, SpikeDetection):
-            yield (
-                "`SpikeDetection` cannot be used with `work_sharing=True`: all "
-                "learners meet in each of its batches, and they train on different "
-                "numbers of them; set `work_sharing=False`"
-            )
+        if save_period(callback, "train_time_interval"):
+            yield _clock("train_time_interval")
+    if isinstance(callback, Timer):
+        yield _clock("max_time")
+    for kind, reason in _COUNTING.items():
+        if isinstance(callback, kind):
+            name = type(callback).__name__
+            yield f"`{name}` cannot be used with `work_sharing=True`: {reason}"
 
 
 def warn_of_lockstep(trainer: pl.Trainer) -> None:
@@ -324,16 +293,14 @@ def warn_of_lockstep(trainer: pl.Trainer) -> None:
     if callbacks_of(trainer, SpikeDetection):
         rank_zero_warn(
             "All learners wait for one another in every batch, because "
-            "`SpikeDetection` decides for all of them: each is as slow as the slowest. "
-            'Leave it out, or use `communication="sync"`, in which they wait anyway.'
+            "`SpikeDetection` decides for all: leave it out where hosts are unequal"
         )
 
 
 def _clock(argument: str) -> str:
     return (
-        f"`{argument}` must not be set with `work_sharing=True`: a learner knows "
-        "its last batch only when it asks for the next; use `max_epochs` "
-        "and `lightning_adpsgd.callbacks.SaveWithinEpoch`"
+        f"`{argument}` must not be set with `work_sharing=True`: use `max_epochs` and "
+        "`lightning_adpsgd.callbacks.SaveWithinEpoch`"
     )
 
 
@@ -354,7 +321,6 @@ def explain_unused_parameters(exception: BaseException) -> None:
     """Replaces the message of DDP on unused parameters by one with our remedy."""
     if any("Expected to have finished reduction" in str(a) for a in exception.args):
         exception.args = (
-            "the loss does not depend on all parameters, and DDP waits for the "
-            "gradients of all inside a super-learner. If that is intended, pass "
+            "the loss does not depend on all parameters. If that is intended, pass "
             "`HADPSGDStrategy(..., find_unused_parameters=True)`",
         )

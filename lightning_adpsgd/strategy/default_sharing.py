@@ -13,17 +13,24 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from lightning_adpsgd.dials import Dials
+from lightning_adpsgd.epochs.block_sampler import BlockSampler
 from lightning_adpsgd.strategy.checkpoints.contents import Resumed
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import reads_out_of_order
 from lightning_adpsgd.strategy.compatibility import problems_with_work_sharing
 from lightning_adpsgd.strategy.overrides import Overrides
 
 _SHARED = (
-    "Learners share their epochs: each takes the next batch when it is free, and an "
-    "epoch ends when its samples are done. They make different numbers of steps, and "
+    "Learners share their epochs: each takes the next batch when it is free. "
     "`trainer.num_training_batches` is infinite and "
     "`trainer.estimated_stepping_batches` is -1: let what you schedule follow "
     "`trainer.current_epoch`. `work_sharing=False` gives equal shares."
@@ -148,20 +155,54 @@ class DefaultSharing:
             return "`configure_optimizers` asks how many steps there will be"
         if self._num_loaders > 1:
             return "there are several training loaders"
-        if hasattr(loader, "load_state_dict"):
-            return "the loader keeps a place of its own (`load_state_dict`)"
+        if problem := next(problems_with_loader(loader), ""):
+            return problem
         if type(loader.batch_sampler) is not BatchSampler or not _is_plain(loader):
             return "the loader has a sampler of its own; `work_sharing=True` shares it"
-        if reads_out_of_order(loader):
-            return "`in_order=False` hides which claimed batches were trained on"
         # The batches that a learner has claimed, beyond the one that it trains on.
         held = 1 + loader.num_workers * (loader.prefetch_factor or 0)
         if len(loader) < 2 * held * self._trainer.world_size:
-            return (
-                "an epoch has too few batches compared with those that learners "
-                "prefetch"
-            )
+            return "an epoch has too few batches for learners that prefetch"
         return ""
+
+
+def problems_with_loader(loader: Any) -> Iterator[str]:
+    """Why learners cannot share a training loader."""
+    kind = type(loader).__name__
+    if not isinstance(loader, DataLoader):
+        yield (
+            "`work_sharing` needs a torch.utils.data.DataLoader to train from, got "
+            f"{kind}"
+        )
+        return
+    if isinstance(loader.dataset, IterableDataset):
+        yield (
+            "`work_sharing` needs a data set with indices, got the iterable "
+            f"{type(loader.dataset).__name__}: give every learner a stream of its own, "
+            "with `work_sharing=False`"
+        )
+    if loader.batch_sampler is None:
+        yield (
+            "`work_sharing` needs a loader that makes batches, got `batch_size=None`: "
+            "pass a `batch_size`, or a `batch_sampler` that yields lists of indices"
+        )
+    if hasattr(loader, "load_state_dict"):
+        yield (
+            "`work_sharing` needs a loader that keeps no place of its own, got "
+            f"{kind}, which has `load_state_dict`: use torch.utils.data.DataLoader"
+        )
+    if reads_out_of_order(loader):
+        yield (
+            "`in_order` of the training loader must be True with `work_sharing`, got "
+            "False: nobody would know which claimed batches were trained on"
+        )
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    whole = isinstance(sampler, BlockSampler)  # knows the order of all samples
+    if isinstance(sampler, DistributedSampler) and not whole:
+        yield (
+            "`work_sharing` chooses the samples of each learner itself, got a loader "
+            "with a DistributedSampler: leave it out"
+        )
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:

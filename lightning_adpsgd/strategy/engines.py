@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Collection
 from datetime import timedelta
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,6 @@ from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.codecs import LONGEST_BLOCK
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
-from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands.island import Island, Sections
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.mixing.communication import Communication
@@ -53,32 +51,6 @@ _MESSAGES_OF_SHARDS, _SHORTEST_MESSAGE = 96, 1 << 15
 _PARTS = 8
 
 
-class Engine(NamedTuple):
-    """The objects that average the weights of one learner with those of others.
-
-    Attributes:
-        communication: the averages, as the training thread drives them; `Gossip` or
-            rounds.
-        island: this learner's island; None without `islands`.
-    """
-
-    communication: Communication
-    island: Island | None = None
-
-    def start(self, position: Position) -> Position | None:
-        """Starts to communicate; returns the position of the weights an island took."""
-        if self.island is None:
-            self.communication.start()
-            return None
-        self.island.start(position)
-        return self.island.started_from
-
-    @property
-    def whole(self) -> Communication | Island:
-        """The part that ends everything, and counts it."""
-        return self.island or self.communication
-
-
 def weights_of(
     module: nn.Module,
     dials: Dials,
@@ -88,10 +60,6 @@ def weights_of(
     """The weights of a module in the form that the engine reads.
 
     A flat vector leaves out the names in `kept_out`, whatever their values.
-
-    Raises:
-        ValueError: The module cannot be flattened, or is not sharded as `inside`
-            requires.
     """
     has_shards = max(partition.sizes) > 1 or is_sharded(module)
     if dials.inside == "model_parallel" and has_shards:
@@ -115,8 +83,7 @@ def _check_complex(flat: FlatParameters) -> None:
         raise ValueError(
             f"with `super_learner_size` above 1, {both[0]} weights must not be mixed "
             f"with {both[0].to_real()} ones: hold them as real numbers "
-            "(`torch.view_as_real`), in another precision, or set "
-            "`super_learner_size=1`"
+            "(`torch.view_as_real`), or set `super_learner_size=1`"
         )
 
 
@@ -129,12 +96,7 @@ def _sizes_of_islands(dials: Dials) -> tuple[int, ...]:
 
 
 def sections_between(weights: Weights, partition: Partition) -> list[Section] | None:
-    """The sections that super-learners exchange; None if all have one size.
-
-    Raises:
-        ValueError: The weights cannot be divided this way, or a learner would have
-            none.
-    """
+    """The sections that super-learners exchange; None if all have one size."""
     if partition.is_even:
         return None
     sections = sections_of([weights.owned(size) for size in partition.sizes])
@@ -235,17 +197,17 @@ def make_engine(
     groups: Groups,
     store: Store,
     lost_peer: Callable[[str], None],
-) -> Engine:
-    """Makes the engine without starting it."""
+) -> tuple[Communication, Island | None]:
+    """Makes what the training thread drives, and its island, without starting them."""
     if dials.islands is not None:
         island = _make_island(dials, dials.islands, flat, groups, store)
-        return Engine(island.engine, island)
+        return island.engine, island
     partition = groups.partition
     schedule = Schedule(
         dials.topology, partition.num_super_learners, dials.mixing_gain, dials.seed
     )
     if dials.in_lockstep:
-        return Engine(_make_rounds(dials, flat, groups, schedule))
+        return _make_rounds(dials, flat, groups, schedule), None
     transport, *further = map(DistributedTransport, groups.counterparts)
     gossip = Gossip(
         flat.vectors,
@@ -256,7 +218,7 @@ def make_engine(
         lost_peer,
         further,
     )
-    return Engine(gossip)
+    return gossip, None
 
 
 def _make_rounds(

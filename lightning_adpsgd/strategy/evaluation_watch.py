@@ -1,7 +1,6 @@
 """Notices an evaluation in Fabric of one learner's local weights.
 
-Fabric has no hook for an evaluation. A program that does not use `consensus` would
-measure this learner's local weights, and nothing in the figure would show that.
+Nothing in the figure would show that.
 """
 
 from functools import partial
@@ -19,9 +18,8 @@ from lightning_adpsgd.strategy.job import Job
 class EvaluationWatch:
     """Warns once when a module in training is evaluated outside of `consensus`.
 
-    It runs before each forward pass until it has warned. It takes `module.eval()`
-    together with disabled gradients for an evaluation, because training may do either
-    alone.
+    It takes `module.eval()` together with disabled gradients for an evaluation, because
+    training may do either alone.
     """
 
     def __init__(self, module: nn.Module, job: Job) -> None:
@@ -39,9 +37,8 @@ class EvaluationWatch:
         self._handle.remove()
         rank_zero_warn(
             f"`{type(module).__name__}` is evaluated with this learner's own weights, "
-            "which no other learner has: evaluate the model of all learners within "
-            "`with fabric.strategy.consensus():`, to which all learners come. This "
-            "warning appears once."
+            "which no other learner has: evaluate it within `with "
+            "fabric.strategy.consensus():`. This warning appears once."
         )
 
     @override

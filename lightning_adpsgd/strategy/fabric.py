@@ -85,11 +85,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def consensus(self) -> Iterator[list[Consensus]]:
         """Puts the consensus model into all modules; all learners must call it.
 
-        The local weights are restored at the end of the context, unless
-        `after_evaluation="adopt"`.
-
-        Yields:
-            The consensus distance of each module in training.
+        At the end of the context the local weights come back, unless
+        `after_evaluation="adopt"`. It yields the consensus distance of each module.
         """
         jobs = [job for job in self.jobs.running if not job.in_consensus]
         adopts = self.dials.adopts
@@ -103,11 +100,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def finish(self) -> list[Consensus]:
         """Ends training and keeps the consensus model; all learners must call it.
 
-        A function given to `fabric.launch` need not call it, because training ends when
-        that function returns. It does nothing if no module is being trained.
-
-        Returns:
-            The consensus distance of each module that was in training.
+        A function given to `fabric.launch` need not: training ends when it returns.
+        The result has the consensus distance of each module that was in training.
         """
         return self.jobs.finish()
 
@@ -129,7 +123,6 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def setup_module(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, module: nn.Module
     ) -> nn.Module:
-        """Makes the job of a module, in DDP if a super-learner has several learners."""
         self._backward_sync_control = _SuperLearnerSyncControl()
         if not any(weight.requires_grad for weight in module.parameters()):
             return module
@@ -156,7 +149,6 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Starts the jobs of the modules whose weights this optimizer changes."""
         self.jobs.add_optimizer(optimizer)
         return super().setup_optimizer(optimizer)
 
@@ -240,12 +232,12 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
                 job,
                 [one.state_dict() for one in self.jobs.optimizers_of(job)],
                 {"generators": generator_states(self.root_device)},
+                self.root_device,
             )
             for job in self.jobs.running
         ]
 
     def _restore_learners(self, saved: list[Any], modules: list[nn.Module]) -> None:
-        """Restores the learners of the jobs of these modules."""
         running = self.jobs.running
         if not running:
             rank_zero_info(
@@ -326,9 +318,9 @@ def _check_trains(job: Job) -> None:
     """Refuses a step that would be lost; raises if another learner has failed."""
     if not job.running:
         raise RuntimeError(
-            "`optimizer.step()` needs a module in training: set it up before or with "
-            "its optimizer (`fabric.setup(module, optimizer)`), and again to continue "
-            "after `fabric.strategy.finish()`"
+            "`optimizer.step()` needs a module in training: set it up with its "
+            "optimizer (`fabric.setup(module, optimizer)`), again to continue after "
+            "`fabric.strategy.finish()`"
         )
     if job.in_consensus:
         raise RuntimeError(

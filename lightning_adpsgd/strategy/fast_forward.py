@@ -1,8 +1,7 @@
 """Moves a new Trainer forward to the position of the weights that it has taken up.
 
-It then counts as many optimizer steps and epochs as the other islands. So its
-learning-rate schedules agree with theirs, and it ends when they end. It starts their
-current epoch at the first batch.
+So its learning-rate schedules agree with those of the other islands, and it ends when
+they end. It starts their current epoch at the first batch.
 """
 
 import warnings
@@ -50,10 +49,9 @@ def warn_of_manual_schedules(trainer: pl.Trainer) -> None:
     if by_epochs and not trainer.lightning_module.automatic_optimization:
         rank_zero_warn(
             'A learning-rate schedule has `interval` "epoch" with manual optimization: '
-            "an island that joins others steps it once for each epoch that they have "
-            "done. If the module steps it with each optimizer step, let "
-            "`configure_optimizers` return "
-            '`{"scheduler": schedule, "interval": "step"}` for it.'
+            "an island that joins others steps it once for each of their epochs. If "
+            "the module steps it with each optimizer step, let `configure_optimizers` "
+            'return `{"scheduler": schedule, "interval": "step"}`.'
         )
 
 

@@ -26,14 +26,10 @@ from lightning_adpsgd.coordination.store import Coordinator, Meanwhile
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position
 from lightning_adpsgd.islands.island import Island
-from lightning_adpsgd.mixing.communication import AveragingClosure
+from lightning_adpsgd.mixing.communication import AveragingClosure, Communication
 from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.mixing.statistics import Statistics
-from lightning_adpsgd.strategy.engines import (
-    Engine,
-    average_of,
-    make_engine,
-)
+from lightning_adpsgd.strategy.engines import average_of, make_engine
 from lightning_adpsgd.weights.flat import Weights, first_difference, same_order
 
 NAMESPACE = "lightning_adpsgd"
@@ -60,8 +56,7 @@ def _check_layout(saved: str | None, here: str) -> None:
     raise ValueError(
         "the checkpoint holds each learner's weights (`save_learners`) in the order of "
         f"another module: {first_difference(saved, here)}. Define the module as it was "
-        "when the checkpoint was saved, or load only the checkpoint's `state_dict`, "
-        "which goes by names, and train without `ckpt_path`"
+        "then, or load only the checkpoint's `state_dict`, without `ckpt_path`"
     )
 
 
@@ -86,14 +81,14 @@ class Job:
     `fail`, or `close`). Before and after, `update` is a plain optimizer step and `meet`
     does nothing.
 
-    The training thread writes `_engine`. The coordinator's watch thread reads it, and
-    releases peers when a learner has failed.
+    The training thread writes `_communication`. The coordinator's watch thread reads
+    it, and releases peers when a learner has failed.
 
-    Args:
-        store: key-value store of this job only, shared by all learners.
-        on_reload: function called after a peer's weights have replaced this learner's.
+    The `store` is of this job only; `on_reload` is called after a peer's weights have
+    replaced this learner's.
 
     Attributes:
+        island: this learner's island; None before the start, and without `islands`.
         unfinished: error that the others hear of if the process exits during training.
         closed: whether the job has ended for good.
         has_finished: whether all learners have ended in the consensus model.
@@ -123,7 +118,8 @@ class Job:
         self.super_learner_size = len(own)
         self.failures = FailureReport(self.coordinator, self._rank, own)
         self._meet: Callable[[str], object] = self.coordinator.meet
-        self._engine: Engine | None = None
+        self._communication: Communication | None = None
+        self.island: Island | None = None
         self._consensus: ConsensusModel | None = None
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
@@ -138,18 +134,12 @@ class Job:
     @property
     def running(self) -> bool:
         """Whether the job communicates at present."""
-        return self._engine is not None
+        return self._communication is not None
 
     @property
     def asynchronous(self) -> bool:
         """Whether learners may be at different steps."""
         return not self._dials.in_lockstep
-
-    @property
-    def island(self) -> Island | None:
-        """This learner's island; None before the start, and without `islands`."""
-        engine = self._engine  # read once, because other threads ask too
-        return None if engine is None else engine.island
 
     @property
     def in_consensus(self) -> bool:
@@ -158,8 +148,8 @@ class Job:
 
     def statistics(self) -> Statistics | None:
         """The counters of this learner's communication; None before the start."""
-        if self._engine is not None:
-            self._statistics = self._engine.whole.statistics()
+        if self._communication is not None:
+            self._statistics = (self.island or self._communication).statistics()
         return self._statistics
 
     # --- from start to end
@@ -167,18 +157,11 @@ class Job:
     def start(
         self, position: Position = BEGINNING, meanwhile: Meanwhile | None = None
     ) -> Position | None:
-        """Starts to communicate, from the current weights.
+        """Starts to communicate, from the current weights, or again after `finish`.
 
-        It may start again after `finish`, as after `LearningRateFinder`. An island
-        starts from the weights of the islands that are already training, if there are
-        any.
-
-        Args:
-            position: progress of the training so far.
-            meanwhile: work for this learner while it waits in a meeting; None: no work.
-
-        Returns:
-            The progress of the islands whose weights it took; None if it took none.
+        An island starts from the weights of the islands that are already training, if
+        there are any, and returns their progress. `meanwhile` is work for this learner
+        while it waits in a meeting.
 
         Raises:
             RuntimeError: The job is closed, or an island cannot reach the others.
@@ -189,10 +172,9 @@ class Job:
             )
         self.flat.rebind()
         self.flat.check_views()
-        engine = make_engine(
+        communication, island = make_engine(
             self._dials, self.flat, self.groups, self.store, self.failures.lost_peer
         )
-        communication, island = engine
         if self._restored_position is not None:
             communication.go_on_from(*self._restored_position)
             self._restored_position = None
@@ -204,30 +186,31 @@ class Job:
             average_of(self.flat, self.groups, island, self._dials.timeout),
             needs_trained=island is None,
         )
-        self._engine, self._num_reloads, self.has_finished = engine, 0, False
-        return engine.start(position)
+        self._communication, self.island = communication, island
+        self._num_reloads, self.has_finished = 0, False
+        if island is None:
+            communication.start()
+            return None
+        island.start(position)
+        return island.started_from
 
     def depart(self) -> str:
-        """Merges all exchanges, and leaves the other islands with a goodbye.
-
-        Returns:
-            The name of this island, which no other island has.
-        """
+        """Merges all exchanges, and leaves the other islands; returns the own name."""
         island = self.island
         assert island is not None
         island.depart()
-        self._forget_engine()
+        self._forget()
         self.has_departed = True
         return island.name
 
     def finish(self) -> Consensus | None:
         """Ends training and keeps the consensus model; all learners must call it."""
-        if self._engine is None:
+        if self._communication is None:
             return None
         consensus = self.enter_consensus(END_OF_TRAINING)
         with self.failures.named():
-            self._engine.whole.stop()
-        self._forget_engine()
+            (self.island or self._communication).stop()
+        self._forget()
         self.has_finished = True
         atexit.register(_in_process, os.getpid(), _destroy_groups)
         return consensus
@@ -262,17 +245,17 @@ class Job:
 
     def _abort(self) -> None:
         """Ends communication within seconds, without a peer's help."""
-        if self._engine is not None:
-            self._engine.whole.abort()
-        self._forget_engine()
+        if self._communication is not None:
+            (self.island or self._communication).abort()
+        self._forget()
 
     def _release_peers(self) -> None:
-        if (engine := self._engine) is not None:
-            engine.communication.release()
+        if (communication := self._communication) is not None:
+            communication.release()
 
-    def _forget_engine(self) -> None:
+    def _forget(self) -> None:
         self.statistics()
-        self._engine = self._consensus = None
+        self._communication = self.island = self._consensus = None
 
     # --- the step
 
@@ -291,7 +274,7 @@ class Job:
         The mode's own code is behind `Communication.before_update` and `after_update`:
         for "async" and "ready_pairs" that is `gossip.engine.Gossip`.
         """
-        if self._engine is None:
+        if self._communication is None:
             return step(closure)
         # Alone in its super-learner, a learner has no DDP: an error in the closure is
         # the program's own.
@@ -300,7 +283,7 @@ class Job:
             gradients = partial(self._compute, closure)
             output = step(AveragingClosure(gradients, self._before_update))
         with self.failures.named():
-            self._engine.communication.after_update()
+            self._communication.after_update()
         self._reset_if_reloaded()
         return output
 
@@ -310,15 +293,15 @@ class Job:
         return output
 
     def _before_update(self) -> None:
-        assert self._engine is not None
+        assert self._communication is not None
         with self.failures.named():
-            self._engine.communication.before_update()
+            self._communication.before_update()
         self._reset_if_reloaded()
 
     def _reset_if_reloaded(self) -> None:
         """Drops gradients and optimizer state of weights that a reload replaced."""
-        assert self._engine is not None
-        if (num := self._engine.communication.num_reloads) == self._num_reloads:
+        assert self._communication is not None
+        if (num := self._communication.num_reloads) == self._num_reloads:
             return
         self._num_reloads = num
         for weight in self.flat.parameters():
@@ -337,9 +320,8 @@ class Job:
     def meet_if_asynchronous(self, name: str) -> None:
         """Waits for all learners before a collective, if their steps may differ.
 
-        Asynchronous learners may be many steps apart, or about to enter another
-        collective. In contrast to the collective, this wait has no time limit, and a
-        failure of another learner ends it.
+        In contrast to the collective, this wait has no time limit, and a failure of
+        another learner ends it.
         """
         if self.asynchronous:
             self.meet(name)
@@ -347,12 +329,9 @@ class Job:
     def enter_consensus(
         self, occasion: str, adopts: bool = False, unmerged: bool = False
     ) -> Consensus | None:
-        """Puts the consensus model into the module, by `ConsensusModel.enter`.
+        """Puts the consensus model into the module; all learners must call it.
 
-        All learners must call it.
-
-        Returns:
-            The consensus distance; None if the job does not communicate.
+        Without communication it does nothing, and returns None.
         """
         if self._consensus is None:
             return None
@@ -375,7 +354,7 @@ class Job:
         """The state of a super-learner; empty except in its first learner."""
         if self.partition.place(self._rank):
             return {}
-        engine, consensus = self._engine, self._consensus
+        communication, consensus = self._communication, self._consensus
         self.flat.rebind()  # as `leave_consensus` does, and training continues from it
         kept = None
         if consensus is not None and not consensus.adopts:
@@ -385,7 +364,7 @@ class Job:
             "layout": self.flat.layout(),
             "states": optimizer_states,
             # None after the end, where all learners hold the consensus model.
-            "position": engine and engine.communication.step_and_round,
+            "position": communication and communication.step_and_round,
         }
 
     @torch.no_grad()
@@ -409,7 +388,7 @@ class Job:
             if name in buffers and buffers[name].shape == values.shape:
                 buffers[name].copy_(values)
         position = learner.get("position")
-        if self._engine is None:
+        if self._communication is None:
             self._restored_position = position
         elif position is not None:
-            self._engine.communication.go_on_from(*position)
+            self._communication.go_on_from(*position)

@@ -30,12 +30,6 @@ from lightning_adpsgd.strategy.overrides import Overrides
 _PROGRAMS = itertools.count()
 
 
-def resume_from_whole(launcher: Any) -> None:
-    """Makes the Trainers that a launcher runs resume from intact checkpoints only."""
-    # Not undone: a launcher belongs to its strategy.
-    Overrides().wrap(launcher, "launch", _launch)
-
-
 def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:
     """Waits for all learners; returns the job's store, or None for a single learner."""
     environment = strategy.cluster_environment
@@ -63,12 +57,13 @@ def failures_outside_training(
     return FailureReport(Coordinator(store, rank, size, timeout), rank, [])
 
 
-def _launch(
+def launch_from_whole(
     launch: Callable[..., Any],
     *args: Any,
     trainer: pl.Trainer | None = None,
     **kwargs: Any,
 ) -> Any:
+    """Launches a Trainer's learners, which resume from intact checkpoints only."""
     overrides = Overrides()
     if trainer is not None:
         choose = partial(whole_checkpoint_path, trainer)

@@ -15,10 +15,8 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.init import _materialize_distributed_module
-from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.checkpoint.state_dict import (
@@ -42,7 +40,6 @@ from lightning_adpsgd.strategy.checkpoints.loading_shards import (
 )
 from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.sharded import (
-    check_sums,
     has_optimizer,
     is_folder,
     read_rest,
@@ -115,26 +112,17 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        """Sets up without gossip: one super-learner, or no training."""
+        """Sets up without training."""
         if not self.is_sharded:
             super().setup(trainer)
             return
         assert self.accelerator is not None
         self.accelerator.setup(trainer)
         self.prepare_model()
-        if trainer.state.fn == TrainerFn.FITTING:
-            self.setup_optimizers(trainer)
-            _optimizers_to_device(self.optimizers, self.root_device)
         self.setup_precision_plugin()
 
     def prepare_model(self) -> None:
-        """Moves the module, with its sharded weights, to its device and dtype.
-
-        Raises:
-            TypeError: The module has no `configure_model`, or is sharded by FSDP1.
-            ValueError: The module is not sharded over the learners of the
-                super-learner, or a plugin would write its checkpoints.
-        """
+        """Moves the module, with its sharded weights, to its device and dtype."""
         model = self.model
         assert model is not None
         if self.is_sharded:
@@ -179,8 +167,9 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         if not self.is_sharded:
             return super().optimizer_state(optimizer)
         assert self.model is not None
-        inner = _without_wrapper(optimizer)
-        return get_optimizer_state_dict(self.model, inner, options=_ON_HOST)
+        if isinstance(optimizer, LightningOptimizer):
+            optimizer = optimizer._optimizer
+        return get_optimizer_state_dict(self.model, optimizer, options=_ON_HOST)
 
     def save_shards(
         self,
@@ -226,12 +215,12 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
             checkpoint = super().load_checkpoint(checkpoint_path, **options)
             self._source = checkpoint if self.is_sharded else None
             return checkpoint
-        path = Path(checkpoint_path)
+        path, allowed = Path(checkpoint_path), weights_only is not False
         # Each learner checks some of the files; all end if one file is damaged.
         with ending_together(f"checkpoint {checkpoint_path} was not read"):
-            check_sums(path, self.global_rank, self.world_size)
-            rest = read_rest(path, weights_only)
-        self._source = Folder(path, weights_only is not False)
+            share = slice(self.global_rank, None, self.world_size)
+            rest = read_rest(path, allowed, share)
+        self._source = Folder(path, allowed)
         if has_optimizer(path, 0):
             rest["optimizer_states"] = []  # Lightning asks whether there are any
         return rest
@@ -259,7 +248,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         source, self._source = self._source, None
         if source is not None:
             assert self.model is not None
-            load_optimizers(self.model, source, map(_without_wrapper, self.optimizers))
+            load_optimizers(self.model, source, self.optimizers)
 
     @override
     def teardown(self) -> None:
@@ -279,8 +268,7 @@ def check_torch(device: torch.device) -> None:
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise RuntimeError(
             '`inside="model_parallel"` on CPUs needs a newer torch than '
-            f"{torch.__version__}, whose `fully_shard` trains only on GPUs. Install "
-            'torch 2.11, or set `inside="ddp"`'
+            f'{torch.__version__}: install torch 2.11, or set `inside="ddp"`'
         )
 
 
@@ -319,8 +307,7 @@ def _check_same_batch(
         raise ValueError(
             f"learners {dist.get_process_group_ranks(group)} share layers, and so "
             "must train on the same batches, got different ones: deal them by "
-            "`trainer.strategy.distributed_sampler_kwargs`, and give all learners "
-            "one seed for what is drawn at random (`seed_everything`)"
+            "`trainer.strategy.distributed_sampler_kwargs`, with one seed for all"
         )
 
 
@@ -328,11 +315,5 @@ def _check_plugin(checkpoint_io: CheckpointIO | None) -> None:
     if not isinstance(checkpoint_io, BackgroundCheckpointIO | None):
         raise ValueError(
             '`plugins` must hold no CheckpointIO with `inside="model_parallel"`, got '
-            f"{type(checkpoint_io).__name__}: torch's distributed checkpoint writes "
-            "the shards"
+            f"{type(checkpoint_io).__name__}"
         )
-
-
-def _without_wrapper(optimizer: Optimizer) -> Optimizer:
-    is_wrapped = isinstance(optimizer, LightningOptimizer)
-    return optimizer._optimizer if is_wrapped else optimizer

@@ -1,8 +1,7 @@
 """The jobs of a Fabric program: one for each module that it trains.
 
-Fabric has no hook for the end of training. A program therefore ends its jobs with
-`finish`, or by returning if a launcher runs it. Otherwise they end with an error when
-its process exits.
+A program ends them with `finish`, or by returning if a launcher runs it. Otherwise they
+end with an error when its process exits.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,10 +24,6 @@ _UNFINISHED = (
 )
 
 
-class TrainingUnfinished(RuntimeError):
-    """A learner's program ended while its modules were still being trained."""
-
-
 @final
 class ModuleJobs:
     """The jobs of a program's modules, and the optimizers that change their weights."""
@@ -46,22 +41,17 @@ class ModuleJobs:
         return [job for job in self if job.running]
 
     def set_up(self, module: nn.Module, make: Callable[[], Job]) -> Job:
-        """Makes the job of a module, and ends a former one that is not running.
-
-        Raises:
-            RuntimeError: The module is being trained already.
-        """
+        """Makes the job of a module; a former one must not be running."""
         if (former := self._jobs.get(module)) is not None:
             if former.running:
                 raise RuntimeError(
                     f"`fabric.setup` was called again for `{type(module).__name__}`, "
                     "which is being trained: set up a further optimizer with "
-                    "`fabric.setup_optimizers`, or call `fabric.strategy.finish()` "
-                    "before you set up the module again"
+                    "`fabric.setup_optimizers`, or call `fabric.strategy.finish()`"
                 )
             former.close()
         job = self._jobs[module] = make()
-        job.unfinished = TrainingUnfinished(_UNFINISHED)
+        job.unfinished = RuntimeError(_UNFINISHED)
         return job
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
@@ -108,7 +98,7 @@ class ModuleJobs:
         *args: Any,
         **kw: Any,
     ) -> Any:
-        """Launches a program; training ends when it returns."""
+        """Launches a program by `run`."""
         return launch(partial(self.run, program), *args, **kw)
 
     def run(self, program: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -134,10 +124,7 @@ class ModuleJobs:
         return [consensus for consensus in measured if consensus is not None]
 
     def close(self) -> None:
-        """Ends all jobs without waiting for any learner.
-
-        The weights of all modules have storage of their own again.
-        """
+        """Ends all jobs without waiting; weights have storage of their own again."""
         self._initial_states.clear()
         for job in self:
             job.close()

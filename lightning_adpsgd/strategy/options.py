@@ -5,7 +5,7 @@ of a class. The Trainer's strategy and Fabric's share its constructor.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -70,11 +70,7 @@ else:
 
 
 class HADPSGDOptions(_DDPStrategy):
-    """The arguments of a strategy, and how they divide a job into super-learners.
-
-    Attributes:
-        dials: checked options.
-    """
+    """The arguments of a strategy, and how they divide a job into super-learners."""
 
     _has_trainer: ClassVar[bool] = True
 
@@ -187,13 +183,10 @@ class HADPSGDOptions(_DDPStrategy):
         kind, shared_by = as_inside(inside)
         super().__init__(timeout=duration or default_pg_timeout, **ddp)
         check_ddp_arguments(self._ddp_kwargs, type(self).__name__)
-        if work_sharing and not self._has_trainer:
-            raise ValueError(
-                "`work_sharing` must be False in Fabric, got True: your program draws "
-                "the batches itself; use a Trainer to share epochs"
-            )
+        if not self._has_trainer:
+            _refuse_in_fabric(work_sharing, kind)
         if kind == "model_parallel":
-            self._check_with_shards(ddp)
+            check_arguments_of_shards(ddp)
         self.dials = Dials(
             topology=find_topology(topology),
             communication=mode,
@@ -208,22 +201,13 @@ class HADPSGDOptions(_DDPStrategy):
             work_sharing=work_sharing,
             after_evaluation=after_evaluation,
             save_learners=save_learners,
-            islands=os.environ.get(ENVIRONMENT_VARIABLE) or None
-            if islands in (None, "")
-            else islands,
+            islands=islands or os.environ.get(ENVIRONMENT_VARIABLE) or None,
             seed=seed,
             timeout=DEFAULT_TIMEOUT if duration is None else duration,
             max_staleness=max_staleness,
             max_wait=max_wait,
             tensor_parallel_size=shared_by,
         )
-
-    def _check_with_shards(self, ddp: Mapping[str, Any]) -> None:
-        if not self._has_trainer:
-            raise ValueError(
-                '`inside` must be "ddp" in Fabric, got "model_parallel": use a Trainer'
-            )
-        check_arguments_of_shards(ddp)
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
@@ -264,24 +248,7 @@ class HADPSGDOptions(_DDPStrategy):
         Raises:
             ValueError: The learners do not form whole super-learners.
         """
-        num_learners, sizes = self.world_size, self.dials.super_learner_size
-        if isinstance(sizes, tuple) and self.dials.islands is None:
-            if sum(sizes) != num_learners:
-                raise ValueError(
-                    "the sum of `super_learner_size` must be the number of learners "
-                    f"{num_learners}, got {sizes}, which is {sum(sizes)}"
-                )
-            return self._partition_of(sizes)
-        size = self.super_learner_size
-        if num_learners % size:
-            raise ValueError(
-                f"`super_learner_size` must divide the number of learners "
-                f"{num_learners}, got {size}"
-            )
-        return self._partition_of(Partition.even(num_learners, size).sizes)
-
-    def _partition_of(self, sizes: tuple[int, ...]) -> Partition:
-        shared_by = self.dials.tensor_parallel_size
+        sizes, shared_by = self._sizes(), self.dials.tensor_parallel_size
         for size in sizes:
             if size % shared_by:
                 raise ValueError(
@@ -290,21 +257,33 @@ class HADPSGDOptions(_DDPStrategy):
                 )
         return Partition(sizes, shared_by)
 
+    def _sizes(self) -> tuple[int, ...]:
+        num_learners, sizes = self.world_size, self.dials.super_learner_size
+        if isinstance(sizes, tuple) and self.dials.islands is None:
+            if sum(sizes) != num_learners:
+                raise ValueError(
+                    "the sum of `super_learner_size` must be the number of learners "
+                    f"{num_learners}, got {sizes}, which is {sum(sizes)}"
+                )
+            return sizes
+        size = self.super_learner_size
+        if num_learners % size:
+            raise ValueError(
+                f"`super_learner_size` must divide the number of learners "
+                f"{num_learners}, got {size}"
+            )
+        return Partition.even(num_learners, size).sizes
+
     @property
     def num_super_learners(self) -> int:
         """S, the number of super-learners."""
         return self.partition.num_super_learners
 
     def check_peers(self) -> bool:
-        """Whether there are several super-learners; if not, says that nothing gossips.
-
-        Raises:
-            ValueError: The learners do not form whole super-learners.
-        """
+        """Whether super-learners gossip; if there is only one, says so."""
         if self.dials.islands is None:
             return has_peers(self.partition)
-        sizes = self.dials.super_learner_size
-        check_island(self.super_learner_size, self.world_size, sizes)
+        check_island(self.dials.super_learner_size, self.world_size)
         return True
 
     @cached_property
@@ -314,7 +293,6 @@ class HADPSGDOptions(_DDPStrategy):
     def _wrap(
         self, module: nn.Module, job: Job, device_ids: list[int] | None
     ) -> DistributedDataParallel:
-        """DDP of a module inside this super-learner."""
         arguments = {"device_ids": device_ids, **self._ddp_kwargs}
         inside = job.groups, job.flat.device
         wrap = partial(wrap_in_ddp, module, *inside, **arguments)
@@ -340,3 +318,15 @@ def has_peers(partition: Partition) -> bool:
 def _as_sizes(given: Any) -> Any:
     is_text = isinstance(given, str)
     return tuple(given) if isinstance(given, Sequence) and not is_text else given
+
+
+def _refuse_in_fabric(work_sharing: bool | None, inside: InsideName) -> None:
+    if work_sharing:
+        raise ValueError(
+            "`work_sharing` must be False in Fabric, got True: your program draws "
+            "the batches itself; use a Trainer to share epochs"
+        )
+    if inside == "model_parallel":
+        raise ValueError(
+            '`inside` must be "ddp" in Fabric, got "model_parallel": use a Trainer'
+        )

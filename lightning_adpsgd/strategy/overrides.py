@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, final
 
 
 class Names(NamedTuple):
-    """Names of Lightning's that are needed for one reason.
+    """Names of Lightning's that are needed for one reason, separated by spaces.
 
     Attributes:
         of: name of Lightning's class.
@@ -24,18 +24,14 @@ class Names(NamedTuple):
     """
 
     of: str
-    names: tuple[str, ...]
-    by: tuple[str, ...]
+    names: str
+    by: str
     why: str
     since: str = "2.5"
     gone: str = ""
 
 
-def _of(
-    kind: str, names: str, by: str, why: str, since: str = "2.5", gone: str = ""
-) -> Names:
-    return Names(kind, tuple(names.split()), tuple(by.split()), why, since, gone)
-
+_of = Names
 
 _EPOCH, _SAVER = "_TrainingEpochLoop", "ModelCheckpoint"
 _SWA, _CHECKPOINTS = "StochasticWeightAveraging", "_CheckpointConnector"
@@ -48,7 +44,7 @@ _LOADERS = "it does not tell how many loaders there are"
 REPLACED = (
     _of("_FitLoop", "on_run_end", "run virtual", "the consensus model comes first"),
     _of("_EvaluationLoop", "_on_evaluation_start", "run virtual", "before all hooks"),
-    _of(_EPOCH, "run", "scope", "inside an epoch, learners are at different steps"),
+    _of(_EPOCH, "run", "run", "inside an epoch, learners are at different steps"),
     _of(_EPOCH, "_broadcast_sigterm_tensor", "signals", _SIGNAL, "2.5.2"),
     _of(_EPOCH, "_save_loggers_on_train_batch_end", "signals", _LEAVE),
     _of("_SignalConnector", "_sigterm_notifier_fn", "signals", _SIGNAL),
@@ -61,7 +57,7 @@ REPLACED = (
     _of("_DataConnector", "_prepare_dataloader", "work_sharing", _SAMPLER),
     _of("_DataLoaderSource", "dataloader", "default_sharing", _LOADERS),
     _of(_CHECKPOINTS, "_parse_ckpt_path", "launchers", "it takes damaged files too"),
-    _of("_Launcher", "launch", "launchers fabric", "the first sight of the Trainer"),
+    _of("_Launcher", "launch", "trainer fabric", "the first sight of the Trainer"),
     _of("Precision", "clip_grad_by_norm clip_grad_by_value", "gradients", "one mesh"),
     _of(_SWA, "transfer_weights", "weight_callbacks", "exchanges read what it writes"),
     _of(_SWA, "reset_batch_norm_and_save_state", "weight_callbacks", "moves buffers"),

@@ -5,6 +5,7 @@
 
 import os.path
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, BinaryIO, final
 
 import lightning.pytorch as pl
@@ -40,7 +41,7 @@ from lightning_adpsgd.strategy.fast_forward import (
     catch_up,
     warn_of_manual_schedules,
 )
-from lightning_adpsgd.strategy.garbage import FrozenObjects
+from lightning_adpsgd.strategy.garbage import without_old_objects
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.strategy.scope import CollectiveScope
@@ -52,19 +53,15 @@ from lightning_adpsgd.strategy.weight_callbacks import (
     transfer_in_consensus,
 )
 from lightning_adpsgd.strategy.work_sharing import WorkSharing
-from lightning_adpsgd.topology.partition import Partition
 
 
 @final
 class TrainingRun:
     """A learner under a Trainer, from the set-up of its job to the end.
 
-    Args:
-        job: job that is set up but not started.
+    Attributes:
         sharing: sharing of epochs, on which the learners may still have to decide;
             None: equal shares.
-
-    Attributes:
         last_consensus: consensus distance at the last mean; None before the first.
     """
 
@@ -81,7 +78,7 @@ class TrainingRun:
         self.last_consensus: Consensus | None = None
         self._batch_end: BatchEnd | None = None
         self._folders: list[BinaryIO] = []
-        self._frozen_objects = FrozenObjects()
+        self._collections = ExitStack()
         self._begun: tuple[int, int] | None = None
 
     @property
@@ -111,18 +108,18 @@ class TrainingRun:
             clocks = describe_clocks(trainer)
             job.coordinator.meet(f"set-up, with these clocks: {clocks}")
         self._batch_end = follow_clocks(trainer, job, overrides)
-        self.scope.follow(overrides)
+        epochs = trainer.fit_loop.epoch_loop
+        overrides.wrap(epochs, "run", self.scope.run_epoch)
         transfer_in_consensus(trainer, self.enter, job.leave_consensus, overrides)
         prune_together(trainer, job, overrides)
         agree_on_names(trainer, overrides)
         overrides.wrap(trainer.fit_loop, "on_run_end", self._end)
-        validation = trainer.fit_loop.epoch_loop.val_loop
-        overrides.wrap(validation, "_on_evaluation_start", self._begin_validation)
+        overrides.wrap(epochs.val_loop, "_on_evaluation_start", self._begin_validation)
 
     def begin(self, resumed: Resumed) -> None:
         """Starts training: the learners communicate from here on."""
         trainer, sharing = self._trainer, self.work_sharing
-        self._frozen_objects.freeze()
+        self._collections.enter_context(without_old_objects())
         if resumed.learner is not None:
             self.job.restore_learner(resumed.learner)
         if sharing is not None:
@@ -177,7 +174,7 @@ class TrainingRun:
     def fail(self, exception: BaseException) -> None:
         """Ends after an exception in this learner, and tells the others."""
         # Now, because Lightning does not tear down if what follows raises.
-        self._frozen_objects.unfreeze()
+        self._collections.close()
         try:
             if self.job.island is not None and isinstance(exception, SIGTERMException):
                 self._leave_in_order()
@@ -186,7 +183,7 @@ class TrainingRun:
 
     def close(self) -> None:
         """Releases all resources, and waits for no learner."""
-        self._frozen_objects.unfreeze()
+        self._collections.close()
         self.job.close()
         if self.job.has_finished:
             retire(self.job.groups.gradients)
@@ -196,7 +193,7 @@ class TrainingRun:
             folder.close()
 
     def _end(self, on_run_end: Any) -> None:
-        finish_saves(self._trainer.strategy.checkpoint_io, interrupted=False)
+        finish_saves(self._trainer.strategy.checkpoint_io)
         if self.job.running:
             if self.work_sharing is not None:
                 self.work_sharing.leave()
@@ -216,10 +213,8 @@ class TrainingRun:
             self._begun = None
             rank_zero_warn(
                 "Weights have changed since training began, but `trainer.global_step` "
-                "has not: Lightning does not see these steps, and learners have "
-                "exchanged nothing. Return the optimizer from `configure_optimizers`, "
-                "and step the one that `self.optimizers()` gives (not with "
-                "`use_pl_optimizer=False`)."
+                "has not, and learners have exchanged nothing: return the optimizer "
+                "from `configure_optimizers`, and step what `self.optimizers()` gives"
             )
 
     def _leave_in_order(self) -> None:
@@ -237,18 +232,18 @@ class TrainingRun:
 
 def set_up_run(
     trainer: pl.Trainer,
-    model: torch.nn.Module,
-    dials: Dials,
     resumed: Resumed,
     on_reload: Callable[[], None],
     overrides: Overrides,
 ) -> TrainingRun:
     """Makes the job of a Trainer's `fit`; a collective over all learners."""
+    strategy: Any = trainer.strategy
+    dials, partition = strategy.dials, strategy.partition
     if dials.islands is not None:
         refuse_callbacks_of_islands(trainer)
-    partition: Partition = trainer.strategy.partition  # pyright: ignore
     asked, sharing = _shares_work(trainer, dials), None
-    job = set_up_job(model, dials, partition, on_reload, resumed.without_mean)
+    kept_out = resumed.without_mean
+    job = set_up_job(strategy.model, dials, partition, on_reload, kept_out)
     if job.asynchronous and partition.num_super_learners > 1:
         warn_of_lockstep(trainer)
     if asked is not False:

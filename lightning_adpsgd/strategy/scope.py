@@ -22,7 +22,6 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torchmetrics import Metric
 
 from lightning_adpsgd.strategy.job import Job
-from lightning_adpsgd.strategy.overrides import Overrides
 
 ALONE = object()
 """The scope of a collective in a super-learner of one."""
@@ -50,10 +49,6 @@ class CollectiveScope:
         self._trainer, self._job = trainer, job
         self._in_epoch = self._of_all = False
         self._told: set[str] = set()
-
-    def follow(self, overrides: Overrides) -> None:
-        """Tracks the epochs of the Trainer's loop until `overrides` is undone."""
-        overrides.wrap(self._trainer.fit_loop.epoch_loop, "run", self._run_epoch)
 
     def __call__(self, group: Any, operation: str) -> Any:
         """The group that takes part: as given, `ALONE`, or None for all learners."""
@@ -90,7 +85,8 @@ class CollectiveScope:
         finally:
             self._of_all = False
 
-    def _run_epoch(self, run: Any, data_fetcher: Any) -> Any:
+    def run_epoch(self, run: Any, data_fetcher: Any) -> Any:
+        """Runs an epoch of the Trainer's loop, in which learners may be apart."""
         self._in_epoch = True
         try:
             with _metrics_over(self):

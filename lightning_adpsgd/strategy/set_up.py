@@ -62,27 +62,16 @@ def set_up_job(
         partition, dials.timeout, flat.device, on_device, sections, in_background
     )
     _take_first_weights(module, flat, groups, dials.timeout)
-    _tell_of_frozen(module, dials)
     _tell_of_buffers(module, flat.without_mean)
     if flat.without_mean:
         rank_zero_info(
             f"{', '.join(flat.without_mean)}: values that are infinite, NaN or close "
-            "to the largest number have no mean. Each learner keeps its own, now and "
-            "after a resume; a checkpoint has those of learner 0"
+            "to the largest number have no mean. Each learner keeps its own, and a "
+            "checkpoint has those of learner 0"
         )
     job = Job(dials, flat, groups, store, on_reload)
     job.coordinator.start()
     return job
-
-
-def _tell_of_frozen(module: nn.Module, dials: Dials) -> None:
-    frozen = sum(w.numel() for w in module.parameters() if not w.requires_grad)
-    trained = sum(w.numel() for w in module.parameters() if w.requires_grad)
-    if frozen > trained and dials.exchange_frozen:
-        rank_zero_info(
-            f"{frozen} weights are frozen and {trained} are trained; all are averaged. "
-            "`exchange_frozen=False` leaves the frozen ones out, if they stay frozen"
-        )
 
 
 def _tell_of_buffers(module: nn.Module, without_mean: list[str]) -> None:
@@ -92,10 +81,8 @@ def _tell_of_buffers(module: nn.Module, without_mean: list[str]) -> None:
         more = len(names) - _MOST_NAMES
         rank_zero_info(
             f"{shown}{f' and {more} more' if more > 0 else ''}: buffers that are "
-            "averaged with the weights. That is right for constants and for running "
-            "means. A buffer that holds samples, such as a queue of keys, has no mean: "
-            "register it with `persistent=False`, which leaves it out of averages and "
-            "checkpoints"
+            "averaged with the weights. One that holds samples, such as a queue of "
+            "keys, has no mean: register it with `persistent=False`"
         )
 
 

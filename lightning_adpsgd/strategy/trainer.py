@@ -1,11 +1,9 @@
 """The strategy that Lightning sees: one class, three options.
 
-`topology` says who averages with whom. `communication` says when: at the step boundary,
-hidden behind the next gradient, or asynchronously. `super_learner_size` is the number
-of learners that allreduce their gradients and act as one. Each registered strategy name
-stands for a setting of these three. Inside a super-learner, Lightning's DDP runs on the
-process group of its learners; between super-learners, the engines of `mixing` and
-`gossip` average weights.
+`topology` says who averages with whom, `communication` when, and `super_learner_size`
+how many learners allreduce their gradients and act as one. Each registered strategy
+name stands for a setting of these three. Inside a super-learner, Lightning's DDP runs
+on the process group of its learners; between them, `mixing` and `gossip` average.
 
 This module has Lightning's hooks. `options` has the constructor, and `run` the work of
 the hooks while learners gossip. An optimizer step goes from `optimizer_step` to
@@ -43,7 +41,8 @@ from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.checkpoints.saving import (
     BackgroundCheckpointIO,
     finish_saves,
-    save_for,
+    must_wait,
+    only_warns,
     snapshot_of,
 )
 from lightning_adpsgd.strategy.compatibility import (
@@ -56,7 +55,7 @@ from lightning_adpsgd.strategy.gradients import clip_on_all_meshes
 from lightning_adpsgd.strategy.launchers import (
     check_launch,
     failures_outside_training,
-    resume_from_whole,
+    launch_from_whole,
 )
 from lightning_adpsgd.strategy.model_parallel import ModelParallelInside
 from lightning_adpsgd.strategy.optimizer_reset import InitialState
@@ -76,10 +75,7 @@ class HADPSGDStrategy(ModelParallelInside):
 
     During training, learner 0 writes checkpoints in the background, which takes one
     more copy of the checkpoint in host memory. `checkpoint_io.wait()` waits for the
-    file. A `CheckpointIO` among the Trainer's `plugins` is used as it is. A wrapper
-    around no other one, such as `AsyncCheckpointIO()`, gets a `WholeCheckpointIO`.
-
-    The constructor documents the arguments.
+    file. The constructor documents the arguments.
     """
 
     _run: TrainingRun | None = None
@@ -113,7 +109,8 @@ class HADPSGDStrategy(ModelParallelInside):
     @override
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
-        resume_from_whole(self._launcher)
+        # Not undone: a launcher belongs to its strategy.
+        Overrides().wrap(self._launcher, "launch", launch_from_whole)
 
     @override
     def setup_environment(self) -> None:
@@ -129,12 +126,12 @@ class HADPSGDStrategy(ModelParallelInside):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
+        if isinstance(self.checkpoint_io, WholeCheckpointIO | BackgroundCheckpointIO):
+            self.checkpoint_io.hurry_if(self._ends_soon)
         gossips = self.check_peers()
         if trainer.state.fn != TrainerFn.FITTING:
             super().setup(trainer)
             return
-        if isinstance(self.checkpoint_io, WholeCheckpointIO | BackgroundCheckpointIO):
-            self.checkpoint_io.hurry_if(self._ends_soon)
         self._overrides = Overrides()
         keep_files_apart(trainer, self._overrides)
         if self.dials.tensor_parallel_size > 1:
@@ -144,7 +141,7 @@ class HADPSGDStrategy(ModelParallelInside):
         if gossips:
             size, inside = max(self.partition.sizes), self.dials.inside
             refuse_unsupported(trainer, self, size, inside)
-        elif self.world_size > 1 or self.is_sharded:
+        elif self.world_size > 1 and not self.is_sharded:
             prepare_training_loaders(trainer, None, self._place, self._overrides)
             super().setup(trainer)
             return
@@ -167,20 +164,15 @@ class HADPSGDStrategy(ModelParallelInside):
         assert self.model is not None
         self.accelerator.setup(trainer)
         # Within a super-learner of one there is no batch-norm to synchronise.
-        if self._layer_sync is not None and self.super_learner_size > 1:
+        has_ddp = self.super_learner_size > 1 and not self.is_sharded
+        if self._layer_sync is not None and has_ddp:
             self.model = self._layer_sync.apply(self.model)
         self.prepare_model()
         if gossips:
-            self._run = set_up_run(
-                trainer,
-                self.model,
-                self.dials,
-                self._resumed,
-                self._reset_optimizers,
-                overrides,
-            )
+            reset = self._reset_optimizers
+            self._run = set_up_run(trainer, self._resumed, reset, overrides)
             self._run.adapt(overrides)
-            if self.super_learner_size > 1 and not self.is_sharded:
+            if has_ddp:
                 self.configure_ddp()
         # Before `configure_optimizers`, which may ask for the number of batches.
         sharing = self._run.sharing if self._run is not None else None
@@ -225,7 +217,7 @@ class HADPSGDStrategy(ModelParallelInside):
     @override
     def teardown(self) -> None:
         try:
-            finish_saves(self.checkpoint_io, self._interrupted())
+            finish_saves(self.checkpoint_io)
         finally:
             if self._run is not None:
                 self._run.close()
@@ -321,16 +313,18 @@ class HADPSGDStrategy(ModelParallelInside):
         may_ask = not interrupted or self.dials.islands is not None
         if self.work_sharing is not None and may_ask:
             checkpoint[EPOCH] = self.work_sharing.state()
-        trainer, files = self._trainer_or_none(), self.checkpoint_io
         if self.is_sharded:
             # The learners of an island leave the others at one step.
             departed = self._run is not None and self._run.job.has_departed
             all_come = departed or not interrupted
             self.save_shards(checkpoint, filepath, storage_options, all_come)
-        elif not isinstance(files, BackgroundCheckpointIO):
+        elif not isinstance(files := self.checkpoint_io, BackgroundCheckpointIO):
             super().save_checkpoint(checkpoint, filepath, storage_options)
+        elif self.is_global_zero and must_wait(self._trainer_or_none(), filepath):
+            with only_warns(self._interrupted):
+                files.save_checkpoint(checkpoint, filepath, storage_options)
         elif self.is_global_zero:
-            save_for(trainer, files, checkpoint, filepath, storage_options)
+            files.save_in_background(checkpoint, filepath, storage_options)
 
     @override
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:

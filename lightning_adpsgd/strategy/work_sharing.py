@@ -7,9 +7,6 @@ as Lightning makes them.
 
 A learner does not know in advance how many batches it gets. So the copy has no length,
 and Lightning fetches one batch ahead to find out which is the last.
-
-The learners of one job claim batches from a counter in its store. Among islands, the
-first learner of each claims from a common pool, once the island has joined the others.
 """
 
 import os
@@ -22,11 +19,10 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import RunningStage
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader
 
 from lightning_adpsgd.coordination.store import near_store, serve_near
 from lightning_adpsgd.epochs.batches import EpochUnderWay, Pool, SharedBatches
-from lightning_adpsgd.epochs.block_sampler import BlockSampler
 from lightning_adpsgd.epochs.claims import ClaimCounter, LeaderBroadcast, LearnerIndex
 from lightning_adpsgd.epochs.pool import IslandPool
 from lightning_adpsgd.epochs.work_units import EpochState
@@ -34,10 +30,12 @@ from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import (
     PlaceInEpoch,
     copy_with,
-    reads_out_of_order,
 )
 from lightning_adpsgd.strategy.compatibility import callbacks_of
-from lightning_adpsgd.strategy.default_sharing import DefaultSharing
+from lightning_adpsgd.strategy.default_sharing import (
+    DefaultSharing,
+    problems_with_loader,
+)
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.transport.links.credentials import Credentials
@@ -51,9 +49,7 @@ _NEAR = timedelta(seconds=30)
 class WorkSharing:
     """One learner's part in sharing the epochs of a training.
 
-    Args:
-        checkpoint: result of `state` in the resumed checkpoint; None at a fresh start.
-        islands: URL of the rendezvous; None if all learners are in one job.
+    `checkpoint` is the result of `state` in the resumed checkpoint.
 
     Attributes:
         default: decision whether to share, if it is the default's; None: the user's.
@@ -88,7 +84,8 @@ class WorkSharing:
 
     def prepare(self, dataloader: Any) -> Any:
         """A copy of a training loader that yields the batches this learner claims."""
-        _refuse_loader(dataloader)
+        for problem in problems_with_loader(dataloader):
+            raise ValueError(problem)
         if self._batches is not None:  # of the loader before a reload
             self._batches.retire()
         self._batches = self._shared(dataloader)
@@ -125,8 +122,7 @@ class WorkSharing:
         if combined is not None and len(combined.flattened) > 1:
             raise ValueError(
                 "`work_sharing` needs a single training loader, got "
-                f"{len(combined.flattened)}: learners would come to the ends of their "
-                "pools at different times; make one data set of them, with "
+                f"{len(combined.flattened)}: make one data set of them, with "
                 "torch.utils.data.ConcatDataset or StackDataset"
             )
 
@@ -171,9 +167,8 @@ class WorkSharing:
     def _let_all_save(self) -> None:
         """Makes callbacks save in this epoch even if this learner makes no step in it.
 
-        A callback does not save twice at one step. If a program accumulates gradients
-        by itself, a slow learner may get too few batches for a step. The others, which
-        have made steps, would wait for it at their checkpoint.
+        A callback does not save twice at one step. A slow learner may get too few
+        batches for a step, while the others, which made one, wait at their checkpoint.
         """
         for saver in callbacks_of(self._trainer, ModelCheckpoint):
             saver._last_global_step_saved = -1
@@ -196,11 +191,7 @@ class WorkSharing:
         return LeaderBroadcast(store, self._index, self._job.raise_if_failed)
 
     def _near(self) -> Store:
-        """A store that is near all learners of this super-learner.
-
-        The store of the job is near learner 0 only, and each claim takes its hearers
-        several round trips.
-        """
+        """A store near all learners of this super-learner, for faster claims."""
         far = self._trainer.num_nodes > 1 and self._index.num_super_learners > 1
         if self._near_store is None and far and self._index.super_learner_size > 1:
             first = self._broadcast_in(PrefixStore("near", self._job.store))
@@ -237,10 +228,7 @@ class WorkSharing:
         return progress.ready != progress.completed
 
     def _lightning_iterates(self) -> bool:
-        """Whether Lightning makes a new iterator for the epoch that begins.
-
-        It makes none for the first epoch of a run, which has that of the set-up.
-        """
+        """Whether Lightning makes an iterator: not for the first epoch of a run."""
         loop = self._trainer.fit_loop
         # Lightning 2.5.0 lacks `is_resuming`, and checks `restarting` alone.
         resumes = getattr(loop, "is_resuming", False) or loop.epoch_loop.restarting
@@ -255,9 +243,8 @@ def prepare_training_loaders(
 ) -> None:
     """Replaces Lightning's preparation of loaders, if epochs are shared or resumed.
 
-    Lightning puts a `DistributedSampler` into each loader. A shared epoch replaces that
-    step. A resume within an epoch, at `place`, follows it. With both, the shared epoch
-    takes precedence, because it keeps its own record of the remaining batches.
+    A shared epoch replaces its `DistributedSampler`, and takes precedence: it keeps its
+    own record of the remaining batches. A resume within an epoch, at `place`, follows.
     """
     if work_sharing is None and place is None:
         return
@@ -279,41 +266,3 @@ def _prepare(
         return work_sharing.prepare(dataloader)
     loader = lightnings(dataloader, shuffle, mode)
     return place.prepare(loader) if trains and place is not None else loader
-
-
-def _refuse_loader(loader: Any) -> None:
-    if not isinstance(loader, DataLoader):
-        raise ValueError(
-            "`work_sharing` needs a torch.utils.data.DataLoader to train from, got "
-            f"{type(loader).__name__}"
-        )
-    if isinstance(loader.dataset, IterableDataset):
-        raise ValueError(
-            "`work_sharing` needs a data set with indices, got the iterable "
-            f"{type(loader.dataset).__name__}: there is nothing to hand out; give "
-            "every learner a stream of its own, with `work_sharing=False`"
-        )
-    if loader.batch_sampler is None:
-        raise ValueError(
-            "`work_sharing` needs a loader that makes batches, got `batch_size=None`: "
-            "pass a `batch_size`, or a `batch_sampler` that yields lists of indices"
-        )
-    if hasattr(loader, "load_state_dict"):
-        raise ValueError(
-            "`work_sharing` needs a loader that keeps no place of its own, got "
-            f"{type(loader).__name__}, which has `load_state_dict`: a resume would "
-            "skip batches twice; use torch.utils.data.DataLoader"
-        )
-    if reads_out_of_order(loader):
-        raise ValueError(
-            "`in_order` of the training loader must be True with `work_sharing`, got "
-            "False: it would be unknown which of the claimed batches a learner has "
-            "trained on"
-        )
-    sampler = getattr(loader.batch_sampler, "sampler", None)
-    whole = isinstance(sampler, BlockSampler)  # knows the order of all samples
-    if isinstance(sampler, DistributedSampler) and not whole:
-        raise ValueError(
-            "`work_sharing` chooses the samples of each learner itself, got a loader "
-            "with a DistributedSampler: leave it out"
-        )

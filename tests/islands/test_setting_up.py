@@ -93,11 +93,12 @@ def test_the_environment_stands_for_the_argument_and_does_not_beat_it(
 
 def test_an_island_is_one_super_learner() -> None:
     check_island(2, 2)
-    with pytest.raises(ValueError, match=r"`super_learner_size` must be .* 4.*got 2"):
+    check_island("node", 3)
+    with pytest.raises(ValueError, match=r"must be \"node\" .* 4 learners, got 2"):
         check_island(2, 4)
-    check_island(4, 4, (2, 4))
+    check_island((2, 4), 4)
     with pytest.raises(ValueError, match=r"has 3 learners, got \(2, 4\)"):
-        check_island(3, 3, (2, 4))
+        check_island((2, 4), 3)
 
 
 class KeepsAnAverage(pl.Callback):
@@ -248,7 +249,7 @@ def test_an_island_warns_of_schedules_that_its_module_steps(tmp_path: Path) -> N
         with pytest.warns(UserWarning, match="with manual optimization"):
             run.begin(Resumed())
     finally:
-        run._frozen_objects.unfreeze()
+        run._collections.close()
 
 
 def test_a_joiner_steps_schedules_as_its_module_does(tmp_path: Path) -> None:

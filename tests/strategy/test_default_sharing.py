@@ -227,11 +227,13 @@ CASES = {
     "own sampler": Case(EQUAL, "a sampler of its own", lambda rank: weighted()),
     "short": Case(EQUAL, "few batches", lambda rank: rows(batch_size=3)),
     "held ahead": Case(EQUAL, "few batches", lambda rank: rows(num_workers=1)),
-    "out of order": Case(EQUAL, "`in_order=False`", lambda rank: out_of_order()),
+    "out of order": Case(
+        EQUAL, "`in_order` of the training", lambda rank: out_of_order()
+    ),
     "unlike": Case(EQUAL, "learners differ in loaders", lambda r: rows(8 + 2 * r)),
     "a place of its own": Case(
         EQUAL,
-        "keeps a place of its own",
+        "keeps no place of its own",
         lambda rank: KeepsItsPlace(Rows(8), batch_size=2, shuffle=True),
     ),
     "a stream": Case(EQUAL, "", lambda rank: DataLoader(Stream(), batch_size=2)),

@@ -71,7 +71,7 @@ def test_steps_that_nobody_would_learn_of_are_refused() -> None:
         return messages
 
     for early, inside, late in values(learners(2, program)):
-        assert "set it up before or with its optimizer" in early
+        assert "set it up with its optimizer" in early
         assert "within `fabric.strategy.consensus()` would be lost" in inside
         assert "again to continue after `fabric.strategy.finish()`" in late
 
@@ -257,7 +257,7 @@ def test_a_program_that_forgets_to_finish_is_told_and_does_not_hang(
     ("mode", "message"),
     [
         ("raises", r"raised AssertionError: the answer is 42"),
-        ("forgets early", r"raised TrainingUnfinished: the program ended"),
+        ("forgets early", r"raised RuntimeError: the program ended"),
     ],
 )
 def test_the_end_of_one_script_ends_the_others(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightning_adpsgd.strategy.garbage import FrozenObjects
+from lightning_adpsgd.strategy.garbage import without_old_objects
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +35,12 @@ def test_what_lives_is_left_out_until_the_end(
 ) -> None:
     """Also where Python itself leaves out something, as 3.12 does."""
     leaves_out(monkeypatch, of_python)
-    old, mine = FrozenObjects(), [[]]
+    mine = [[]]
     assert is_looked_at(mine)
-    old.freeze()
-    assert not is_looked_at(mine)
-    newer = [[]]
-    assert is_looked_at(newer)
-    old.unfreeze()
+    with without_old_objects():
+        assert not is_looked_at(mine)
+        newer = [[]]
+        assert is_looked_at(newer)
     assert is_looked_at(mine)
 
 
@@ -58,8 +57,8 @@ def test_garbage_of_before_is_freed_first(monkeypatch: pytest.MonkeyPatch) -> No
     gc.collect()  # it is old by then, and no collection of young objects frees it
     found = weakref.ref(loop)
     del loop
-    FrozenObjects().freeze()
-    assert found() is None
+    with without_old_objects():
+        assert found() is None
 
 
 @pytest.mark.parametrize("sees_to_it", ["by freezing", "by disabling"])
@@ -69,10 +68,9 @@ def test_a_program_that_sees_to_it_is_left_alone(
     leaves_out(monkeypatch, 5000 if sees_to_it == "by freezing" else 0)
     if sees_to_it == "by disabling":
         gc.disable()
-    old, mine = FrozenObjects(), [[]]
+    mine = [[]]
     thawed = []
     monkeypatch.setattr(gc, "unfreeze", lambda: thawed.append(True))
-    old.freeze()
-    assert is_looked_at(mine)
-    old.unfreeze()
+    with without_old_objects():
+        assert is_looked_at(mine)
     assert not thawed

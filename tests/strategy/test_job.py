@@ -12,7 +12,6 @@ from torch._C._distributed_c10d import HashStore
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.strategy import job as job_module
-from lightning_adpsgd.strategy.engines import Engine
 from lightning_adpsgd.strategy.optimizer_reset import InitialState
 from lightning_adpsgd.strategy.set_up import set_up_job
 from lightning_adpsgd.topology.named import find_topology
@@ -39,7 +38,7 @@ def reload_during(call: str) -> dict[str, Any]:
         module, Dials(find_topology("complete"), "async", 1), ALONE, on_reload
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_module, "make_engine", lambda *_: Engine(gossip))
+        patch.setattr(job_module, "make_engine", lambda *_: (gossip, None))
         job.start()
 
     def closure() -> None:

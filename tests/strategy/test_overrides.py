@@ -94,7 +94,7 @@ PACKAGE = Path(str(lightning_adpsgd.__file__)).parent
 
 
 def replaced_by(target: Any) -> dict[str, Any]:
-    names = {name for row in REPLACED for name in row.names}
+    names = {name for row in REPLACED for name in row.names.split()}
     return {name: value for name, value in vars(target).items() if name in names}
 
 
@@ -187,7 +187,7 @@ def test_all_is_put_back_after_training_and_after_an_exception(
 
     # A launcher belongs to its strategy, and keeps what runs there.
     launcher = {("_SubprocessScriptLauncher", "launch")}
-    in_table = {(row.of, name) for row in REPLACED for name in row.names}
+    in_table = {(row.of, name) for row in REPLACED for name in row.names.split()}
     of_islands = {("_TrainingEpochLoop", "_save_loggers_on_train_batch_end")}
     in_table = in_table - {("_Launcher", "launch")} - of_islands | launcher
     # What clips is replaced with tensor parallelism alone.
@@ -259,11 +259,11 @@ OF_TORCH |= {"_parent", "_asdict", "_version"}
 
 
 def test_every_private_name_that_is_read_is_in_the_table() -> None:
-    listed = {name for row in (*READ, *REPLACED) for name in row.names}
+    listed = {name for row in (*READ, *REPLACED) for name in row.names.split()}
     read = {name for module in MODULES for name in private_names(module)}
     read |= strings_that_are_names(MODULES)
     assert read - listed - OF_TORCH == set()
-    no_longer = {name for row in READ for name in row.names} - read
+    no_longer = {name for row in READ for name in row.names.split()} - read
     assert no_longer == set()
 
 
@@ -280,13 +280,18 @@ def replaced_in(module: ModuleType) -> set[str]:
 def test_the_table_says_which_module_replaces_what() -> None:
     found = {name: replaced_in(module) for name, module in by_name().items()}
     found["virtual"] = found.pop("strategy")
-    listed = {(by, name) for row in REPLACED for by in row.by for name in row.names}
+    listed = {
+        (by, name)
+        for row in REPLACED
+        for by in row.by.split()
+        for name in row.names.split()
+    }
     assert listed == {(by, name) for by, names in found.items() for name in names}
 
 
 def strings_that_are_names(modules: tuple[ModuleType, ...]) -> set[str]:
     """Names that are read by `getattr` or in `vars(...)`, whose owner may lack them."""
-    listed = {name for row in READ for name in row.names}
+    listed = {name for row in READ for name in row.names.split()}
     found = {
         node.value
         for module in modules
@@ -308,7 +313,9 @@ def test_each_name_is_one_of_lightnings() -> None:
     files = [path for root in roots for path in root.rglob("*.py")]
     text = "\n".join(path.read_text("utf-8") for path in files)
     for row in (*READ, *REPLACED):
-        assert {name for name in row.names if (name in text) != is_there(row)} == set()
+        assert {
+            name for name in row.names.split() if (name in text) != is_there(row)
+        } == set()
 
 
 def by_name() -> dict[str, ModuleType]:
@@ -317,11 +324,11 @@ def by_name() -> dict[str, ModuleType]:
 
 def test_each_row_names_the_modules_that_need_it() -> None:
     for row in READ:
-        for reader in row.by:
+        for reader in row.by.split():
             source = inspect.getsource(by_name()[reader])
             # `save_period` writes the underscore itself.
             if reader != "compatibility":
-                assert [name for name in row.names if name not in source] == []
+                assert [name for name in row.names.split() if name not in source] == []
 
 
 def test_a_checkpoint_callback_may_lack_lightnings_attributes() -> None:

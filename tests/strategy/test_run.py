@@ -15,7 +15,7 @@ DIALS = HADPSGDStrategy(islands="tcp://10.0.0.1:29400").dials
 
 
 def island_job() -> Any:
-    job = create_autospec(Job, instance=True)
+    job = create_autospec(Job, instance=True, island=Mock())
     job.depart.return_value = "3-abc"
     return job
 

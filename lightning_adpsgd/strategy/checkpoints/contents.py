@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.strategies import Strategy
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
@@ -82,8 +83,7 @@ def warn_of_lost_rest(resumed: Resumed) -> None:
     rank_zero_warn(
         f"The checkpoint is within epoch {state.epoch}, which learners shared, and "
         f"{count(state.remaining)} of its {state.num_samples} samples were left. This "
-        "job shares no epochs, so in the rest of this one it trains on other samples, "
-        "on some of them again. Resume with `work_sharing=True` and several "
+        "job trains on others: resume with `work_sharing=True` and several "
         "super-learners, or from a checkpoint of the end of an epoch."
     )
 
@@ -117,18 +117,14 @@ def learner_of(
 ) -> dict[str, Any] | None:
     """The state of one learner, from what `gather_learners` kept.
 
-    Returns:
-        None if the job that saved had a different S or N, or a version before 0.2;
-        which is logged once.
+    It is None, which is logged, if the job that saved had a different S or N, or a
+    version before 0.2.
     """
     sizes = [len(group.get("learners") or ()) for group in saved]
-    if not any(sizes):
-        rank_zero_info("The checkpoint is of before 0.2: all start from the mean.")
-        return None
     if sizes != [*partition.sizes]:
         rank_zero_info(
-            f"The checkpoint holds super-learners of {sizes} learners and this job has "
-            f"some of {[*partition.sizes]}: all start from their mean."
+            f"The checkpoint holds super-learners of {sizes} learners (0: before 0.2) "
+            f"and this job has some of {[*partition.sizes]}: all start from their mean."
         )
         return None
     group = saved[partition.super_learner(rank)]
@@ -136,28 +132,23 @@ def learner_of(
 
 
 def gather_learners(
-    job: Job, optimizer_states: list[Any], own: Mapping[str, Any]
+    job: Job | None, states: list[Any], own: Mapping[str, Any], device: torch.device
 ) -> list[dict[str, Any]]:
     """The states of all super-learners and learners, in learner 0; a collective.
 
     The optimizer states are equal within a super-learner; `own` is this learner's.
+    Without a job, all learners are one super-learner.
     """
-    # Copies, because a file holds the whole storage of which a buffer may be a part.
-    own = {**own, BUFFERS: snapshot_of(job.flat.own_tensors(), on_host=False)}
-    mine = {"own": own, **job.learner_state(optimizer_states)}
-    all_learners = gather_weights_only(mine, job.flat.device) or []
-    return _by_super_learner(all_learners, job.partition)
-
-
-def _by_super_learner(learners: list[Any], partition: Partition) -> list[Any]:
-    # All learners but the first have gathered none.
-    groups = partition.all_ranks if learners else ()
+    shared = {"states": states} if job is None else job.learner_state(states)
+    if job is not None:
+        # Copies, because a file holds the whole storage of which a buffer is a part.
+        own = {**own, BUFFERS: snapshot_of(job.flat.own_tensors(), on_host=False)}
+    if (learners := gather_weights_only((own, shared), device)) is None:
+        return []
+    partition = Partition((len(learners),)) if job is None else job.partition
     return [
-        {
-            **{name: v for name, v in learners[ranks[0]].items() if name != "own"},
-            "learners": [learners[rank]["own"] for rank in ranks],
-        }
-        for ranks in groups
+        {**learners[ranks[0]][1], "learners": [learners[rank][0] for rank in ranks]}
+        for ranks in partition.all_ranks
     ]
 
 
@@ -177,13 +168,8 @@ def add_learners(
     names = (*_OF_EACH_LEARNER, type(strategy.precision_plugin).__qualname__)
     lightning = {name: checkpoint[name] for name in names if name in checkpoint}
     own = {"lightning": lightning, "place": place.state()}
-    states = checkpoint["optimizer_states"]
-    if job is not None:
-        learners = gather_learners(job, states, own)
-    else:
-        mine = {"states": states, "own": own}
-        all_learners = gather_weights_only(mine, strategy.root_device) or []
-        learners = _by_super_learner(all_learners, Partition((len(all_learners),)))
+    states, device = checkpoint["optimizer_states"], strategy.root_device
+    learners = gather_learners(job, states, own, device)
     checkpoint[NAMESPACE] = learners
     all_own = (one for group in learners for one in group["learners"])
     checkpoint[_SAMPLES] = sum(one["place"]["num_samples"] for one in all_own)

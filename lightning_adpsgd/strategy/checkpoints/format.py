@@ -43,12 +43,17 @@ def write_checkpoint(checkpoint: Any, file: BinaryIO) -> None:
         torch.serialization.set_crc32_options(computes)
 
 
-def check_checkpoint(file: BinaryIO, name: str) -> None:
-    """Reads a file to its end and compares the checksums of its records.
+def named(error: BaseException, path: object, done: str = "written") -> OSError:
+    """The error with the checkpoint that it is about in its message."""
+    number, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
+    message = f"checkpoint {path} could not be {done} ({reason or error})"
+    if done == "written":
+        message += "; an earlier one at this path is intact"
+    return OSError(number, message) if number else OSError(message)
 
-    Args:
-        file: file that can seek.
-        name: name of the checkpoint in messages.
+
+def check_checkpoint(file: BinaryIO, name: str) -> None:
+    """Reads a file, which can seek, to its end and compares its records' checksums.
 
     Raises:
         DamagedCheckpoint: The file is damaged; the message says how.
@@ -112,20 +117,6 @@ def outline_of(file: BinaryIO) -> dict[Any, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def global_step_of(file: BinaryIO) -> int | None:
-    """The number of optimizer steps before a checkpoint; raises as `outline_of` does.
-
-    Returns:
-        None if no training can resume from it, because it has no optimizer state.
-    """
-    content = outline_of(file)
-    # A folder of shards keeps the state elsewhere, and the schedules here.
-    if not {"optimizer_states", "lr_schedulers"} & content.keys():
-        return None
-    step = content.get("global_step")
-    return step if isinstance(step, int) else None
-
-
 class _Anything(dict[Any, Any]):
     """Stands for an object of any class, and for any function."""
 
@@ -171,8 +162,7 @@ def refuse_unsafe(
 ) -> None:
     """Raises an error that names the objects in a file that can run code, if any.
 
-    Args:
-        before_2_6: what else to do with a Lightning without `weights_only`.
+    `before_2_6` says what else to do with a Lightning without `weights_only`.
     """
     file.seek(0)
     try:

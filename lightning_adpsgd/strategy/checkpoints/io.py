@@ -25,7 +25,8 @@ from typing_extensions import override
 from lightning_adpsgd.files import bytes_written_whole
 from lightning_adpsgd.strategy.checkpoints.format import (
     check_checkpoint,
-    global_step_of,
+    named,
+    outline_of,
     read_checkpoint,
     write_checkpoint,
 )
@@ -64,9 +65,6 @@ class WholeCheckpointIO(TorchCheckpointIO):
         patience_s: number of seconds, from 0 on, for which a save is retried while its
             error may be temporary: a full disk, an input or output error, an
             unreachable server.
-
-    Raises:
-        ValueError: `patience_s` is negative or NaN.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
@@ -76,11 +74,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         self._ends_soon: Callable[[], bool] = bool  # never, until a strategy says
 
     def hurry_if(self, ends_soon: Callable[[], bool]) -> None:
-        """Leaves a save one more attempt once `ends_soon` says that training ends.
-
-        Args:
-            ends_soon: function that any thread may call.
-        """
+        """Leaves a save one more attempt once training `ends_soon`; for any thread."""
         self._ends_soon = ends_soon
 
     @override
@@ -92,7 +86,6 @@ class WholeCheckpointIO(TorchCheckpointIO):
         Raises:
             OSError: The file cannot be written; the message names it, and the previous
                 file is intact. A possibly temporary error is raised after `patience_s`.
-            TypeError: `storage_options` were given.
         """
         if storage_options is not None:
             raise TypeError(
@@ -135,10 +128,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
             return read_checkpoint(file, str(path), map_location or "cpu", allowed)
 
     def _persist(self, action: Callable[[], None], path: Any, done: str) -> None:
-        """Acts, and tries again while its error may be temporary.
-
-        The pauses double up to a bound.
-        """
+        """Acts, and tries again while its error may be temporary."""
         end, pause = time.monotonic() + self._patience_s, _FIRST_PAUSE_S
         while True:
             # Before the attempt, so that one follows when the training ends meanwhile.
@@ -147,7 +137,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
                 action()
                 return
             except OSError as cause:
-                error, left = _named(cause, path, done), end - time.monotonic()
+                error, left = named(cause, path, done), end - time.monotonic()
                 if error.errno not in _MAY_PASS or left <= 0 or is_last:
                     raise error from cause
             pause = min(pause, left)
@@ -176,10 +166,15 @@ def check_file(path: str) -> None:
 
 
 def step_in_file(path: str) -> int | None:
-    """The step at which a training would resume from a checkpoint; see `format`."""
+    """The step at which a training would resume; None without optimizer state."""
     place = str(Path(path, META)) if is_folder(path) else path
     with _opened(*url_to_fs(place)) as file:
-        return global_step_of(file)
+        content = outline_of(file)
+    # A folder of shards keeps the state elsewhere, and the schedules here.
+    if not {"optimizer_states", "lr_schedulers"} & content.keys():
+        return None
+    step = content.get("global_step")
+    return step if isinstance(step, int) else None
 
 
 @contextmanager
@@ -208,11 +203,3 @@ def _write(checkpoint: Any, path: str) -> None:
     system.makedirs(system._parent(place), exist_ok=True)
     with system.transaction, system.open(place, "wb") as file:
         write_checkpoint(checkpoint, file)
-
-
-def _named(error: OSError, path: Any, done: str) -> OSError:
-    """The error with the checkpoint that it is about in its message."""
-    message = f"checkpoint {path} could not be {done} ({error.strerror or error})"
-    if done == "written":
-        message += "; an earlier file at this path is intact"
-    return OSError(error.errno, message) if error.errno else OSError(message)

@@ -36,11 +36,7 @@ def whole_checkpoint_path(
     ckpt_path: Any,
     **arguments: Any,
 ) -> Any:
-    """The path that a Trainer resumes from, which may differ from Lightning's choice.
-
-    Raises:
-        DamagedCheckpoint: There are checkpoints, and none is intact.
-    """
+    """The path that a Trainer resumes from: Lightning's choice, or an intact one."""
     resumes = trainer.state.fn == "fit" and bool(_at_exceptions(trainer))
     is_asked = ckpt_path == "last" or (ckpt_path is None and resumes)
     candidates = _last_checkpoints(trainer) if is_asked else []
@@ -118,10 +114,9 @@ def _found(folder: str, pattern: str) -> list[str]:
 
 
 def _age(path: str) -> tuple[float, int, str]:
-    """The key by which files are sorted, which is larger for newer ones.
+    """Step, time and path, by which files are sorted.
 
-    It is the step, the time and the path. A file that no training can resume from is
-    the oldest. A damaged file is the newest, so that it is examined first and named.
+    A damaged file is the newest, so that it is examined first and named.
     """
     try:
         step = step_in_file(path)

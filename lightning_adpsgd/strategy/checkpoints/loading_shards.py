@@ -45,11 +45,7 @@ def load_weights(model: nn.Module, source: Source, strict: bool) -> None:
 def load_optimizers(
     model: nn.Module, source: Source, optimizers: Iterable[Optimizer]
 ) -> None:
-    """Loads a learner's shards of the optimizer states.
-
-    Raises:
-        KeyError: The checkpoint has no state of one of them.
-    """
+    """Loads a learner's shards of the optimizer states; raises if there are none."""
     for number, optimizer in enumerate(optimizers):
         own = get_optimizer_state_dict(model, optimizer)
         if isinstance(source, Folder):
@@ -70,12 +66,9 @@ def load_optimizers(
 
 
 def _cut_like(whole: Any, own: Any) -> Any:
-    """A learner's shards of whole tensors, in nested dicts.
+    """A learner's shards of whole tensors, in nested dicts like its own values.
 
-    Args:
-        whole: nested dicts of whole tensors, as one file holds them.
-        own: this learner's values in the same places; where they are not shards, the
-            tensor stays whole.
+    Where its own values are not shards, the tensor stays whole.
     """
     if isinstance(whole, Mapping) and isinstance(own, Mapping):
         return {name: _cut_like(value, own.get(name)) for name, value in whole.items()}

@@ -67,12 +67,7 @@ class PlacedBatches:
         return self._begin
 
     def resume(self, begin: dict[str, Any] | None, num_batches: int) -> None:
-        """Skips the first batches of the next epoch, whose order is drawn as before.
-
-        Args:
-            begin: result of `state` in the run that saved.
-            num_batches: number of batches that it had begun.
-        """
+        """Skips batches that the run that saved had begun, in the order of `begin`."""
         self._begin, self._num_left_out = begin, num_batches
 
     def _states(self) -> dict[str, Any]:
@@ -144,8 +139,7 @@ class PlaceInEpoch:
         if reads_out_of_order(loader):
             raise ValueError(
                 "`in_order` of the training loader must be True with "
-                "`save_learners=True`, got False: which batches of an epoch remain "
-                "would be unknown"
+                "`save_learners=True`, got False"
             )
         batches = PlacedBatches(loader.batch_sampler, self._device)
         if self._saved is not None:

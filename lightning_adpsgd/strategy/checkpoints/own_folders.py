@@ -46,10 +46,9 @@ def _hold(folder: Path) -> BinaryIO | None:
         file.close()
         if error.errno in _TAKEN:
             raise ValueError(
-                f"another super-learner saves its checkpoints into {folder}, and each "
-                "would replace and remove the other's: give each island its own "
-                "folder, with the `dirpath` of `ModelCheckpoint` or the Trainer's "
-                "`default_root_dir`"
+                f"another super-learner saves its checkpoints into {folder}: give each "
+                "island its own folder, with the `dirpath` of `ModelCheckpoint` or the "
+                "Trainer's `default_root_dir`"
             ) from error
         return None
     return file

@@ -2,8 +2,7 @@
 
 Lightning's `AsyncCheckpointIO` is not sufficient. It removes an old file before the new
 one is on the disk, holds any number of snapshots, and raises an error again in each
-call. Before version 2.5.4 it takes no snapshot. All of its methods would have to be
-replaced.
+call. Before version 2.5.4 it takes no snapshot.
 """
 
 import copy
@@ -33,7 +32,7 @@ _IMMUTABLE = {type(None), bool, int, float, complex, str, bytes}
 
 @final
 class BackgroundCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints one after another, in the background if it is asked to.
+    """Writes checkpoints with another plugin, in the background if it is asked to.
 
     `save_checkpoint` returns once the file is on the disk. `save_in_background` returns
     once there is a copy of the checkpoint in host memory. At most one checkpoint is
@@ -45,9 +44,6 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     before its work is done. If it fails, the next call that waits raises the error,
     once. If the training is about to end, that call warns instead, so that a learner
     that is told to leave does so.
-
-    Args:
-        checkpoint_io: plugin that writes, reads and removes the files.
     """
 
     def __init__(self, checkpoint_io: CheckpointIO) -> None:
@@ -57,10 +53,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self._ends_soon: Callable[[], bool] = bool  # never, until a strategy says
 
     def hurry_if(self, ends_soon: Callable[[], bool]) -> None:
-        """Makes errors of earlier saves warnings, once the training is about to end.
-
-        See `WholeCheckpointIO.hurry_if` for what it does to a save.
-        """
+        """Makes errors of earlier saves warnings, once the training is about to end."""
         self._ends_soon = ends_soon
         if isinstance(self._io, WholeCheckpointIO):
             self._io.hurry_if(ends_soon)
@@ -70,14 +63,14 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
         """Writes a checkpoint, once pending writes are on the disk."""
-        self._wait_for_earlier()
+        self.finish()
         self._io.save_checkpoint(checkpoint, path, storage_options)
 
     def save_in_background(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
         """Waits for the previous save, and takes a snapshot, which a thread writes."""
-        self._wait_for_earlier()
+        self.finish()
         snapshot = snapshot_of(checkpoint)
         save = partial(self._io.save_checkpoint, snapshot, path, storage_options)
         self._begin(save, path)
@@ -118,10 +111,11 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     def wait_for(self, path: Any) -> None:
         """Waits if this file is being written or removed; raises as `wait` does."""
         if str(path) in self._pending:
-            self._wait_for_earlier()
+            self.finish()
 
-    def _wait_for_earlier(self) -> None:
-        with _only_warns(self._ends_soon):
+    def finish(self) -> None:
+        """As `wait`, but warns of an error once the training is about to end."""
+        with only_warns(self._ends_soon):
             self.wait()
 
     def _begin(self, action: Callable[[], None], path: Any) -> None:
@@ -155,32 +149,14 @@ class _Work(Thread):
             del self._action  # its snapshot is as large as a checkpoint
 
 
-def save_for(
-    trainer: pl.Trainer | None,
-    checkpoint_io: BackgroundCheckpointIO,
-    checkpoint: dict[str, Any],
-    path: Any,
-    storage_options: Any = None,
-) -> None:
-    """Saves in the background, unless the file must be on the disk afterwards."""
-    if not must_wait(trainer, path):
-        checkpoint_io.save_in_background(checkpoint, path, storage_options)
-        return
-    interrupted = trainer is not None and trainer.interrupted
-    finish_saves(checkpoint_io, interrupted)
-    with _only_warns(lambda: interrupted):
-        checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
-
-
-def finish_saves(checkpoint_io: CheckpointIO, interrupted: bool) -> None:
+def finish_saves(checkpoint_io: CheckpointIO) -> None:
     """Waits until all files that are written in the background are on the disk."""
     if isinstance(checkpoint_io, BackgroundCheckpointIO):
-        with _only_warns(lambda: interrupted):
-            checkpoint_io.wait()
+        checkpoint_io.finish()
 
 
 @contextmanager
-def _only_warns(condition: Callable[[], bool]) -> Iterator[None]:
+def only_warns(condition: Callable[[], bool]) -> Iterator[None]:
     """Warns of an error of a save if the condition holds.
 
     It would hide the error that has interrupted the training.
@@ -213,12 +189,8 @@ def snapshot_of(checkpoint: Any, on_host: bool = True) -> Any:
     """A copy of a checkpoint, which does not change with the training.
 
     Tensors over the same elements, such as tied weights, share memory in the copy too.
-    An object that cannot be pickled stays as it is: the write says why.
-
-    Args:
-        checkpoint: a checkpoint or a part of one; any nesting of containers.
-        on_host: whether tensors are copied to the host. If not, each copy is on the
-            device of its original.
+    An object that cannot be pickled stays as it is: the write says why. Without
+    `on_host`, each copy is on the device of its original.
     """
     return _Snapshot(on_host).of(checkpoint)
 

@@ -46,6 +46,7 @@ from lightning_adpsgd.files import bytes_written_whole, sync_folder
 from lightning_adpsgd.strategy.checkpoints.format import (
     DamagedCheckpoint,
     check_checkpoint,
+    named,
     outline_of,
     read_checkpoint,
     refuse_unsafe,
@@ -56,7 +57,7 @@ META, INDEX = "meta.pt", ".metadata"
 _FILES = "lightning_adpsgd/files"
 """The key of the size and SHA-256 of each file, by its name."""
 
-_WEIGHTS = "state_dict."
+_WEIGHTS, _NONE = "state_dict.", slice(0)
 _AT_WORKING_FOLDER, _EXCHANGE = -100, 2
 
 _MODULES_OF_INDEX = (
@@ -81,15 +82,11 @@ def write_shards(
 ) -> None:
     """Writes a checkpoint, whole or not at all; a collective over the group.
 
-    Args:
-        state: nested dicts of tensors, of which each learner holds shards.
-        rest: plain data; that of the first learner is written.
-        path: folder to write, on a file system that all of these learners share.
-        group: learners that hold the shards.
+    Each learner holds shards of the tensors in `state`, nested dicts. The first one's
+    `rest` is written. All of them must share the file system of `path`.
 
     Raises:
-        OSError: The folder cannot be written; the message names it, and an earlier one
-            is intact.
+        OSError: The folder cannot be written; an earlier one is intact.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     is_first = dist.get_rank(group) == 0
@@ -101,7 +98,7 @@ def write_shards(
     try:
         save(dict(state), storage_writer=_Writer(unfinished), process_group=group)
     except CheckpointException as error:
-        raise _not_written(path, error) from error
+        raise named(_first_of(error), path) from error
     with together():
         own = _sums_of(unfinished.glob(f"__{dist.get_rank(group)}_*.distcp"))
     all_sums = gather_weights_only(own, device_of(group), group)
@@ -121,21 +118,18 @@ def _finish(
         write_checkpoint({**rest, _FILES: sums}, file)
 
 
-def read_rest(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
-    """The plain data of a checkpoint that `check_folder` accepts.
-
-    Args:
-        path: folder of the checkpoint.
-        weights_only: whether to refuse objects that can run code; None: yes.
+def read_rest(
+    path: Path, weights_only: bool = True, share: slice = _NONE
+) -> dict[str, Any]:
+    """The plain data of a checkpoint that `check_folder` finds intact.
 
     Raises:
         DamagedCheckpoint: A file is missing, or is not as it was written.
         UnpicklingError: There are objects that can run code, and they are refused.
     """
-    check_folder(path)
+    check_folder(path, share)
     with _opened(path / META) as file:
-        allowed = True if weights_only is None else weights_only
-        rest = read_checkpoint(file, str(path / META), "cpu", allowed)
+        rest = read_checkpoint(file, str(path / META), "cpu", weights_only)
     rest.pop(_FILES, None)
     return rest
 
@@ -157,8 +151,7 @@ def export(folder: Path, file: Path) -> None:
     if os.path.lexists(file):
         raise FileExistsError(f"`--out` must not exist yet, got {file}")
     _check_is_checkpoint(folder)
-    rest = read_rest(folder)
-    check_sums(folder, 0, 1)
+    rest = read_rest(folder, share=slice(None))
     found = _Reader(folder).read_metadata().state_dict_metadata
     weights = {
         name.removeprefix(_WEIGHTS): torch.empty(
@@ -189,10 +182,7 @@ def read_shards(
 ) -> None:
     """Reads a learner's shards into tensors, which may be cut differently than saved.
 
-    Args:
-        state: nested dicts of tensors, which are filled; as for `write_shards`.
-        strict: whether every tensor must be in the checkpoint.
-        weights_only: whether to refuse values that can run code.
+    If `strict`, the checkpoint must have every tensor of `state`, nested dicts.
 
     Raises:
         DamagedCheckpoint: One of the files cannot be read.
@@ -218,14 +208,12 @@ def read_shards(
         )
 
 
-def check_folder(path: Path) -> dict[str, Any]:
+def check_folder(path: Path, share: slice = _NONE) -> None:
     """Compares the sizes of all files, and the checksums of all but the shards.
 
+    Of all files in the order of their names, a `share` has its checksums compared, too.
     Runs no code of the checkpoint. Folders that Lightning wrote have neither sizes nor
     sums.
-
-    Returns:
-        The size and SHA-256 of each file when it was written, by its name.
 
     Raises:
         DamagedCheckpoint: A file is missing, or is not as it was written.
@@ -234,22 +222,7 @@ def check_folder(path: Path) -> dict[str, Any]:
         check_checkpoint(file, str(path / META))
         written = outline_of(file).get(_FILES, {})
     _check_files(path, written)
-    return written
-
-
-def check_sums(path: Path, place: int, number: int) -> None:
-    """Checks a folder, and the checksums of one learner's share of the files.
-
-    Args:
-        path: folder of the checkpoint.
-        place: rank of this learner among those that share the files.
-        number: number of those learners, which together check each file.
-
-    Raises:
-        DamagedCheckpoint: A file is missing, or is not as it was written.
-    """
-    written = check_folder(path)
-    for name in sorted(written)[place::number]:
+    for name in sorted(written)[share]:
         _check_sum(path, name, written)
 
 
@@ -328,14 +301,6 @@ def _is_record(found: Any) -> bool:
     # The modules also have classes and functions that act, or import anything.
     is_class = isinstance(found, type)
     return is_class and (is_dataclass(found) or issubclass(found, Enum))
-
-
-def _not_written(path: Path, error: CheckpointException) -> OSError:
-    first = _first_of(error)
-    number = first.errno if isinstance(first, OSError) else None
-    message = f"checkpoint {path} could not be written ({first}); "
-    message += "an earlier folder at this path is intact"
-    return OSError(number, message) if number else OSError(message)
 
 
 def _first_of(error: CheckpointException) -> BaseException:

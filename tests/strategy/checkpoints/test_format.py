@@ -36,7 +36,6 @@ from lightning_adpsgd.strategy.checkpoints import io as checkpoint_io
 from lightning_adpsgd.strategy.checkpoints.format import (
     DamagedCheckpoint,
     check_checkpoint,
-    global_step_of,
     read_checkpoint,
     write_checkpoint,
 )
@@ -44,6 +43,7 @@ from lightning_adpsgd.strategy.checkpoints.io import (
     WholeCheckpointIO,
     check_file,
     flawed_loader,
+    step_in_file,
 )
 from tests.helpers import PATIENCE_S
 from tests.learners import Linear, loader, trainer_of
@@ -565,7 +565,14 @@ def test_a_file_that_is_no_checkpoint_is_described(content: bytes, what: str) ->
 # --- the step of a file
 
 
-def test_the_step_is_read_without_tensors_and_without_the_classes_of_the_file() -> None:
+def step_of(value: Any, folder: Path) -> int | None:
+    (folder / "a.ckpt").write_bytes(written(value))
+    return step_in_file(str(folder / "a.ckpt"))
+
+
+def test_the_step_is_read_without_tensors_and_without_the_classes_of_the_file(
+    tmp_path: Path,
+) -> None:
     value = {
         **checkpoint(),
         "global_step": 7,
@@ -573,7 +580,7 @@ def test_the_step_is_read_without_tensors_and_without_the_classes_of_the_file() 
         "hyper_parameters": Namespace(lr=1.0, path=Path("a"), names={"b"}),
         "callbacks": {Path("key"): [Trap()]},
     }
-    assert global_step_of(io.BytesIO(written(value))) == 7
+    assert step_of(value, tmp_path) == 7
     assert Trap.num_sprung == 0
 
 
@@ -590,8 +597,8 @@ class Trap:
         Trap.num_sprung += 1
 
 
-def test_what_no_training_goes_on_from_has_no_step() -> None:
+def test_what_no_training_goes_on_from_has_no_step(tmp_path: Path) -> None:
     weights_alone = {**checkpoint(), "global_step": 7}
-    assert global_step_of(io.BytesIO(written(weights_alone))) is None
+    assert step_of(weights_alone, tmp_path) is None
     for content in ([1], {"optimizer_states": [], "global_step": "7"}):
-        assert global_step_of(io.BytesIO(written(content))) is None
+        assert step_of(content, tmp_path) is None

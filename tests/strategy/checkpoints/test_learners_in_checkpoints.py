@@ -165,7 +165,7 @@ def job_of(module: nn.Module) -> Any:
     """What a job knows when it saves a learner and restores it."""
     flat = FlatParameters(module)
     return SimpleNamespace(
-        flat=flat, partition=ALONE, _rank=0, _engine=None, _consensus=None
+        flat=flat, partition=ALONE, _rank=0, _communication=None, _consensus=None
     )
 
 

@@ -22,7 +22,7 @@ from lightning_adpsgd.strategy.checkpoints.saving import (
     BackgroundCheckpointIO,
     finish_saves,
     must_wait,
-    save_for,
+    only_warns,
     snapshot_of,
 )
 from tests.helpers import PATIENCE_S, until
@@ -283,13 +283,13 @@ def test_an_error_of_a_save_does_not_keep_an_interrupted_training_from_the_next(
                 super().save_checkpoint(checkpoint, path)
             written.append(path)
 
-    trainer: Any = SimpleNamespace(interrupted=True)
     beside = BackgroundCheckpointIO(FullOnce())
+    beside.hurry_if(lambda: True)
     beside.save_in_background({}, "a.ckpt")
     with pytest.warns(UserWarning, match="No space left"):
-        save_for(trainer, beside, {}, "b.ckpt")
-    with pytest.warns(UserWarning, match="No space left"):
-        save_for(trainer, beside, {}, "a.ckpt")
+        beside.save_checkpoint({}, "b.ckpt")
+    with pytest.warns(UserWarning, match="No space left"), only_warns(lambda: True):
+        beside.save_checkpoint({}, "a.ckpt")
     assert written == ["b.ckpt"]
 
 
@@ -361,15 +361,16 @@ def test_without_a_trainer_each_save_is_waited_for() -> None:
 def test_an_error_of_the_last_save_ends_the_training_or_is_a_warning(
     interrupted: bool,
 ) -> None:
-    finish_saves(FullDisk(), interrupted)  # nothing is on its way there
+    finish_saves(FullDisk())  # nothing is on its way there
     beside = BackgroundCheckpointIO(FullDisk())
+    beside.hurry_if(lambda: interrupted)
     beside.save_in_background({}, "a.ckpt")
     if interrupted:
         with pytest.warns(UserWarning, match="No space left"):
-            finish_saves(beside, interrupted)
+            finish_saves(beside)
     else:
         with pytest.raises(OSError, match="No space left"):
-            finish_saves(beside, interrupted)
+            finish_saves(beside)
     assert not saving_threads()
 
 
