@@ -116,7 +116,7 @@ class Account:
         with self._state:
             step, last_steps = self._replica.step, self._last_steps
             ages = {peer: step - last for peer, last in last_steps.items()}
-            return self._tally.snapshot()._replace(
+            return self._tally.snapshot(
                 exposed_seconds=self._tally.exposed_seconds + waited,
                 peer_ages=ages,
                 reloads=self._quarantine.num_reloads,

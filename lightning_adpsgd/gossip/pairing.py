@@ -1,24 +1,9 @@
 """The agreement of two super-learners at a step boundary to exchange, without a server.
 
-A super-learner that reaches its boundary offers an exchange to a peer that it knows to
-be ready. If it knows of none, it tells all peers that it is ready, and waits::
-
-    READY    I wait at my boundary: a peer that arrives may offer
-    GONE     I no longer wait
-    OFFER    you are ready, so let us exchange
-    YES, NO  the answer, which comes at once
-
-A super-learner that avoids the peers that it met last, because others may come, says
-that it is ready, too. All learners of a job meet now and then, as for a validation::
-
-    REST     I go to the next meeting, and come to no boundary before it
-
-A super-learner whose peers all rest waits for nobody.
-
-A super-learner that has made an offer decides nothing else until the answer arrives,
-and refuses all other offers meanwhile. Two offers that cross answer each other. So both
-ends of a pair agree, however late words arrive, and no super-learner is in two pairs.
-Words from one end arrive in the order in which they were sent.
+docs/concepts.md, "Pairs that are ready", has the words and the rules. An offer is
+answered at once, and no other offer is accepted meanwhile; two that cross answer each
+other. So both ends of a pair agree, however late words arrive, and no super-learner is
+in two pairs. Words from one end arrive in the order in which they were sent.
 
 The rules are pure, without threads, networks or clocks.
 """

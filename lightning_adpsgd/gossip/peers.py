@@ -28,7 +28,7 @@ from lightning_adpsgd.gossip.exchange import (
     Lanes,
 )
 from lightning_adpsgd.gossip.members import Members
-from lightning_adpsgd.gossip.pacing import Traffic, Turn
+from lightning_adpsgd.gossip.pacing import Traffic
 from lightning_adpsgd.gossip.pairing import WORDS, Pairing, Word
 from lightning_adpsgd.gossip.pulls import Pull, Pulls
 from lightning_adpsgd.transport.background import in_background
@@ -246,11 +246,11 @@ class Asker:
             self._section,
             self._may_be_silent_s(),
         )
-        if turn is Turn.NOT_YET:
+        if turn == "not yet":
             self.call()
-        elif turn is Turn.COME:  # calls in the meantime mean the same exchange
+        elif turn == "come":  # calls in the meantime mean the same exchange
             self._due.clear()
-        return turn is Turn.COME
+        return turn == "come"
 
     def _ask(self) -> None:
         if not self._requests or self._traffic.hurry.is_set():

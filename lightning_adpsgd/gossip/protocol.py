@@ -136,15 +136,7 @@ class Waits(NamedTuple):
 class Patience:
     """How long a super-learner waits at its step boundaries, and for whom.
 
-    Two that have met leave together and arrive together, and would take each other for
-    ever; so would a few that step at the same times. So half of the peers, those met
-    last, are avoided for half of the usual wait: always at first, and by chance once
-    one of them was met again, because others may be slow. Of several peers, the one met
-    longest ago is taken.
-
-    Two that are equally fast and half a step apart would wait equally long at each
-    boundary, and never meet. So after a few boundaries without a partner, chance
-    decides whether to wait.
+    docs/concepts.md, "Pairs that are ready", has the rules and their reasons.
 
     Args:
         max_wait: longest wait, in seconds; None: a quarter of the median duration of
@@ -202,15 +194,9 @@ class Patience:
 class UnderWay:
     """The exchanges that one learner has under way, and the peers in line for one.
 
-    Two exchanges at once share a link, and both average older weights with less weight.
-    So a learner has them one after another. When it is free, it requests an exchange
-    with the peer that it met longest ago. A free learner admits, of the peers that
-    request it, the one that it met longest ago. It stays free until that one begins, or
-    declines because it has itself admitted another meanwhile.
-
-    No wait for one exchange of others is longer than twice what the last exchange with
-    that peer took, so no slow peer holds up the rest. One that asks without a request
-    is never refused. The caller must hold a lock; `now` is in seconds of any clock.
+    docs/concepts.md, "How often", has the rules. A learner that has admitted a peer
+    stays free until that one begins, or declines. One that asks without a request is
+    never refused. The caller must hold a lock; `now` is in seconds of any clock.
 
     Args:
         own: number of this learner, which for an island changes as others come and go.

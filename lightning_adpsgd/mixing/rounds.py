@@ -159,7 +159,7 @@ class RoundMixer:
 
     def statistics(self) -> Statistics:
         """The counters so far; waits for the GPU."""
-        return self.tally.snapshot()._replace(refused=int(self._refused))
+        return self.tally.snapshot(refused=int(self._refused))
 
     def _first_copies(self) -> list[Tensor]:
         """The memory to which each shard is copied first, on its own device."""

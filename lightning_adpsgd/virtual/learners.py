@@ -8,6 +8,7 @@ a gradient in the module, and makes the optimizer step through `update`.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.mixing.communication import AveragingClosure
 from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
-from lightning_adpsgd.mixing.synchronous import make_rounds
+from lightning_adpsgd.mixing.synchronous import Rounds
 from lightning_adpsgd.virtual.row_exchanges import (
     CommunicationSide,
     RowExchanges,
@@ -171,9 +172,7 @@ class LockstepLearners(VirtualLearners):
         self._mixer = RowMixer(matrices, scenario.schedule(), hidden)
         mode = "sync" if dials.communication == "sync" else "delay_by_one"
         order, every = dials.effective_order, dials.gossip_every
-        self._communication = make_rounds(
-            self._mixer, mode, order, every, InlineWorker()
-        )
+        self._communication = Rounds(self._mixer, mode, order, every, InlineWorker())
         num_bytes = sum(
             matrix.shape[1] * averaging_dtype(matrix.dtype).itemsize
             for matrix in matrices
@@ -216,7 +215,7 @@ class LockstepLearners(VirtualLearners):
         done, size = self._mixer.statistics(), self._scenario.num_super_learners
         staleness = {steps: size * count for steps, count in done.staleness.items()}
         # Its exposed seconds are real ones of this process, and not simulated.
-        return done._replace(staleness=staleness, exposed_seconds=0.0)
+        return replace(done, staleness=staleness, exposed_seconds=0.0)
 
 
 class AsynchronousLearners(VirtualLearners):

@@ -94,7 +94,7 @@ class RowMixer:
 
     def statistics(self) -> Statistics:
         """The counters so far; waits for the GPU."""
-        return self.tally.snapshot()._replace(refused=int(self._num_refused))
+        return self.tally.snapshot(refused=int(self._num_refused))
 
     def _room(self, matrix: Tensor) -> Tensor:
         length = matrix.shape[1] if self._hidden else self._length

@@ -4,12 +4,8 @@
     communication side   x   w + d: what an exchange reads
                          d   the sum of what exchanges changed since the last merge
 
-    merge of i           w_i += d_i;  d_i = 0
-
-x is not stored: an exchange reads w where it lies, at any time, so that no snapshot is
-taken for an exchange that may never come. In the middle of an optimizer step it reads
-some elements before and some after their update. Each is a weight that the learner has
-had, and both ends of an exchange use what they read, so that the sum stays the same.
+docs/concepts.md, "The asynchronous engine", says why x is not stored, and why the sum
+over all learners stays the same.
 
 The units, from large to small: a vector holds all weights of one dtype. A shard is the
 1/N of it that one of N learners exchanges, in one tensor or several. A chunk is the

@@ -152,7 +152,7 @@ class Waits:
         return self.turn
 
 
-@pytest.mark.parametrize("turn", [Turn.NOT_YET, Turn.MET])
+@pytest.mark.parametrize("turn", ["not yet", "met"])
 def test_a_peer_hears_from_a_learner_whose_turn_never_comes(
     played: Played, turn: Turn
 ) -> None:

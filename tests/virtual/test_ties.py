@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lightning_adpsgd import reference
 from lightning_adpsgd.gossip.codecs import INT4
 from lightning_adpsgd.mixing.rounds import Mixer
-from lightning_adpsgd.mixing.synchronous import Order, make_rounds
+from lightning_adpsgd.mixing.synchronous import Order, Rounds
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.topology.topology import Topology
@@ -164,7 +164,7 @@ def test_sync_is_what_threads_do_with_the_engine(topology: str, size: int) -> No
     vectors, mixers = round_mixers(start_rows, topology, 0.5)
 
     def train(i: int) -> None:
-        communication = make_rounds(mixers[i], "sync", "step_then_average")
+        communication = Rounds(mixers[i], "sync", "step_then_average")
         for step in range(6):
             vectors[i].sub_(-vectors[i].sin() - noise(i, step), alpha=0.3)
             communication.after_update()
