@@ -61,7 +61,7 @@ class Boundary:
 
     def meet(self) -> bool:
         """Exchanges with a peer that is ready in time; returns whether one was."""
-        if self._pairing.is_alone:
+        if not self._pairing.peers:
             return False
         begin = time.perf_counter()
         seconds = None if self._left_at is None else begin - self._left_at

@@ -53,7 +53,7 @@ class Pairing:
     """
 
     def __init__(self, own: int, peers: Iterable[int], choose: Choice) -> None:
-        self.own, self._peers, self._choose = own, tuple(peers), choose
+        self.own, self.peers, self._choose = own, tuple(peers), choose
         self._state: _State = "away"
         self._ready, self._told = set[int](), set[int]()
         self._in_hurry, self._avoided = False, frozenset[int]()
@@ -65,11 +65,6 @@ class Pairing:
         self.partner: int | None = None
 
     @property
-    def is_alone(self) -> bool:
-        """Whether there are no peers to pair with."""
-        return not self._peers
-
-    @property
     def is_decided(self) -> bool:
         """Whether the outcome in `pair` is decided."""
         return self._state in ("away", "paired")
@@ -78,7 +73,7 @@ class Pairing:
     def may_come(self) -> set[int]:
         """The peers that may come to a boundary."""
         gone_to = self._meetings_of
-        return {peer for peer in self._peers if gone_to[peer] <= self._meetings}
+        return {peer for peer in self.peers if gone_to[peer] <= self._meetings}
 
     def arrive(self, avoided: frozenset[int] = frozenset()) -> list[Word]:
         """Arrives at a step boundary.
@@ -103,7 +98,7 @@ class Pairing:
     def rest(self) -> list[Word]:
         """Goes to the next meeting of all."""
         self._meetings += 1
-        return [Word(peer, REST) for peer in self._peers]
+        return [Word(peer, REST) for peer in self.peers]
 
     def leave(self) -> None:
         """Leaves the boundary after the exchange."""
@@ -151,7 +146,7 @@ class Pairing:
         if not self.may_come:
             return self._end("away", Pair())
         self._state, self.pair = "ready", Pair()
-        untold = [peer for peer in self._peers if peer not in self._told]
+        untold = [peer for peer in self.peers if peer not in self._told]
         self._told.update(untold)
         return [Word(peer, READY) for peer in untold]
 

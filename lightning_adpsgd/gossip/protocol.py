@@ -155,10 +155,6 @@ class Patience:
         self.repeats = self.in_vain = 0
 
     @property
-    def _usual(self) -> float:
-        return _SHARE_OF_STEP * median(self._steps or [0.0])
-
-    @property
     def avoided(self) -> frozenset[int]:
         """The peers to avoid for the first part of a wait."""
         return frozenset(() if self.in_vain else self._meetings[: self._num_avoided])
@@ -167,7 +163,8 @@ class Patience:
         """The waits after a step that took `of_step` seconds; None: that is unknown."""
         if of_step is not None:
             self._steps.append(of_step)
-        usual, is_chosen = self._usual, self._draw.random() < 0.5
+        usual = _SHARE_OF_STEP * median(self._steps or [0.0])
+        is_chosen = self._draw.random() < 0.5
         longest = usual if self._max_wait is None else self._max_wait
         if self.in_vain:
             skips = self.in_vain > _FEW_IN_VAIN and is_chosen

@@ -321,7 +321,7 @@ class Job:
         if (num := self._engine.communication.num_reloads) == self._num_reloads:
             return
         self._num_reloads = num
-        for weight in self.flat.parameters():
+        for weight in self.flat.module.parameters():
             if weight.grad is not None:
                 weight.grad.zero_()
         self._on_reload()

@@ -49,8 +49,8 @@ class CommunicationSide:
     ) -> None:
         self._order = order
         # Each vector is a section of its own, so that no chunk spans two vectors.
-        counts, state = [1] * len(vectors), threading.Condition()
-        self.replica = Replica(vectors, CHUNK_ELEMENTS, state, counts)
+        sections = [[vector] for vector in vectors]
+        self.replica = Replica(sections, CHUNK_ELEMENTS, threading.Condition())
         kind = ShardGather if num_learners > 1 else MergeAlone
         self._merger = kind(
             vectors, self.replica, SuperLearnerGroup(), _NO_WAIT, InlineWorker()

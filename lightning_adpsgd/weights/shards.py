@@ -124,7 +124,7 @@ class LocalShards(Weights):
         Raises:
             RuntimeError: A shard has moved to other memory since set-up.
         """
-        for module in self._module.modules():
+        for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
         for slot in self._slots:
@@ -141,7 +141,7 @@ class LocalShards(Weights):
 
     @override
     def check_views(self) -> None:
-        here = {id(tensor): name for name, tensor in floating_tensors(self._module)}
+        here = {id(tensor): name for name, tensor in floating_tensors(self.module)}
         then = {id(slot.tensor): slot.name for slot in self._slots}
         for number in here.keys() ^ then.keys():
             name = here.get(number) or then[number]

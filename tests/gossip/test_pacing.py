@@ -197,7 +197,7 @@ class Course(NamedTuple):
 
 def course(cpu_share: float) -> Course:
     state = threading.Condition()
-    replica = Replica([torch.zeros(4)], 4, state)
+    replica = Replica([[torch.zeros(4)]], 4, state)
     members = Members.fixed(Schedule(find_topology("ring"), 2), 0)
     quarantine = Quarantine(members, [], SuperLearnerGroup(), replica, PATIENCE)
     account = Account(members, replica, quarantine, state)

@@ -68,7 +68,7 @@ class Played:
         self.traffic: Any = SimpleNamespace(declined_by=lambda *_: None)
         lane: Any = self.lane
         self.asker = Asker(1, lane, self.traffic, self.threads, 0)
-        self.replica = Replica([torch.zeros(4)], 1 << 20, self.state)
+        self.replica = Replica([[torch.zeros(4)]], 1 << 20, self.state)
         members = self.members = Members.fixed(Schedule(find_topology("ring"), 4), 0)
         quarantine: Any = SimpleNamespace(note=lambda outcome, section: None)
         self.account = Account(members, self.replica, quarantine, self.state)

@@ -94,7 +94,7 @@ class Counting(ThreadSuperLearner):
 def test_only_the_chunks_that_a_learner_changed_are_shared() -> None:
     def learner(group: Counting) -> Any:
         weights, state = torch.zeros(8), threading.Condition()
-        replica = Replica([weights.tensor_split(2)[group.index]], 2, state)
+        replica = Replica([[weights.tensor_split(2)[group.index]]], 2, state)
         merge = ShardGather([weights], replica, group, PATIENCE)
         if group.index == 1:  # in its second chunk
             replica.chunks[1].parts[0].add(torch.tensor([3.0, 4.0]), 0.5)
@@ -134,7 +134,7 @@ class Watching(Guard):
 def test_an_exchange_never_reads_a_change_twice() -> None:
     def learner(group: ThreadSuperLearner) -> list[list[float]]:
         weights, state = torch.zeros(8), threading.Condition()
-        replica = Replica([weights.tensor_split(2)[group.index]], 2, state)
+        replica = Replica([[weights.tensor_split(2)[group.index]]], 2, state)
         merge = ShardGather([weights], replica, group, PATIENCE)
         for chunk in replica.chunks:
             chunk.parts[0].add(torch.ones(2), 1.0)

@@ -136,12 +136,8 @@ class LinkTransport(Transport):
 
     def callers(self) -> list[int]:
         """The peers whose asking lanes are connected, as far as this end knows."""
-        asking = (
-            (peer, lane)
-            for peer, lane in self._lanes.connected()
-            if lane == lane_of(peer, self.index)
-        )
-        return [peer for peer, lane in asking if self._lanes.holder(peer, lane)]
+        lanes = self._lanes.connected()
+        return [peer for peer, lane in lanes if lane == lane_of(peer, self.index)]
 
     def close(self) -> None:
         """Ends all lanes for good; listeners are closed separately."""
@@ -273,7 +269,7 @@ class _OpenConnections:
 
     def connected(self) -> list[tuple[int, int]]:
         with self._lock:
-            return list(self._connections)
+            return [key for key, one in self._connections.items() if not one.is_broken]
 
     def drop(self, peer: int, lane: int | None = None) -> None:
         with self._lock:
@@ -288,8 +284,9 @@ class _OpenConnections:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        for peer, lane in self.connected():
-            self.drop(peer, lane)
+            peers = {peer for peer, _ in self._connections}
+        for peer in peers:
+            self.drop(peer)
 
 
 class _Used(threading.local):
