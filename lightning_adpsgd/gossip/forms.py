@@ -37,9 +37,8 @@ def forms_of(
 ) -> list[Form]:
     """The forms of a lane: by wire dtype, the widest first, and in short messages.
 
-    What the wire dtype "auto" leaves open is chosen for each exchange. Weights are read
-    as their message is sent, and averaged when two more have come. So short messages
-    average fresher weights, where an exchange takes many steps. Long ones cost less.
+    Short messages average fresher weights, where an exchange takes many steps. Long
+    ones cost less.
     """
     dtypes = wire_dtypes(choice)
     long = [[*joined(chunk.parts)] for chunk in chunks]

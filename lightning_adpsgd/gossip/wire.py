@@ -7,8 +7,7 @@ A message about some parts has them encoded, followed by a seal::
                the verdicts on the parts of a message that came before
                a CRC-32 of both
 
-XXH3 runs at the speed of memory, and misses one error in 2^64. (A sum of words costs
-two thirds as much, but misses one in 128 errors of two bits.) It does not protect
+XXH3 runs at the speed of memory, and misses one error in 2^64. It does not protect
 against deliberate changes; TLS does. Nothing here communicates.
 """
 

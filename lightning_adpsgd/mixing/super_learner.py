@@ -1,11 +1,9 @@
 """The learners of one super-learner, and how they merge the same change at one step.
 
-Each learner exchanges 1/N of the weights with its counterparts in other super-learners,
-and so receives only changes of its own shards. `ShardGather` shares the changes of all
-shards while one step computes, and every learner merges them at the end of that step.
-Exchanges end at different times in different learners, so each learner shares only the
-chunks that they have changed. `Votes` travel with them, and all learners count these at
-the same step.
+docs/concepts.md, "Inside a super-learner", says what they share. `ShardGather` shares
+the changes of all shards while one step computes, and every learner merges them at the
+end of that step. `Votes` travel with them, and all learners count these at the same
+step.
 
 If each learner holds only 1/N of the weights, `ShardMerge` merges its changes at once,
 and only the votes are shared.

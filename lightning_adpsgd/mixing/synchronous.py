@@ -97,7 +97,8 @@ class Rounds(Communication):
 
     @override
     def statistics(self) -> Statistics:
-        return self._mixer.statistics()
+        mixer = self._mixer
+        return mixer.tally.snapshot(refused=int(mixer.refused))  # waits for the GPU
 
     def _launch_if_due(self) -> None:
         if self._step % self._every == 0 and self._round is None:

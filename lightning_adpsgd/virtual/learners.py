@@ -212,7 +212,7 @@ class LockstepLearners(VirtualLearners):
 
     @override
     def totals(self) -> Statistics:
-        done, size = self._mixer.statistics(), self._scenario.num_super_learners
+        done, size = self._communication.statistics(), self._scenario.num_super_learners
         staleness = {steps: size * count for steps, count in done.staleness.items()}
         # Its exposed seconds are real ones of this process, and not simulated.
         return replace(done, staleness=staleness, exposed_seconds=0.0)

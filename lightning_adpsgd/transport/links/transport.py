@@ -153,10 +153,7 @@ class LinkTransport(Transport):
 
     @override
     def post_mean(self, vector: Tensor) -> Pending:
-        raise RuntimeError(
-            "`communication` must be 'async' with `islands`, which have no mean over "
-            "all super-learners"
-        )
+        raise NotImplementedError("links take no mean over all super-learners")
 
     def _dial(
         self, address: Address, deadline: Deadline, wanted: Wanted
