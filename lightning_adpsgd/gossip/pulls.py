@@ -25,10 +25,6 @@ class Pull(Future[Pulled]):
         super().__init__()
         self.share, self.moved_at = 0.0, time.monotonic()
 
-    def moved(self, share: float) -> None:
-        """Notes that a piece has come."""
-        self.share, self.moved_at = share, time.monotonic()
-
     def result_while_it_moves(
         self, seconds: float, watch: Callable[[float], None]
     ) -> Pulled:
@@ -77,7 +73,7 @@ class Pulls:
         """Notes for all waits that a piece has come."""
         with self._state:
             for pull in self._waits:
-                pull.moved(share)
+                pull.share, pull.moved_at = share, time.monotonic()
 
     def take(self) -> Pull | None:
         """Takes the first wait that has not been given up, for the caller to end."""

@@ -280,8 +280,6 @@ _Piece = tuple[int, Tensor]  # the number of a section, and a view of its weight
 def _in_runs(sections: Sequence[Sequence[Tensor]]) -> list[_Piece]:
     """Views in the order in which they are packed: by dtype first, then by section."""
     pieces = [(number, view) for number, of in enumerate(sections) for view in of]
-    if len(sections) == 1:
-        return pieces
     dtypes = list(dict.fromkeys(view.dtype for _, view in pieces))
     return sorted(pieces, key=lambda piece: dtypes.index(piece[1].dtype))
 

@@ -73,20 +73,9 @@ class Tally(Statistics):
         """Counts a merged average, of this age in optimizer steps."""
         self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
 
-
-class Unmerged:
-    """The averages that await a merge, which counts them in a tally.
-
-    Attributes:
-        first_steps: of each average, the step that its weights had seen.
-    """
-
-    def __init__(self, tally: Tally) -> None:
-        self._tally, self.first_steps = tally, list[int]()
-
-    def merged(self, step: int) -> None:
-        """Counts a merge of all of them at this step."""
-        for first_step in self.first_steps:
-            self._tally.merged(step - first_step)
-        self._tally.merges += bool(self.first_steps)
-        self.first_steps.clear()
+    def merged_all(self, first_steps: list[int], step: int) -> None:
+        """Counts a merge of averages whose weights had seen these steps; empties it."""
+        for first_step in first_steps:
+            self.merged(step - first_step)
+        self.merges += bool(first_steps)
+        first_steps.clear()

@@ -26,7 +26,7 @@ from lightning_adpsgd.coordination.store import Coordinator, Meanwhile
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position
 from lightning_adpsgd.islands.island import Island
-from lightning_adpsgd.mixing.communication import AveragingClosure
+from lightning_adpsgd.mixing.communication import averaging_closure
 from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.engines import (
@@ -298,7 +298,7 @@ class Job:
         shares_gradients = self.super_learner_size > 1
         with self.failures.named() if shares_gradients else nullcontext():
             gradients = partial(self._compute, closure)
-            output = step(AveragingClosure(gradients, self._before_update))
+            output = step(averaging_closure(gradients, self._before_update))
         with self.failures.named():
             self._engine.communication.after_update()
         self._reset_if_reloaded()

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.mixing.averages import all_finite
-from lightning_adpsgd.mixing.communication import AveragingClosure
+from lightning_adpsgd.mixing.communication import averaging_closure
 from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.mixing.synchronous import Rounds
@@ -202,7 +202,7 @@ class LockstepLearners(VirtualLearners):
     @override
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
         row = self._turn
-        output = step(AveragingClosure(closure, lambda: self._mixer.take_in(row)))
+        output = step(averaging_closure(closure, lambda: self._mixer.take_in(row)))
         self.rows.take_assigned()
         self.steps[row] += 1
         if self.between_rounds:
@@ -257,7 +257,7 @@ class AsynchronousLearners(VirtualLearners):
     @override
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
         side = self._sides[self._turn]
-        output = step(AveragingClosure(closure, side.before_update))
+        output = step(averaging_closure(closure, side.before_update))
         self.rows.take_assigned()
         side.after_update()
         self.steps[self._turn] += 1

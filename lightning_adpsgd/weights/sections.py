@@ -108,7 +108,7 @@ def sections_of(super_learners: Sequence[Owned]) -> list[Section]:
         begin = 0
         for end in ends:
             owners = tuple(_owner_at(row, begin) for row in rows)
-            _append(found.setdefault(owners, []), Range(vector, begin, end))
+            found.setdefault(owners, []).append(Range(vector, begin, end))
             begin = end
     return [Section(owners, tuple(found[owners])) for owners in sorted(found)]
 
@@ -127,9 +127,3 @@ def _by_vector(owned: Owned) -> dict[int, _Row]:
 
 def _owner_at(row: _Row, element: int) -> int:
     return next(place for one, place in row if one.begin <= element < one.end)
-
-
-def _append(ranges: list[Range], new: Range) -> None:
-    if ranges and ranges[-1][::2] == (new.vector, new.begin):
-        new = Range(new.vector, ranges.pop().begin, new.end)
-    ranges.append(new)

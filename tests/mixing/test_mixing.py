@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd import reference
-from lightning_adpsgd.mixing.communication import AveragingClosure, Communication
+from lightning_adpsgd.mixing.communication import Communication, averaging_closure
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import Order, Rounds
@@ -289,7 +289,7 @@ def test_the_end_waits_for_a_round_and_an_abort_only_for_seconds() -> None:
 
 def test_an_optimizer_that_calls_its_closure_often_averages_once_a_step() -> None:
     told = list[str]()
-    average = AveragingClosure(
+    average = averaging_closure(
         lambda: told.append("closure") or 7, lambda: told.append("average")
     )
     assert [average() for _ in range(3)] == [7] * 3
