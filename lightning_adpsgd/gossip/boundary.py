@@ -82,15 +82,15 @@ class Boundary:
     def _find(self, of_step: float | None) -> Pair:
         """Waits for a partner; `of_step` is the duration of the last step."""
         pairing, patience = self._pairing, self._patience
-        waits = patience.waits(of_step)
-        self._say_and_wait(lambda: pairing.arrive(patience.avoided), waits.for_others)
-        self._say_and_wait(pairing.relent, waits.for_anyone - waits.for_others)
+        for_others, for_anyone = patience.waits(of_step)
+        self._say_and_wait(lambda: pairing.arrive(patience.avoided), for_others)
+        self._say_and_wait(pairing.relent, for_anyone - for_others)
         self._say_and_wait(pairing.give_up, 0.0)
         self._waiting.until(
             lambda: pairing.is_decided,
             f"super-learner {pairing.pair.partner} to answer its offer of an exchange",
         )
-        self._remember(pairing.pair.partner, waits.for_anyone)
+        self._remember(pairing.pair.partner, for_anyone)
         return pairing.pair
 
     def _say_and_wait(self, act: Callable[[], list[Word]], seconds: float) -> None:

@@ -121,18 +121,6 @@ def exchange_weight(gain: float, num_mine: int, num_theirs: int) -> float:
     return gain / (1 + max(num_mine, num_theirs))
 
 
-class Waits(NamedTuple):
-    """The waits at a step boundary, in seconds from the arrival.
-
-    Attributes:
-        for_others: time from which on the peers that were met last are taken again.
-        for_anyone: end of the longest wait.
-    """
-
-    for_others: float
-    for_anyone: float
-
-
 class Patience:
     """How long a super-learner waits at its step boundaries, and for whom.
 
@@ -159,8 +147,11 @@ class Patience:
         """The peers to avoid for the first part of a wait."""
         return frozenset(() if self.in_vain else self._meetings[: self._num_avoided])
 
-    def waits(self, of_step: float | None) -> Waits:
-        """The waits after a step that took `of_step` seconds; None: that is unknown."""
+    def waits(self, of_step: float | None) -> tuple[float, float]:
+        """The wait for peers that are not avoided, and that for any, from the arrival.
+
+        `of_step` is the duration of the last step; None: it is unknown.
+        """
         if of_step is not None:
             self._steps.append(of_step)
         usual = _SHARE_OF_STEP * median(self._steps or [0.0])
@@ -168,9 +159,9 @@ class Patience:
         longest = usual if self._max_wait is None else self._max_wait
         if self.in_vain:
             skips = self.in_vain > _FEW_IN_VAIN and is_chosen
-            return Waits(0.0, 0.0 if skips else longest)
+            return 0.0, 0.0 if skips else longest
         avoids = self.avoided and (not self.repeats or is_chosen)
-        return Waits(min(longest, usual) / 2 if avoids else 0.0, longest)
+        return min(longest, usual) / 2 if avoids else 0.0, longest
 
     def choose(self, peers: Sequence[int]) -> int:
         """The one to take of several peers."""
