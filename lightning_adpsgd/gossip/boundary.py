@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-import torch
-
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.pairing import Pair, Pairing, Word
 from lightning_adpsgd.gossip.peers import Peers, Threads
@@ -128,9 +126,7 @@ class Boundary:
     def _agreed(self, pair: Pair) -> Pair:
         """The first learner's decision, in all learners of the super-learner."""
         number = -1 if pair.partner is None else pair.partner
-        found = torch.tensor([number, pair.asks], dtype=torch.int64, device="cpu")
-        self._group.agree(found, 2 * self._timeout)
-        number, asks = found.tolist()
+        number, asks = self._group.agree([number, pair.asks], 2 * self._timeout)
         return Pair(None if number < 0 else number, bool(asks))
 
     def _exchange(self, partner: int, asks: bool) -> None:

@@ -221,9 +221,8 @@ class Quarantine:
         for peer in peers:
             values = weights_of(peer, limit)
             is_usable = values is not None and all_finite(values)
-            misses = torch.tensor([not is_usable], dtype=torch.uint8, device="cpu")
-            self._group.agree(misses, self._timeout)
-            if values is not None and not misses.any():
+            (misses,) = self._group.agree([not is_usable], self._timeout)
+            if values is not None and not misses:
                 return peer, values
         return None
 
