@@ -310,7 +310,6 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
 
     @override
     def finish(self) -> bool:
-        """Waits for the shared changes and adds them to w; whether there were any."""
         if (shared := self._shared()) is None:
             return False
         changed, self.agreed = shared
@@ -364,12 +363,10 @@ class ShardMerge(MergeTogether[Votes]):
 
     @override
     def begin(self, votes: Votes = _NOTHING) -> None:
-        """Starts to count votes."""
         self._sharing = self._worker.submit(lambda: self._count(votes))
 
     @override
     def finish(self) -> bool:
-        """Waits for the votes, and merges; returns whether there was a change."""
         self.agreed = self._shared() or self.agreed
         has_merged = self._replica.merge()
         self._give_replicated(has_merged)

@@ -228,8 +228,7 @@ class FlatParameters(Weights):
         """Copies weights that have moved to other memory back into the vectors.
 
         ``p.data = values`` moves a weight out of its vector, and ``self.mean = values``
-        puts another tensor in a buffer's place. This copies the values into the vector,
-        and makes the weight a view again. It costs little if nothing has moved.
+        puts another tensor in a buffer's place. It costs little if nothing has moved.
 
         Raises:
             RuntimeError: A weight has changed its shape, dtype or device, or is no
@@ -391,9 +390,7 @@ def _recurrent_first(
     several = [
         [w for ws in m.all_weights for w in ws] for m in modules if not m.proj_size
     ]
-    if not several:
-        return tensors
-    weights = max(several, key=lambda these: sum(weight.numel() for weight in these))
+    weights = max(several, key=lambda one: sum(w.numel() for w in one), default=[])
     in_order = sorted(weights, key=lambda weight: -weight.ndim)  # keeps equal ones
     ranks = {id(weight): rank for rank, weight in enumerate(in_order)}
     rest = len(ranks)

@@ -66,6 +66,7 @@ class LocalShards(Weights):
         buffers = [(n, t) for n, t in found if not isinstance(t, nn.Parameter)]
         check_sharding(module, num_learners, shared_by)
         in_order = [*_by_dtype(weights), *_by_dtype(buffers)]
+        # With tensor parallelism, names include how a weight is cut.
         self._layout = layout_of((_with_cut(*pair), pair[1]) for pair in in_order)
         self._replicated = [shared_by > 1 and not _cut(t) for _, t in in_order]
         self._slots = [_Slot(*p, local_part(p[1]).data_ptr()) for p in in_order]
@@ -75,10 +76,6 @@ class LocalShards(Weights):
 
     @override
     def layout(self) -> str:
-        """Names, whole shapes and dtypes; equal in all learners.
-
-        With tensor parallelism, names include how a weight is cut.
-        """
         return self._layout
 
     def exchanged(self, place: int) -> Section:
