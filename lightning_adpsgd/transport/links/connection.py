@@ -265,4 +265,6 @@ class _Receive:
 
 
 def _memory_of(tensor: Tensor) -> memoryview:
+    if not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError("a link takes contiguous tensors in host memory")
     return tensor.detach().view(-1).view(torch.uint8).numpy().data
