@@ -40,8 +40,7 @@ class CoreShare:
     Args:
         share: bound, in (0, 1].
         in_full: whether an exchange's processor time counts in full even if cores are
-            idle. On a GPU, its thread and the training thread launch kernels by the
-            same driver and the same interpreter, and wait for these and not for cores.
+            idle.
     """
 
     def __init__(self, share: float, in_full: bool = False) -> None:

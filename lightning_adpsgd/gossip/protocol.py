@@ -111,10 +111,6 @@ def due_round(step: int, every: int) -> int | None:
 def exchange_weight(gain: float, num_mine: int, num_theirs: int) -> float:
     """The weight a in ``d += a (theirs - mine)``, the same at both ends (Metropolis).
 
-    Two ends that meet alone take their mean, a = gain / 2. Overlapping exchanges with
-    that weight would together overshoot the mean; Metropolis weights make their sum an
-    average again.
-
     `num_mine` and `num_theirs` count the exchanges that each end had under way when
     this one began, including this one.
     """

@@ -1,14 +1,9 @@
 """Sections of the weights, which super-learners of different sizes exchange.
 
-Each super-learner divides the weights among its learners. A section has one owner in
-each super-learner, and these owners exchange it with one another::
-
-    super-learner of 2      0           |     1
-    super-learner of 4      0     | 1   |     2     | 3
-    sections, by owners     (0,0) (0,1) |     (1,2) (1,3)
-
-With equal sizes there is one section for each place in a super-learner. Only `views`
-handles tensors; all else is pure.
+docs/concepts.md, "Super-learners of different sizes", has a picture. A section has one
+owner in each super-learner, and these owners exchange it with one another. With equal
+sizes there is one section for each place in a super-learner. Only `views` handles
+tensors; all else is pure.
 """
 
 import math
