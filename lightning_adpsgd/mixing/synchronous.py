@@ -22,11 +22,10 @@ Order = Literal["step_then_average", "average_then_step"]
 class Rounds(Communication):
     """One round of averaging every `every` steps, for all super-learners alike.
 
-    An average after the step needs the result of the step, and is exposed. One before
-    the step needs only the weights of the last step, and is hidden by the gradient.
-    "sync" hides it from the first step on: ``T W - lr G(W)`` is the same equation.
+    One before the step needs only the weights of the last step, and is hidden by the
+    gradient; one after it is exposed. "sync" hides it from the first step on.
     "delay_by_one" begins after the first step, because weights that start equal need no
-    average, and always averages before the step.
+    average.
 
     The worker uses the mixer from the launch of a round until its join, and the
     training thread otherwise.

@@ -5,9 +5,8 @@ other super-learners hold the same rows, so each averages its own shards with th
 and no learner needs other shards. FSDP2 keeps one tensor per weight and pads some of
 them; the vectors here are views without the padding. Nothing here communicates.
 
-With tensor parallelism, T learners share each layer. Weights that its plan does not
-cut, such as those of norms, are replicated in all T learners. Each of them exchanges
-1/T of a replicated weight, and sends the result to the others.
+With tensor parallelism, T learners share each layer. Each of them exchanges 1/T of the
+weights that all T hold, and sends the result to the others (docs/large-models.md).
 """
 
 import math
