@@ -30,7 +30,7 @@ from lightning_adpsgd.gossip.exchange import (
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import Traffic
 from lightning_adpsgd.gossip.pairing import WORDS, Pairing, Word
-from lightning_adpsgd.gossip.pulls import Pull, Pulls
+from lightning_adpsgd.gossip.pulls import Pull
 from lightning_adpsgd.transport.background import in_background
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.weights.streams import side_stream
@@ -143,9 +143,9 @@ class Threads:
 class Asker:
     """The work of the thread that asks a peer, and its controls for other threads.
 
-    `_state` guards `_words`, which are sent in this order before any exchange. Any
-    thread may set the events `called` and `_due`; the second says that an exchange is
-    to be asked for.
+    `_state` guards `_pulls` and `_words`. Words are sent in order, before any exchange.
+    Any thread may set the events `called` and `_due`; the second says that an exchange
+    is to be asked for.
 
     Attributes:
         called: event that is set when there is something to do, or to end.
@@ -171,8 +171,7 @@ class Asker:
         self._silence_s = silence_s(lane.channel.timeout)
         self.called, self._due = threading.Event(), threading.Event()
         self.gone, self.ended = threading.Event(), threading.Event()
-        self._pulls = Pulls(threads.state)
-        self._words = deque[int]()
+        self._words, self._pulls = deque[int](), deque[Pull]()
 
     def say(self, word: int) -> None:
         """Queues a word for the peer; the caller holds the engine's lock."""
@@ -186,7 +185,10 @@ class Asker:
 
     def pull(self) -> Pull:
         """Asks for the peer's weights; to cancel it is to give up on them."""
-        pull = self._pulls.add()
+        pull = Pull()
+        with self._state:
+            self._pulls.append(pull)
+            self._state.notify_all()
         self.called.set()
         return pull
 
@@ -206,7 +208,7 @@ class Asker:
     def give_up(self) -> None:
         """Fails all pulls that are still waiting for the peer's weights."""
         lost = PeerLost(self._peer, "pulling its weights", "the connection has ended")
-        while (pull := self._pulls.take()) is not None:
+        while (pull := self._take_pull()) is not None:
             pull.set_exception(lost)
         self.ended.set()
 
@@ -242,7 +244,7 @@ class Asker:
         self._due.clear()
         turn = self._traffic.await_turn(
             self._peer,
-            lambda: self.gone.is_set() or self._pulls.any_waits(),
+            lambda: self.gone.is_set() or self._has_pulls(),
             self._section,
             self._may_be_silent_s(),
         )
@@ -272,11 +274,32 @@ class Asker:
         )
 
     def _pull_all(self) -> None:
-        while self._pulls.any_waits() and self._goes_on():
-            pulled = self._lane.pull(self._pulls.moved)
+        while self._has_pulls() and self._goes_on():
+            pulled = self._lane.pull(self._note_piece)
             # The one that has asked for them may have given up, and another has not.
-            if (pull := self._pulls.take()) is not None:
+            if (pull := self._take_pull()) is not None:
                 pull.set_result(pulled)
+
+    def _has_pulls(self) -> bool:
+        """Whether anyone waits for the peer's weights and has not given up."""
+        with self._state:
+            while self._pulls and self._pulls[0].cancelled():
+                self._pulls.popleft()
+            return bool(self._pulls)
+
+    def _take_pull(self) -> Pull | None:
+        """Takes the first wait that has not been given up, for the caller to end."""
+        with self._state:
+            while self._pulls:
+                pull = self._pulls.popleft()
+                if pull.set_running_or_notify_cancel():
+                    return pull
+        return None
+
+    def _note_piece(self, share: float) -> None:
+        with self._state:
+            for pull in self._pulls:
+                pull.share, pull.moved_at = share, time.monotonic()
 
 
 class Peers:

@@ -1,8 +1,6 @@
-"""Pulls: waits for all weights of a peer, and the share of them that has come."""
+"""A wait for all weights of a peer, and the share of them that has come."""
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -43,43 +41,3 @@ class Pull(Future[Pulled]):
                 return self.result(min(left, _LOOK_S))
             watch(self.share)
         return self.result(0)
-
-
-class Pulls:
-    """The waits of all threads for one peer's weights, in the order of asking.
-
-    `_state` guards them, and is notified of each new one.
-    """
-
-    def __init__(self, state: threading.Condition) -> None:
-        self._state, self._waits = state, deque[Pull]()
-
-    def add(self) -> Pull:
-        """Begins a wait."""
-        pull = Pull()
-        with self._state:
-            self._waits.append(pull)
-            self._state.notify_all()
-        return pull
-
-    def any_waits(self) -> bool:
-        """Whether any wait has not been given up."""
-        with self._state:
-            while self._waits and self._waits[0].cancelled():
-                self._waits.popleft()
-            return bool(self._waits)
-
-    def moved(self, share: float) -> None:
-        """Notes for all waits that a piece has come."""
-        with self._state:
-            for pull in self._waits:
-                pull.share, pull.moved_at = share, time.monotonic()
-
-    def take(self) -> Pull | None:
-        """Takes the first wait that has not been given up, for the caller to end."""
-        with self._state:
-            while self._waits:
-                pull = self._waits.popleft()
-                if pull.set_running_or_notify_cancel():
-                    return pull
-        return None

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lightning_adpsgd.gossip import account as account_module
+from lightning_adpsgd.gossip import peers as peers_module
 from lightning_adpsgd.gossip import pulls as pulls_module
 from lightning_adpsgd.gossip import waiting as waiting_module
 from lightning_adpsgd.gossip.account import Account
@@ -222,7 +223,9 @@ class Trickle:
 
     def __init__(self, played: Played, patch: pytest.MonkeyPatch, pieces: int) -> None:
         self.now, self.pieces, self.seen = 100.0, pieces, list[float]()
-        patch.setattr(pulls_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        for module in (pulls_module, peers_module):
+            clock = SimpleNamespace(monotonic=lambda: self.now)
+            patch.setattr(module, "time", clock)
         patch.setattr(pulls_module, "_LOOK_S", 0.0)
         self.asker, self.pull = played.asker, played.asker.pull()
 
@@ -230,7 +233,7 @@ class Trickle:
         self.seen.append(share)
         self.now += 15.0
         if len(self.seen) <= self.pieces:
-            self.asker._pulls.moved(len(self.seen) / 10)
+            self.asker._note_piece(len(self.seen) / 10)
         if len(self.seen) == 10:
             self.pull.set_result(Pulled(BEGINNING, []))
 
