@@ -17,7 +17,6 @@ adds to d. A lane is one direction of asking between two peers. The other files 
 
     members      the super-learners that take part
     peers        the two threads of each peer
-    pulls        waits for all weights of a peer
     exchange     words and exchanges over a lane
     forms        what an exchange is sent as, and in how many messages
     codecs       what a weight is sent as

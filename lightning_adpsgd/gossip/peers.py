@@ -10,7 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from concurrent.futures import Future
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 
 import torch
@@ -30,12 +31,14 @@ from lightning_adpsgd.gossip.exchange import (
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import Traffic
 from lightning_adpsgd.gossip.pairing import WORDS, Pairing, Word
-from lightning_adpsgd.gossip.pulls import Pull
+from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.transport.background import in_background
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.weights.streams import side_stream
 
 _LONGEST_SILENCE_S = 10.0
+# How often one that waits for weights looks whether they still come.
+_LOOK_S = 0.5
 
 
 def silence_s(timeout: timedelta) -> float:
@@ -138,6 +141,39 @@ class Threads:
                 work()
         except BaseException as error:
             self.fail(error)
+
+
+class Pull(Future[Pulled]):
+    """A wait for the weights of one section of a peer; any thread may cancel it.
+
+    Attributes:
+        share: share of the weights that has come.
+        moved_at: time of `time.monotonic` at which a piece of them came last, or the
+            wait began.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share, self.moved_at = 0.0, time.monotonic()
+
+    def result_while_it_moves(
+        self, seconds: float, watch: Callable[[float], None]
+    ) -> Pulled:
+        """The weights, however long they take, if pieces of them keep coming.
+
+        Args:
+            seconds: longest time without a piece.
+            watch: function called every half second with the share that has come; its
+                exceptions end the wait.
+
+        Raises:
+            TimeoutError: No piece has come for so many seconds.
+        """
+        while (left := self.moved_at + seconds - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                return self.result(min(left, _LOOK_S))
+            watch(self.share)
+        return self.result(0)
 
 
 class Asker:

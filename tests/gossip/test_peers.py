@@ -14,7 +14,6 @@ import torch
 
 from lightning_adpsgd.gossip import account as account_module
 from lightning_adpsgd.gossip import peers as peers_module
-from lightning_adpsgd.gossip import pulls as pulls_module
 from lightning_adpsgd.gossip import waiting as waiting_module
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.exchange import ALIVE, DECLINE, LEAVE, PULL, REQUEST
@@ -223,10 +222,8 @@ class Trickle:
 
     def __init__(self, played: Played, patch: pytest.MonkeyPatch, pieces: int) -> None:
         self.now, self.pieces, self.seen = 100.0, pieces, list[float]()
-        for module in (pulls_module, peers_module):
-            clock = SimpleNamespace(monotonic=lambda: self.now)
-            patch.setattr(module, "time", clock)
-        patch.setattr(pulls_module, "_LOOK_S", 0.0)
+        patch.setattr(peers_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        patch.setattr(peers_module, "_LOOK_S", 0.0)
         self.asker, self.pull = played.asker, played.asker.pull()
 
     def watch(self, share: float) -> None:
