@@ -301,9 +301,10 @@ def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
             f"and has the shape {tuple(tensor.shape)} now; register it with its final "
             "shape, or with `persistent=False`, which leaves it out of averages"
         )
-    how = "was given new storage" if is_known else "was added to the module"
+    added = "was added to the module after set-up"
+    moved = "was given new storage after set-up"
     return (
-        f"`{name}` {how} after set-up; change weights in place "
+        f"`{name}` {moved if is_known else added}; change weights in place "
         "(`p.data.copy_(...)`), or before `trainer.fit` or `fabric.setup`"
     )
 
