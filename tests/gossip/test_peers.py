@@ -144,7 +144,8 @@ class Waits:
     """Turns that do not come, with the seconds that a learner would wait for each."""
 
     def __init__(self, played: Played, turn: Turn) -> None:
-        self.asker, self.turn, self.seconds = played.asker, turn, list[float]()
+        self.asker, self.seconds = played.asker, list[float]()
+        self.turn: Turn = turn
 
     def await_turn(self, peer: int, unless: Any, section: int, seconds: float) -> Turn:
         self.seconds.append(seconds)

@@ -1,6 +1,6 @@
 """The synchronous modes over threads against the oracle."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import pytest
@@ -39,7 +39,7 @@ Gradient = Callable[[Tensor], Tensor]
 
 def lockstep(
     vectors: list[Tensor],
-    communications: list[Communication],
+    communications: Sequence[Communication],
     gradient: Gradient,
     lr: float,
     num_steps: int,
@@ -63,7 +63,7 @@ def lockstep(
     return torch.stack(vectors)
 
 
-def end(communications: list[Communication]) -> None:
+def end(communications: Sequence[Communication]) -> None:
     """Joins what is under way and ends the threads."""
     together([communication.settle for communication in communications])
     together([communication.stop for communication in communications])
