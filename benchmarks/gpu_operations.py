@@ -63,7 +63,7 @@ def _until_done(work: Callable[[], object], device: str) -> Callable[[], None]:
 
 def _of_replica(device: str, elements: int) -> Works:
     vector = torch.randn(elements, device=device)
-    replica = Replica([vector], GossipOptions().chunk_elements, threading.Condition())
+    replica = Replica([[vector]], GossipOptions().chunk_elements, threading.Condition())
     other, size = torch.empty_like(vector), vector.nbytes
     return {
         COPY: (lambda: other.copy_(vector), 2 * size, COPY),

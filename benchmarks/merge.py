@@ -50,7 +50,7 @@ def measure_size(num_elements: int, repetitions: int) -> list[Row]:
     """The rates of the three on vectors of this length."""
     vector = torch.randn(num_elements)
     chunk_elements = GossipOptions().chunk_elements
-    replica = Replica([vector], chunk_elements, threading.Condition())
+    replica = Replica([[vector]], chunk_elements, threading.Condition())
     other = torch.empty_like(vector)
     works = {
         LIMIT: lambda: other.copy_(vector),

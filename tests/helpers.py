@@ -294,8 +294,9 @@ class ThreadSuperLearner(SuperLearnerGroup):
         return [cls(index, boxes, holds_all, sections) for index in range(size)]
 
     @override
-    def agree(self, flags: Tensor, timeout: timedelta) -> None:
-        flags.copy_(torch.stack(self._cross(flags, timeout)).amax(0))
+    def agree(self, numbers: Sequence[int], timeout: timedelta) -> list[int]:
+        found = torch.tensor(numbers, device="cpu")
+        return torch.stack(self._cross(found, timeout)).amax(0).tolist()
 
     @override
     def gather(self, part: Tensor, into: list[Tensor], timeout: timedelta) -> None:

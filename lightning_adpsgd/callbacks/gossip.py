@@ -16,7 +16,7 @@ from lightning_adpsgd.callbacks.reporting import (
     gossip_of,
     log,
 )
-from lightning_adpsgd.mixing.statistics import Statistics, Tally
+from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 
 STALENESS_BINS = 64
@@ -127,7 +127,7 @@ def exposed_seconds(trainer: Trainer) -> float:
 
 def statistics_of(trainer: Trainer) -> Statistics:
     """The counters of this learner's communication; zeros if nothing communicates."""
-    return gossip_of(trainer) or Tally().snapshot()
+    return gossip_of(trainer) or Statistics()
 
 
 def _membership(trainer: Trainer) -> dict[str, float]:

@@ -7,7 +7,7 @@ from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pairing import Pair
 from lightning_adpsgd.gossip.protocol import Outcome
 from lightning_adpsgd.gossip.quarantine import Quarantine
-from lightning_adpsgd.mixing.statistics import Statistics, Tally, Unmerged
+from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.weights.replica import Replica
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Account:
         self._members, self._replica, self._state = members, replica, state
         self._quarantine = quarantine
         self._tally = Tally()
-        self._unmerged = Unmerged(self._tally)
+        self._first_steps = list[int]()  # of averages that await a merge
         self._begin = self._last_exchange_step = 0
         self._last_steps: dict[int, int] = {}
         self._refusing = set[int]()
@@ -75,11 +75,10 @@ class Account:
 
     def merged(self, steps_late: int, waits: bool = False) -> None:
         """Counts a merge of this staleness; if the lock is busy, waits or defers it."""
-        awaiting = self._unmerged.first_steps
-        if not awaiting or not self._state.acquire(blocking=waits):
+        if not self._first_steps or not self._state.acquire(blocking=waits):
             return
         try:
-            self._unmerged.merged(self._replica.step + steps_late)
+            self._tally.merged_all(self._first_steps, self._replica.step + steps_late)
         finally:
             self._state.release()
 
@@ -116,7 +115,7 @@ class Account:
         with self._state:
             step, last_steps = self._replica.step, self._last_steps
             ages = {peer: step - last for peer, last in last_steps.items()}
-            return self._tally.snapshot()._replace(
+            return self._tally.snapshot(
                 exposed_seconds=self._tally.exposed_seconds + waited,
                 peer_ages=ages,
                 reloads=self._quarantine.num_reloads,
@@ -128,4 +127,4 @@ class Account:
         self._tally.refused += not outcome.averaged
         self._tally.far += not outcome.near
         self._tally.damaged += outcome.damaged
-        self._unmerged.first_steps.append(outcome.first_step)
+        self._first_steps.append(outcome.first_step)

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-import torch
-
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.pairing import Pair, Pairing, Word
 from lightning_adpsgd.gossip.peers import Peers, Threads
@@ -61,7 +59,7 @@ class Boundary:
 
     def meet(self) -> bool:
         """Exchanges with a peer that is ready in time; returns whether one was."""
-        if self._pairing.is_alone:
+        if not self._pairing.peers:
             return False
         begin = time.perf_counter()
         seconds = None if self._left_at is None else begin - self._left_at
@@ -82,15 +80,15 @@ class Boundary:
     def _find(self, of_step: float | None) -> Pair:
         """Waits for a partner; `of_step` is the duration of the last step."""
         pairing, patience = self._pairing, self._patience
-        waits = patience.waits(of_step)
-        self._say_and_wait(lambda: pairing.arrive(patience.avoided), waits.for_others)
-        self._say_and_wait(pairing.relent, waits.for_anyone - waits.for_others)
+        for_others, for_anyone = patience.waits(of_step)
+        self._say_and_wait(lambda: pairing.arrive(patience.avoided), for_others)
+        self._say_and_wait(pairing.relent, for_anyone - for_others)
         self._say_and_wait(pairing.give_up, 0.0)
         self._waiting.until(
             lambda: pairing.is_decided,
             f"super-learner {pairing.pair.partner} to answer its offer of an exchange",
         )
-        self._remember(pairing.pair.partner, waits.for_anyone)
+        self._remember(pairing.pair.partner, for_anyone)
         return pairing.pair
 
     def _say_and_wait(self, act: Callable[[], list[Word]], seconds: float) -> None:
@@ -128,9 +126,7 @@ class Boundary:
     def _agreed(self, pair: Pair) -> Pair:
         """The first learner's decision, in all learners of the super-learner."""
         number = -1 if pair.partner is None else pair.partner
-        found = torch.tensor([number, pair.asks], dtype=torch.int64, device="cpu")
-        self._group.agree(found, 2 * self._timeout)
-        number, asks = found.tolist()
+        number, asks = self._group.agree([number, pair.asks], 2 * self._timeout)
         return Pair(None if number < 0 else number, bool(asks))
 
     def _exchange(self, partner: int, asks: bool) -> None:

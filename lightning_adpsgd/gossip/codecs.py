@@ -6,11 +6,9 @@ the changes of the two ends are opposite to the last bit, however coarse the mes
 are: a codec can slow down mixing, but cannot move the mean. The rounding error stays in
 the weights that were rounded.
 
-`Cast` sends each number in a floating-point type. `Lattice` sends 8 or 4 bits per
-number: its place on a lattice, modulo 256 or 16 (Moniqua, arXiv 2002.11787; the lattice
-of SwarmSGD, 1910.12308). The receiver's own weights determine which number with that
-residue is meant. So the bits resolve the *disagreement* of the two, not the weight, and
-need no copy of the peer's weights.
+docs/concepts.md, "What travels", has the formats: `Cast` sends floating-point numbers,
+`Lattice` 8 or 4 bits of a place on a lattice (Moniqua, arXiv 2002.11787; the lattice of
+SwarmSGD, 1910.12308).
 """
 
 import math

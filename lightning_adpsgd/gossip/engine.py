@@ -17,7 +17,6 @@ adds to d. A lane is one direction of asking between two peers. The other files 
 
     members      the super-learners that take part
     peers        the two threads of each peer
-    pulls        waits for all weights of a peer
     exchange     words and exchanges over a lane
     forms        what an exchange is sent as, and in how many messages
     codecs       what a weight is sent as
@@ -40,7 +39,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain, product
+from itertools import product
 
 from torch import Tensor
 from typing_extensions import override
@@ -144,12 +143,9 @@ class Gossip(Communication):
         self.members, timeout = members, options.timeout
         self._state = state = threading.Condition()
         vectors = [as_real(vector) for vector in vectors]
-        sections = group.own(vectors)
-        self._shards = [*chain.from_iterable(sections)]
-        counts = [len(section) for section in sections]
+        self._shards = group.own(vectors)
         self.replica = replica = Replica(
-            *(self._shards, options.chunk_elements, state, counts),
-            options.part_elements,
+            self._shards, options.chunk_elements, state, options.part_elements
         )
         self._quarantine = Quarantine(members, vectors, group, replica, timeout)
         self._account = Account(members, replica, self._quarantine, state)
@@ -306,8 +302,8 @@ class Gossip(Communication):
     @override
     def set_aside(self, vectors: Sequence[Tensor], unmerged: bool = False) -> None:
         # A peer that has resumed earlier asks at any time.
-        sections = self._group.own([as_real(vector) for vector in vectors])
-        self.replica.show([*chain.from_iterable(sections)], unmerged)
+        shown = self._group.own([as_real(vector) for vector in vectors])
+        self.replica.show(shown, unmerged)
 
     @override
     def resume(self) -> None:
@@ -387,7 +383,8 @@ class Gossip(Communication):
             asked = self.members.live_schedule.asks(round)
             for peers in self.peers_by_section:
                 peers.call(asked)
-        if self._group.index == 0 and self.members.own_is_first:
+        live = self.members.live_schedule
+        if self._group.index == 0 and live.own == live.numbers[0]:
             self._traffic.report_rate()
 
     def _meet_and_merge(self, boundary: Boundary, is_due: bool) -> None:

@@ -42,7 +42,6 @@ from lightning_adpsgd.gossip.wire import (
     FINE,
     NOT_FINITE,
     Buffers,
-    Damaged,
     Loan,
     Message,
     Parts,
@@ -121,10 +120,9 @@ class Channel:
         Raises:
             PeerLost: The seal arrived damaged.
         """
-        try:
-            return read_seal(seal)
-        except Damaged as error:
-            raise PeerLost(self.peer, "exchanging", str(error)) from error
+        if (words := read_seal(seal)) is None:
+            raise PeerLost(self.peer, "exchanging", "a message arrived damaged")
+        return words
 
 
 @dataclass(frozen=True)

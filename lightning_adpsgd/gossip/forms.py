@@ -37,9 +37,8 @@ def forms_of(
 ) -> list[Form]:
     """The forms of a lane: by wire dtype, the widest first, and in short messages.
 
-    What the wire dtype "auto" leaves open is chosen for each exchange. Weights are read
-    as their message is sent, and averaged when two more have come. So short messages
-    average fresher weights, where an exchange takes many steps. Long ones cost less.
+    Short messages average fresher weights, where an exchange takes many steps. Long
+    ones cost less.
     """
     dtypes = wire_dtypes(choice)
     long = [[*joined(chunk.parts)] for chunk in chunks]
@@ -71,15 +70,9 @@ def grouped(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
 class FormChoice:
     """Chooses the form of each exchange of a lane.
 
-    It begins with the last form in the list: fewest bits, short messages. Over a slow
-    link, an exchange at full width would hold up the others for many steps, and average
-    weights as old. Its time grows at most in proportion to the bytes, so a quick one
-    shows that a wider form is fast enough. Fewer bits are more arithmetic. If that is
-    most of the time, a wider form is tried once if the link alone is fast enough.
-
-    No form saves the round trip that an exchange takes, and short messages add some. So
-    over a long link, what is compared is the time beyond it, with steps or with two
-    round trips if these are longer.
+    docs/concepts.md, "What travels", has the rules. The time of an exchange grows at
+    most in proportion to its bytes, so a quick one shows that a wider form is fast
+    enough. Short messages add round trips.
 
     Args:
         sizes: bytes of an exchange in each form, the largest first.

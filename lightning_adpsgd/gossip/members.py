@@ -51,8 +51,3 @@ class Members:
     def fixed(cls, schedule: Schedule, own: int) -> "Members":
         """The fixed super-learners of one job, including `own`."""
         return cls(schedule, range(schedule.num_super_learners), own)
-
-    @property
-    def own_is_first(self) -> bool:
-        """Whether this super-learner has the lowest number, and logs for all."""
-        return self.live_schedule.own == self.live_schedule.numbers[0]

@@ -7,8 +7,8 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum, auto
 from pathlib import Path
+from typing import Literal
 
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.protocol import Outcome, UnderWay
@@ -40,8 +40,7 @@ class CoreShare:
     Args:
         share: bound, in (0, 1].
         in_full: whether an exchange's processor time counts in full even if cores are
-            idle. On a GPU, its thread and the training thread launch kernels by the
-            same driver and the same interpreter, and wait for these and not for cores.
+            idle.
     """
 
     def __init__(self, share: float, in_full: bool = False) -> None:
@@ -120,18 +119,10 @@ def crowding(before: float | None, after: float | None, seconds: float) -> float
     return min(1.0, max(0.0, after - before) / seconds)
 
 
-class Turn(Enum):
-    """The result of a wait for the turn of a peer.
-
-    Attributes:
-        COME: the peer may be requested.
-        MET: it has asked meanwhile, so that no request is needed.
-        NOT_YET: neither: the time is over, or something else is to be done first.
-    """
-
-    COME = auto()
-    MET = auto()
-    NOT_YET = auto()
+Turn = Literal["come", "met", "not yet"]
+"""The result of a wait for the turn of a peer: it may be requested; it has asked
+meanwhile, so that no request is needed; or neither, because the time is over or
+something else is to be done first."""
 
 
 class Traffic:
@@ -209,11 +200,11 @@ class Traffic:
             if self.hurry.is_set() or unless() or under_way.has_been_met(peer):
                 break
             if (left_s := latest - time.monotonic()) <= 0:
-                return Turn.NOT_YET
+                return "not yet"
             self._state.wait(min(pause_s, left_s, _LONGEST_PAUSE_S))
         if under_way.has_been_met(peer):
-            return Turn.MET
-        return Turn.NOT_YET if unless() else Turn.COME
+            return "met"
+        return "not yet" if unless() else "come"
 
     @contextmanager
     def requesting(self, peer: int, section: int = 0) -> Iterator[None]:

@@ -1,24 +1,9 @@
 """The agreement of two super-learners at a step boundary to exchange, without a server.
 
-A super-learner that reaches its boundary offers an exchange to a peer that it knows to
-be ready. If it knows of none, it tells all peers that it is ready, and waits::
-
-    READY    I wait at my boundary: a peer that arrives may offer
-    GONE     I no longer wait
-    OFFER    you are ready, so let us exchange
-    YES, NO  the answer, which comes at once
-
-A super-learner that avoids the peers that it met last, because others may come, says
-that it is ready, too. All learners of a job meet now and then, as for a validation::
-
-    REST     I go to the next meeting, and come to no boundary before it
-
-A super-learner whose peers all rest waits for nobody.
-
-A super-learner that has made an offer decides nothing else until the answer arrives,
-and refuses all other offers meanwhile. Two offers that cross answer each other. So both
-ends of a pair agree, however late words arrive, and no super-learner is in two pairs.
-Words from one end arrive in the order in which they were sent.
+docs/concepts.md, "Pairs that are ready", has the words and the rules. An offer is
+answered at once, and no other offer is accepted meanwhile; two that cross answer each
+other. So both ends of a pair agree, however late words arrive, and no super-learner is
+in two pairs. Words from one end arrive in the order in which they were sent.
 
 The rules are pure, without threads, networks or clocks.
 """
@@ -68,7 +53,7 @@ class Pairing:
     """
 
     def __init__(self, own: int, peers: Iterable[int], choose: Choice) -> None:
-        self.own, self._peers, self._choose = own, tuple(peers), choose
+        self.own, self.peers, self._choose = own, tuple(peers), choose
         self._state: _State = "away"
         self._ready, self._told = set[int](), set[int]()
         self._in_hurry, self._avoided = False, frozenset[int]()
@@ -80,11 +65,6 @@ class Pairing:
         self.partner: int | None = None
 
     @property
-    def is_alone(self) -> bool:
-        """Whether there are no peers to pair with."""
-        return not self._peers
-
-    @property
     def is_decided(self) -> bool:
         """Whether the outcome in `pair` is decided."""
         return self._state in ("away", "paired")
@@ -93,7 +73,7 @@ class Pairing:
     def may_come(self) -> set[int]:
         """The peers that may come to a boundary."""
         gone_to = self._meetings_of
-        return {peer for peer in self._peers if gone_to[peer] <= self._meetings}
+        return {peer for peer in self.peers if gone_to[peer] <= self._meetings}
 
     def arrive(self, avoided: frozenset[int] = frozenset()) -> list[Word]:
         """Arrives at a step boundary.
@@ -118,7 +98,7 @@ class Pairing:
     def rest(self) -> list[Word]:
         """Goes to the next meeting of all."""
         self._meetings += 1
-        return [Word(peer, REST) for peer in self._peers]
+        return [Word(peer, REST) for peer in self.peers]
 
     def leave(self) -> None:
         """Leaves the boundary after the exchange."""
@@ -166,7 +146,7 @@ class Pairing:
         if not self.may_come:
             return self._end("away", Pair())
         self._state, self.pair = "ready", Pair()
-        untold = [peer for peer in self._peers if peer not in self._told]
+        untold = [peer for peer in self.peers if peer not in self._told]
         self._told.update(untold)
         return [Word(peer, READY) for peer in untold]
 

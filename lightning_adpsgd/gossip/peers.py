@@ -10,7 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from concurrent.futures import Future
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 
 import torch
@@ -28,14 +29,16 @@ from lightning_adpsgd.gossip.exchange import (
     Lanes,
 )
 from lightning_adpsgd.gossip.members import Members
-from lightning_adpsgd.gossip.pacing import Traffic, Turn
+from lightning_adpsgd.gossip.pacing import Traffic
 from lightning_adpsgd.gossip.pairing import WORDS, Pairing, Word
-from lightning_adpsgd.gossip.pulls import Pull, Pulls
+from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.transport.background import in_background
 from lightning_adpsgd.transport.base import PeerLost
 from lightning_adpsgd.weights.streams import side_stream
 
 _LONGEST_SILENCE_S = 10.0
+# How often one that waits for weights looks whether they still come.
+_LOOK_S = 0.5
 
 
 def silence_s(timeout: timedelta) -> float:
@@ -140,12 +143,45 @@ class Threads:
             self.fail(error)
 
 
+class Pull(Future[Pulled]):
+    """A wait for the weights of one section of a peer; any thread may cancel it.
+
+    Attributes:
+        share: share of the weights that has come.
+        moved_at: time of `time.monotonic` at which a piece of them came last, or the
+            wait began.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share, self.moved_at = 0.0, time.monotonic()
+
+    def result_while_it_moves(
+        self, seconds: float, watch: Callable[[float], None]
+    ) -> Pulled:
+        """The weights, however long they take, if pieces of them keep coming.
+
+        Args:
+            seconds: longest time without a piece.
+            watch: function called every half second with the share that has come; its
+                exceptions end the wait.
+
+        Raises:
+            TimeoutError: No piece has come for so many seconds.
+        """
+        while (left := self.moved_at + seconds - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                return self.result(min(left, _LOOK_S))
+            watch(self.share)
+        return self.result(0)
+
+
 class Asker:
     """The work of the thread that asks a peer, and its controls for other threads.
 
-    `_state` guards `_words`, which are sent in this order before any exchange. Any
-    thread may set the events `called` and `_due`; the second says that an exchange is
-    to be asked for.
+    `_state` guards `_pulls` and `_words`. Words are sent in order, before any exchange.
+    Any thread may set the events `called` and `_due`; the second says that an exchange
+    is to be asked for.
 
     Attributes:
         called: event that is set when there is something to do, or to end.
@@ -171,8 +207,7 @@ class Asker:
         self._silence_s = silence_s(lane.channel.timeout)
         self.called, self._due = threading.Event(), threading.Event()
         self.gone, self.ended = threading.Event(), threading.Event()
-        self._pulls = Pulls(threads.state)
-        self._words = deque[int]()
+        self._words, self._pulls = deque[int](), deque[Pull]()
 
     def say(self, word: int) -> None:
         """Queues a word for the peer; the caller holds the engine's lock."""
@@ -186,7 +221,10 @@ class Asker:
 
     def pull(self) -> Pull:
         """Asks for the peer's weights; to cancel it is to give up on them."""
-        pull = self._pulls.add()
+        pull = Pull()
+        with self._state:
+            self._pulls.append(pull)
+            self._state.notify_all()
         self.called.set()
         return pull
 
@@ -206,7 +244,7 @@ class Asker:
     def give_up(self) -> None:
         """Fails all pulls that are still waiting for the peer's weights."""
         lost = PeerLost(self._peer, "pulling its weights", "the connection has ended")
-        while (pull := self._pulls.take()) is not None:
+        while (pull := self._take_pull()) is not None:
             pull.set_exception(lost)
         self.ended.set()
 
@@ -242,15 +280,15 @@ class Asker:
         self._due.clear()
         turn = self._traffic.await_turn(
             self._peer,
-            lambda: self.gone.is_set() or self._pulls.any_waits(),
+            lambda: self.gone.is_set() or self._has_pulls(),
             self._section,
             self._may_be_silent_s(),
         )
-        if turn is Turn.NOT_YET:
+        if turn == "not yet":
             self.call()
-        elif turn is Turn.COME:  # calls in the meantime mean the same exchange
+        elif turn == "come":  # calls in the meantime mean the same exchange
             self._due.clear()
-        return turn is Turn.COME
+        return turn == "come"
 
     def _ask(self) -> None:
         if not self._requests or self._traffic.hurry.is_set():
@@ -272,11 +310,32 @@ class Asker:
         )
 
     def _pull_all(self) -> None:
-        while self._pulls.any_waits() and self._goes_on():
-            pulled = self._lane.pull(self._pulls.moved)
+        while self._has_pulls() and self._goes_on():
+            pulled = self._lane.pull(self._note_piece)
             # The one that has asked for them may have given up, and another has not.
-            if (pull := self._pulls.take()) is not None:
+            if (pull := self._take_pull()) is not None:
                 pull.set_result(pulled)
+
+    def _has_pulls(self) -> bool:
+        """Whether anyone waits for the peer's weights and has not given up."""
+        with self._state:
+            while self._pulls and self._pulls[0].cancelled():
+                self._pulls.popleft()
+            return bool(self._pulls)
+
+    def _take_pull(self) -> Pull | None:
+        """Takes the first wait that has not been given up, for the caller to end."""
+        with self._state:
+            while self._pulls:
+                pull = self._pulls.popleft()
+                if pull.set_running_or_notify_cancel():
+                    return pull
+        return None
+
+    def _note_piece(self, share: float) -> None:
+        with self._state:
+            for pull in self._pulls:
+                pull.share, pull.moved_at = share, time.monotonic()
 
 
 class Peers:

@@ -111,40 +111,16 @@ def due_round(step: int, every: int) -> int | None:
 def exchange_weight(gain: float, num_mine: int, num_theirs: int) -> float:
     """The weight a in ``d += a (theirs - mine)``, the same at both ends (Metropolis).
 
-    Two ends that meet alone take their mean, a = gain / 2. Overlapping exchanges with
-    that weight would together overshoot the mean; Metropolis weights make their sum an
-    average again.
-
     `num_mine` and `num_theirs` count the exchanges that each end had under way when
     this one began, including this one.
     """
     return gain / (1 + max(num_mine, num_theirs))
 
 
-class Waits(NamedTuple):
-    """The waits at a step boundary, in seconds from the arrival.
-
-    Attributes:
-        for_others: time from which on the peers that were met last are taken again.
-        for_anyone: end of the longest wait.
-    """
-
-    for_others: float
-    for_anyone: float
-
-
 class Patience:
     """How long a super-learner waits at its step boundaries, and for whom.
 
-    Two that have met leave together and arrive together, and would take each other for
-    ever; so would a few that step at the same times. So half of the peers, those met
-    last, are avoided for half of the usual wait: always at first, and by chance once
-    one of them was met again, because others may be slow. Of several peers, the one met
-    longest ago is taken.
-
-    Two that are equally fast and half a step apart would wait equally long at each
-    boundary, and never meet. So after a few boundaries without a partner, chance
-    decides whether to wait.
+    docs/concepts.md, "Pairs that are ready", has the rules and their reasons.
 
     Args:
         max_wait: longest wait, in seconds; None: a quarter of the median duration of
@@ -163,25 +139,25 @@ class Patience:
         self.repeats = self.in_vain = 0
 
     @property
-    def _usual(self) -> float:
-        return _SHARE_OF_STEP * median(self._steps or [0.0])
-
-    @property
     def avoided(self) -> frozenset[int]:
         """The peers to avoid for the first part of a wait."""
         return frozenset(() if self.in_vain else self._meetings[: self._num_avoided])
 
-    def waits(self, of_step: float | None) -> Waits:
-        """The waits after a step that took `of_step` seconds; None: that is unknown."""
+    def waits(self, of_step: float | None) -> tuple[float, float]:
+        """The wait for peers that are not avoided, and that for any, from the arrival.
+
+        `of_step` is the duration of the last step; None: it is unknown.
+        """
         if of_step is not None:
             self._steps.append(of_step)
-        usual, is_chosen = self._usual, self._draw.random() < 0.5
+        usual = _SHARE_OF_STEP * median(self._steps or [0.0])
+        is_chosen = self._draw.random() < 0.5
         longest = usual if self._max_wait is None else self._max_wait
         if self.in_vain:
             skips = self.in_vain > _FEW_IN_VAIN and is_chosen
-            return Waits(0.0, 0.0 if skips else longest)
+            return 0.0, 0.0 if skips else longest
         avoids = self.avoided and (not self.repeats or is_chosen)
-        return Waits(min(longest, usual) / 2 if avoids else 0.0, longest)
+        return min(longest, usual) / 2 if avoids else 0.0, longest
 
     def choose(self, peers: Sequence[int]) -> int:
         """The one to take of several peers."""
@@ -202,15 +178,9 @@ class Patience:
 class UnderWay:
     """The exchanges that one learner has under way, and the peers in line for one.
 
-    Two exchanges at once share a link, and both average older weights with less weight.
-    So a learner has them one after another. When it is free, it requests an exchange
-    with the peer that it met longest ago. A free learner admits, of the peers that
-    request it, the one that it met longest ago. It stays free until that one begins, or
-    declines because it has itself admitted another meanwhile.
-
-    No wait for one exchange of others is longer than twice what the last exchange with
-    that peer took, so no slow peer holds up the rest. One that asks without a request
-    is never refused. The caller must hold a lock; `now` is in seconds of any clock.
+    docs/concepts.md, "How often", has the rules. A learner that has admitted a peer
+    stays free until that one begins, or declines. One that asks without a request is
+    never refused. The caller must hold a lock; `now` is in seconds of any clock.
 
     Args:
         own: number of this learner, which for an island changes as others come and go.

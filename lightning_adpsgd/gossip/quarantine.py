@@ -12,7 +12,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-import torch
 from torch import Tensor
 
 from lightning_adpsgd.gossip.members import Members
@@ -221,19 +220,16 @@ class Quarantine:
         for peer in peers:
             values = weights_of(peer, limit)
             is_usable = values is not None and all_finite(values)
-            misses = torch.tensor([not is_usable], dtype=torch.uint8, device="cpu")
-            self._group.agree(misses, self._timeout)
-            if values is not None and not misses.any():
+            (misses,) = self._group.agree([not is_usable], self._timeout)
+            if values is not None and not misses:
                 return peer, values
         return None
 
     def _agreed(self, peers: Sequence[int]) -> list[int]:
         """The first learner's number of attempts and peers to ask."""
-        found = torch.zeros(_MOST_PEERS + 2, dtype=torch.int64, device="cpu")
-        num = min(len(peers), _MOST_PEERS)
-        found[: num + 2] = torch.tensor(
-            [num, self._num_attempts(), *peers[:num]], device="cpu"
-        )
-        self._group.share(found, 0, self._timeout)
-        number, *agreed = found.tolist()
+        found = [0] * (_MOST_PEERS + 2)
+        if self._group.index == 0:
+            chosen = peers[:_MOST_PEERS]
+            found[: len(chosen) + 2] = [len(chosen), self._num_attempts(), *chosen]
+        number, *agreed = self._group.agree(found, self._timeout)
         return agreed[: number + 1]

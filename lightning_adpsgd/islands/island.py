@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -286,7 +287,8 @@ class Island:
 
     def statistics(self) -> Statistics:
         """The counters so far, including islands that joined and left."""
-        return self.engine.statistics()._replace(
+        return replace(
+            self.engine.statistics(),
             members=len(self.engine.members.live_schedule.numbers),
             joined=self._connections.joined,
             lost=self._connections.lost,

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
@@ -228,9 +227,8 @@ class Joining:
         """The weights of this learner's shard; None unless all learners have theirs."""
         found = self._weights_of_origin()
         position = found.position if found is not None else BEGINNING
-        news = torch.tensor([found is None, *position], dtype=torch.int64, device="cpu")
-        self._group.agree(news, self._timeout)
-        misses, *furthest = news.tolist()
+        news = [found is None, *position]
+        misses, *furthest = self._group.agree(news, self._timeout)
         if found is None or misses:
             return None
         return found._replace(position=Position(*furthest))

@@ -85,21 +85,22 @@ class Communication(ABC):
         return
 
 
-class AveragingClosure:
+def averaging_closure(
+    closure: Callable[[], Any], average: Callable[[], Any]
+) -> Callable[[], Any]:
     """A closure for an optimizer that averages after its first call.
 
     LBFGS calls it several times per step; the average belongs to the first call, when
     the gradients are first ready.
     """
+    is_first = True
 
-    def __init__(self, closure: Callable[[], Any], average: Callable[[], Any]) -> None:
-        self._closure, self._average = closure, average
-        self._is_first = True
-
-    def __call__(self) -> Any:
-        """Calls the closure and returns its result."""
-        output = self._closure()
-        if self._is_first:
-            self._is_first = False
-            self._average()
+    def call() -> Any:
+        nonlocal is_first
+        output = closure()
+        if is_first:
+            is_first = False
+            average()
         return output
+
+    return call

@@ -18,7 +18,7 @@ from lightning_adpsgd.mixing.averages import (
     average,
     keep_change,
 )
-from lightning_adpsgd.mixing.statistics import Statistics, Tally
+from lightning_adpsgd.mixing.statistics import Tally
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.topology.topology import RoundPart
@@ -45,15 +45,14 @@ class Mixer(Protocol):
 
     Attributes:
         round: number of the next round.
+        refused: number of averages of which a part was left out, a tensor [] on their
+            device, where it is counted without waiting.
     """
 
     tally: Tally
     device: torch.device
     round: int
-
-    def statistics(self) -> Statistics:
-        """The counters so far."""
-        ...
+    refused: Tensor
 
     def take_snapshot(self) -> None:
         """Copies the weights; `mix` works on the copy."""
@@ -117,7 +116,7 @@ class RoundMixer:
         self._taken, self._mixed_mark = Mark(self.device), Mark(self.device)
         self._buffers: dict[tuple[torch.dtype, int, int], Tensor] = {}
         self.round = 0
-        self._refused = torch.zeros((), dtype=torch.int64, device=self._where)
+        self.refused = torch.zeros((), dtype=torch.int64, device=self._where)
         self.tally, self._has_warned = Tally(), False
 
     def take_snapshot(self) -> None:
@@ -141,7 +140,7 @@ class RoundMixer:
         posted = (post(n, *chunk, part) for n, chunk in enumerate(self._chunks))
         landed = [self._land(crossing, part) for crossing in one_behind(posted)]
         self.tally.exchanges += 1
-        self._refused += torch.stack(landed).any() if landed else 0
+        self.refused += torch.stack(landed).any() if landed else 0
         self._gather()
         for change, staged in zip(self._whole, self._staged, strict=True):
             to_device(change, staged)
@@ -156,10 +155,6 @@ class RoundMixer:
         if not self._gathers:
             gather_shards(self._vectors, self._group, self._timeout)
         self.tally.merges += 1
-
-    def statistics(self) -> Statistics:
-        """The counters so far; waits for the GPU."""
-        return self.tally.snapshot()._replace(refused=int(self._refused))
 
     def _first_copies(self) -> list[Tensor]:
         """The memory to which each shard is copied first, on its own device."""
@@ -285,8 +280,6 @@ _Piece = tuple[int, Tensor]  # the number of a section, and a view of its weight
 def _in_runs(sections: Sequence[Sequence[Tensor]]) -> list[_Piece]:
     """Views in the order in which they are packed: by dtype first, then by section."""
     pieces = [(number, view) for number, of in enumerate(sections) for view in of]
-    if len(sections) == 1:
-        return pieces
     dtypes = list(dict.fromkeys(view.dtype for _, view in pieces))
     return sorted(pieces, key=lambda piece: dtypes.index(piece[1].dtype))
 

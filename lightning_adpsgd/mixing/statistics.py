@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 
-class Statistics(NamedTuple):
+@dataclass
+class Statistics:
     """The counters of a learner's communication so far.
 
     Attributes:
@@ -35,13 +36,13 @@ class Statistics(NamedTuple):
             part of `exposed_seconds`.
     """
 
-    exchanges: int
-    merges: int
-    bytes_sent: int
-    exposed_seconds: float
-    staleness: dict[int, int]
-    refused: int
-    peer_ages: dict[int, int]
+    exchanges: int = 0
+    merges: int = 0
+    bytes_sent: int = 0
+    exposed_seconds: float = 0.0
+    staleness: dict[int, int] = field(default_factory=dict)
+    refused: int = 0
+    peer_ages: dict[int, int] = field(default_factory=dict)
     far: int = 0
     reloads: int = 0
     members: int = 0
@@ -52,52 +53,29 @@ class Statistics(NamedTuple):
     partner_seconds: float = 0.0
 
 
-@dataclass
-class Tally:
-    """The counters behind `Statistics`; threads that share them must hold a lock."""
-
-    exchanges: int = 0
-    merges: int = 0
-    bytes_sent: int = 0
-    exposed_seconds: float = 0.0
-    staleness: dict[int, int] = field(default_factory=dict)
-    refused: int = 0
-    far: int = 0
-    damaged: int = 0
-    skipped: int = 0
-    partner_seconds: float = 0.0
+class Tally(Statistics):
+    """The counters while they run; threads that share them must hold a lock."""
 
     @classmethod
     def total(cls, tallies: Sequence["Tally"]) -> "Tally":
         """The sums of the counters of several learners."""
-        names = vars(cls()).keys() - {"staleness"}
+        names = vars(cls()).keys() - {"staleness", "peer_ages"}
         sums: dict[str, Any] = {n: sum(getattr(t, n) for t in tallies) for n in names}
         staleness = sum((Counter(one.staleness) for one in tallies), Counter[int]())
         return cls(**sums, staleness=dict(sorted(staleness.items())))
 
-    def snapshot(self) -> Statistics:
-        """A copy as `Statistics`, without the fields that others count."""
+    def snapshot(self, **others: Any) -> Statistics:
+        """A copy, with the fields that others count."""
         staleness = dict(self.staleness)
-        return Statistics(peer_ages={}, **{**vars(self), "staleness": staleness})
+        return Statistics(**{**vars(self), "staleness": staleness, **others})
 
     def merged(self, staleness: int) -> None:
         """Counts a merged average, of this age in optimizer steps."""
         self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
 
-
-class Unmerged:
-    """The averages that await a merge, which counts them in a tally.
-
-    Attributes:
-        first_steps: of each average, the step that its weights had seen.
-    """
-
-    def __init__(self, tally: Tally) -> None:
-        self._tally, self.first_steps = tally, list[int]()
-
-    def merged(self, step: int) -> None:
-        """Counts a merge of all of them at this step."""
-        for first_step in self.first_steps:
-            self._tally.merged(step - first_step)
-        self._tally.merges += bool(self.first_steps)
-        self.first_steps.clear()
+    def merged_all(self, first_steps: list[int], step: int) -> None:
+        """Counts a merge of averages whose weights had seen these steps; empties it."""
+        for first_step in first_steps:
+            self.merged(step - first_step)
+        self.merges += bool(first_steps)
+        first_steps.clear()

@@ -1,11 +1,9 @@
 """The learners of one super-learner, and how they merge the same change at one step.
 
-Each learner exchanges 1/N of the weights with its counterparts in other super-learners,
-and so receives only changes of its own shards. `ShardGather` shares the changes of all
-shards while one step computes, and every learner merges them at the end of that step.
-Exchanges end at different times in different learners, so each learner shares only the
-chunks that they have changed. `Votes` travel with them, and all learners count these at
-the same step.
+docs/concepts.md, "Inside a super-learner", says what they share. `ShardGather` shares
+the changes of all shards while one step computes, and every learner merges them at the
+end of that step. `Votes` travel with them, and all learners count these at the same
+step.
 
 If each learner holds only 1/N of the weights, `ShardMerge` merges its changes at once,
 and only the votes are shared.
@@ -94,12 +92,13 @@ class SuperLearnerGroup:
         """Views of the equal part of each vector that a learner exchanges."""
         return [vector.tensor_split(self.size)[learner] for vector in vectors]
 
-    def agree(self, flags: Tensor, timeout: timedelta) -> None:
-        """Replaces each number by its maximum over the learners."""
-        if self._group is None:
-            return
-        largest, group = dist.ReduceOp.MAX, self._group
-        _complete(lambda: dist.all_reduce(flags, largest, group, True), timeout)
+    def agree(self, numbers: Sequence[int], timeout: timedelta) -> list[int]:
+        """The largest of each number over the learners."""
+        found = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        if self._group is not None:
+            largest, group = dist.ReduceOp.MAX, self._group
+            _complete(lambda: dist.all_reduce(found, largest, group, True), timeout)
+        return found.tolist()
 
     def gather(self, part: Tensor, into: list[Tensor], timeout: timedelta) -> None:
         """Gathers a tensor from each learner."""
@@ -133,7 +132,7 @@ class Votes(NamedTuple):
 
 
 _NOTHING = Votes()
-_Changed = list[int]  # the number of a chunk, and the index of its owner
+_Changed = tuple[int, int]  # the number of a chunk, and the index of its owner
 
 
 @torch.no_grad()
@@ -311,7 +310,6 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
 
     @override
     def finish(self) -> bool:
-        """Waits for the shared changes and adds them to w; whether there were any."""
         if (shared := self._shared()) is None:
             return False
         changed, self.agreed = shared
@@ -323,19 +321,18 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
     def _share_all(
         self, taken: list[int], votes: Votes
     ) -> tuple[list[_Changed], Votes]:
-        num_chunks, size = max(map(len, self._weights)), self._group.size
-        length = num_chunks * size
-        flags = torch.zeros(length + len(votes), dtype=torch.uint8, device="cpu")
-        of_chunks, of_votes = flags[:length].view(num_chunks, size), flags[length:]
-        of_chunks[taken, self._group.index] = 1
-        of_votes.copy_(torch.tensor(votes, device="cpu"))
-        self._group.agree(flags, self._timeout)
+        size, num_votes = self._group.size, len(votes)
+        flags = [0] * (max(map(len, self._weights)) * size)
+        for number in taken:
+            flags[number * size + self._group.index] = 1
+        agreed = self._group.agree([*votes, *flags], self._timeout)
         self._taken.follow()
-        changed = of_chunks.nonzero().tolist()
+        flagged = (place for place, flag in enumerate(agreed[num_votes:]) if flag)
+        changed = [divmod(place, size) for place in flagged]
         for number, owner in changed:
             self._share(self._changes[owner][number], owner)
         self._arrived.set()
-        return changed, Votes(*map(bool, of_votes.tolist()))
+        return changed, Votes(*map(bool, agreed[:num_votes]))
 
     def _share(self, change: Mirrored, owner: int) -> None:
         if owner == self._group.index:
@@ -366,12 +363,10 @@ class ShardMerge(MergeTogether[Votes]):
 
     @override
     def begin(self, votes: Votes = _NOTHING) -> None:
-        """Starts to count votes."""
         self._sharing = self._worker.submit(lambda: self._count(votes))
 
     @override
     def finish(self) -> bool:
-        """Waits for the votes, and merges; returns whether there was a change."""
         self.agreed = self._shared() or self.agreed
         has_merged = self._replica.merge()
         self._give_replicated(has_merged)
@@ -387,16 +382,13 @@ class ShardMerge(MergeTogether[Votes]):
         if (holders := self._group.holders) is None:
             return
         begin = time.perf_counter()
-        flag = torch.tensor([has_merged], dtype=torch.uint8, device="cpu")
-        holders.agree(flag, self._timeout)
-        if flag:
+        (any_has,) = holders.agree([has_merged], self._timeout)
+        if any_has:
             gather_shards(self._vectors, self._group, self._timeout)
         self.seconds += time.perf_counter() - begin
 
     def _count(self, votes: Votes) -> Votes:
-        flags = torch.tensor(votes, dtype=torch.uint8, device="cpu")
-        self._group.agree(flags, self._timeout)
-        return Votes(*map(bool, flags.tolist()))
+        return Votes(*map(bool, self._group.agree(votes, self._timeout)))
 
 
 def merge_together(

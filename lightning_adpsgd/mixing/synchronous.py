@@ -20,33 +20,39 @@ Order = Literal["step_then_average", "average_then_step"]
 
 
 class Rounds(Communication):
-    """One round of averaging every `every` steps; `make_rounds` makes it.
+    """One round of averaging every `every` steps, for all super-learners alike.
+
+    One before the step needs only the weights of the last step, and is hidden by the
+    gradient; one after it is exposed. "sync" hides it from the first step on.
+    "delay_by_one" begins after the first step, because weights that start equal need no
+    average.
 
     The worker uses the mixer from the launch of a round until its join, and the
     training thread otherwise.
 
     Args:
         mixer: what computes a round, as `RoundMixer` does.
-        worker: thread that runs a round from its launch on.
-        hidden: whether a round is joined before the next update rather than at once.
-        from_start: whether a round runs during the first gradient. Weights that start
-            equal need none.
+        worker: thread for hidden rounds; None: a new thread.
     """
 
     def __init__(
         self,
         mixer: Mixer,
-        every: int,
-        worker: BackgroundWorker | InlineWorker,
-        hidden: bool,
-        from_start: bool = False,
+        communication: Literal["sync", "delay_by_one"],
+        order: Order,
+        every: int = 1,
+        worker: BackgroundWorker | InlineWorker | None = None,
     ) -> None:
-        self._mixer, self._every, self._worker = mixer, every, worker
-        self._hidden = hidden
+        self._mixer, self._every = mixer, every
+        self._hidden = order == "average_then_step"
+        if self._hidden and worker is None:
+            worker = BackgroundWorker("adpsgd-average", mixer.device)
+        self._worker = worker or InlineWorker()
         self._round: Future[None] | None = None
-        # The number of steps, and one more with `from_start`: a round is launched if
-        # `every` divides it.
-        self._step, self._goes_on = int(from_start), False
+        # The number of steps, and one more if a round runs during the first gradient:
+        # one is launched if `every` divides it.
+        self._step = int(self._hidden and communication == "sync")
+        self._goes_on = False
 
     @override
     def start(self) -> None:
@@ -90,7 +96,8 @@ class Rounds(Communication):
 
     @override
     def statistics(self) -> Statistics:
-        return self._mixer.statistics()
+        mixer = self._mixer
+        return mixer.tally.snapshot(refused=int(mixer.refused))  # waits for the GPU
 
     def _launch_if_due(self) -> None:
         if self._step % self._every == 0 and self._round is None:
@@ -106,23 +113,3 @@ class Rounds(Communication):
         self._mixer.tally.exposed_seconds += time.perf_counter() - begin
         self._mixer.finish()
         self._mixer.tally.merged(staleness)
-
-
-def make_rounds(
-    mixer: Mixer,
-    communication: Literal["sync", "delay_by_one"],
-    order: Order,
-    every: int = 1,
-) -> Communication:
-    """Makes averaging in rounds, for all super-learners alike.
-
-    An average after the step needs the result of the step, and is exposed. One before
-    the step needs only the weights of the last step, and is hidden by the gradient.
-    "sync" hides it from the first step on: ``T W - lr G(W)`` is the same equation.
-    "delay_by_one" begins after the first step, and always averages before the step.
-    """
-    if order == "step_then_average":
-        return Rounds(mixer, every, InlineWorker(), hidden=False)
-    worker = BackgroundWorker("adpsgd-average", mixer.device)
-    from_start = communication == "sync"
-    return Rounds(mixer, every, worker, hidden=True, from_start=from_start)

@@ -168,7 +168,7 @@ def measure_arithmetic(num_bytes: int) -> dict[str, float]:
         `copy`, `exchange`, `lattice` and `merge` of `Calibration`, in one thread.
     """
     weights, other = (torch.randn(num_bytes // 4) for _ in range(2))
-    replica = Replica([weights], _CHUNK_ELEMENTS, threading.Condition())
+    replica = Replica([[weights]], _CHUNK_ELEMENTS, threading.Condition())
     full = make_codec(None, torch.float32)
     copy = _seconds(lambda: other.copy_(weights))
     both = _seconds(lambda: (_exchange(replica, full, other), replica.merge_all()))

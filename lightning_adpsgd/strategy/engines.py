@@ -33,7 +33,7 @@ from lightning_adpsgd.mixing.consensus import (
 )
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
-from lightning_adpsgd.mixing.synchronous import make_rounds
+from lightning_adpsgd.mixing.synchronous import Rounds
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.links.credentials import Credentials
@@ -236,7 +236,7 @@ def _make_rounds(
         further,
     )
     mode = "sync" if dials.communication == "sync" else "delay_by_one"
-    return make_rounds(mixer, mode, dials.effective_order, dials.gossip_every)
+    return Rounds(mixer, mode, dials.effective_order, dials.gossip_every)
 
 
 def _make_island(

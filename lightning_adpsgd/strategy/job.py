@@ -26,7 +26,7 @@ from lightning_adpsgd.coordination.store import Coordinator, Meanwhile
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position
 from lightning_adpsgd.islands.island import Island
-from lightning_adpsgd.mixing.communication import AveragingClosure, Communication
+from lightning_adpsgd.mixing.communication import Communication, averaging_closure
 from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.engines import average_of, make_engine
@@ -281,7 +281,7 @@ class Job:
         shares_gradients = self.super_learner_size > 1
         with self.failures.named() if shares_gradients else nullcontext():
             gradients = partial(self._compute, closure)
-            output = step(AveragingClosure(gradients, self._before_update))
+            output = step(averaging_closure(gradients, self._before_update))
         with self.failures.named():
             self._communication.after_update()
         self._reset_if_reloaded()
@@ -304,7 +304,7 @@ class Job:
         if (num := self._communication.num_reloads) == self._num_reloads:
             return
         self._num_reloads = num
-        for weight in self.flat.parameters():
+        for weight in self.flat.module.parameters():
             if weight.grad is not None:
                 weight.grad.zero_()
         self._on_reload()

@@ -203,7 +203,7 @@ class TrainingRun:
 
     def _num_changes(self) -> int:
         """How often the program has changed parameters; averages do not count."""
-        return sum(weight._version for weight in self.job.flat.parameters())
+        return sum(weight._version for weight in self.job.flat.module.parameters())
 
     def _warn_of_own_steps(self) -> None:
         """Warns once of optimizer steps that Lightning does not see."""

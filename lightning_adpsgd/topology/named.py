@@ -10,7 +10,6 @@ docs/extending.md describes how to add one; all tests of properties then cover i
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -197,13 +196,9 @@ def _hop(size: int, round: int) -> int:
     return 1 << round % _one_per_bit(size)
 
 
-class _Order(NamedTuple):
-    order: list[int]
-    places: list[int]  # the inverse
-
-
 @lru_cache(maxsize=16)  # the super-learners of a process share one draw
-def _drawn_order(size: int, round: int, seed: int) -> _Order:
+def _drawn_order(size: int, round: int, seed: int) -> tuple[list[int], list[int]]:
+    """A random order, and its inverse."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + round) % 2**63)
     order = torch.randperm(size, generator=generator, device="cpu")
-    return _Order(order.tolist(), order.argsort().tolist())
+    return order.tolist(), order.argsort().tolist()

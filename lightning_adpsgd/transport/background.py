@@ -10,10 +10,8 @@ from contextlib import contextmanager, suppress
 def in_background() -> Iterator[None]:
     """A context that runs the calling thread under SCHED_BATCH, on Linux.
 
-    There, a message that wakes the thread does not interrupt training. Threads that
-    start inside inherit this and keep it. They get as much time as before. But if all
-    cores are busy, they wait until one is free or a time slice ends. The packets of a
-    slow link come one at a time, and each would interrupt otherwise.
+    There, a message that wakes the thread does not interrupt training: it waits until a
+    core is free or a time slice ends. Threads that start inside inherit this.
     """
     is_usual = _is_usual()
     if is_usual:

@@ -87,11 +87,9 @@ def family_of(host: str) -> socket.AddressFamily:
 
 def port_range() -> str:
     """The range of ports that the system assigns to listeners, as "low-high"."""
-    try:
-        low, high = _PORT_RANGE.read_text().split()
-    except (OSError, ValueError):
-        low, high = "1024", "65535"
-    return f"{low}-{high}"
+    with suppress(OSError):
+        return "-".join(_PORT_RANGE.read_text().split())
+    return "1024-65535"
 
 
 def _address_of_host_name() -> str:

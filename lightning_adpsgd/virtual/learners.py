@@ -8,6 +8,7 @@ a gradient in the module, and makes the optimizer step through `update`.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.mixing.averages import all_finite
-from lightning_adpsgd.mixing.communication import AveragingClosure
+from lightning_adpsgd.mixing.communication import averaging_closure
 from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.mixing.synchronous import Rounds
@@ -166,10 +167,9 @@ class LockstepLearners(VirtualLearners):
         matrices = [matrix[:size] for matrix in self.rows.matrices]
         hidden = dials.effective_order == "average_then_step"
         self._mixer = RowMixer(matrices, scenario.schedule(), hidden)
-        from_start = hidden and dials.communication == "sync"
-        self._communication = Rounds(
-            self._mixer, dials.gossip_every, InlineWorker(), hidden, from_start
-        )
+        mode = "sync" if dials.communication == "sync" else "delay_by_one"
+        order, every = dials.effective_order, dials.gossip_every
+        self._communication = Rounds(self._mixer, mode, order, every, InlineWorker())
         num_bytes = sum(
             matrix.shape[1] * averaging_dtype(matrix.dtype).itemsize
             for matrix in matrices
@@ -198,7 +198,7 @@ class LockstepLearners(VirtualLearners):
     @override
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
         row = self._turn
-        output = step(AveragingClosure(closure, lambda: self._mixer.take_in(row)))
+        output = step(averaging_closure(closure, lambda: self._mixer.take_in(row)))
         self.rows.take_assigned()
         self.steps[row] += 1
         if self.between_rounds:
@@ -208,10 +208,10 @@ class LockstepLearners(VirtualLearners):
 
     @override
     def totals(self) -> Statistics:
-        done, size = self._mixer.statistics(), self._scenario.num_super_learners
+        done, size = self._communication.statistics(), self._scenario.num_super_learners
         staleness = {steps: size * count for steps, count in done.staleness.items()}
         # Its exposed seconds are real ones of this process, and not simulated.
-        return done._replace(staleness=staleness, exposed_seconds=0.0)
+        return replace(done, staleness=staleness, exposed_seconds=0.0)
 
 
 class AsynchronousLearners(VirtualLearners):
@@ -253,7 +253,7 @@ class AsynchronousLearners(VirtualLearners):
     @override
     def update(self, step: Callable[[Closure], Any], closure: Closure) -> Any:
         side = self._sides[self._turn]
-        output = step(AveragingClosure(closure, side.before_update))
+        output = step(averaging_closure(closure, side.before_update))
         self.rows.take_assigned()
         side.after_update()
         self.steps[self._turn] += 1

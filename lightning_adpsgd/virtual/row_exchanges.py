@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_adpsgd.gossip.codecs import Codec
 from lightning_adpsgd.gossip.wire import codecs_of, payload_bytes
-from lightning_adpsgd.mixing.statistics import Tally, Unmerged
+from lightning_adpsgd.mixing.statistics import Tally
 from lightning_adpsgd.mixing.super_learner import (
     MergeAlone,
     ShardGather,
@@ -48,8 +48,8 @@ class CommunicationSide:
     ) -> None:
         self._order = order
         # Each vector is a section of its own, so that no chunk spans two vectors.
-        counts, state = [1] * len(vectors), threading.Condition()
-        self.replica = Replica(vectors, CHUNK_ELEMENTS, state, counts)
+        sections = [[vector] for vector in vectors]
+        self.replica = Replica(sections, CHUNK_ELEMENTS, threading.Condition())
         kind = ShardGather if num_learners > 1 else MergeAlone
         self._merger = kind(
             vectors, self.replica, SuperLearnerGroup(), _NO_WAIT, InlineWorker()
@@ -60,7 +60,7 @@ class CommunicationSide:
         ]
         self.parts = [*chain.from_iterable(self._parts_of)]
         self.tally = Tally()
-        self._unmerged = Unmerged(self.tally)
+        self._first_steps = list[int]()
 
     def before_update(self) -> None:
         """Merges before the update if the order requires it."""
@@ -76,7 +76,7 @@ class CommunicationSide:
     def merge_at_once(self) -> None:
         """Merges an exchange within the step boundary at which it is made."""
         self._merger.merge_all()
-        self._unmerged.merged(self.replica.step)
+        self.tally.merged_all(self._first_steps, self.replica.step)
 
     def message_bytes(self, wire_dtype: torch.dtype | None) -> int:
         """The bytes that this end sends in an exchange."""
@@ -88,7 +88,7 @@ class CommunicationSide:
         self.tally.bytes_sent += num_bytes
         self.tally.exchanges += finite
         self.tally.refused += not finite
-        self._unmerged.first_steps.append(first_step)
+        self._first_steps.append(first_step)
 
     def awaits_merge(self, number: int, begin: int) -> bool:
         """Whether d awaits a merge in the part of a vector that holds an element."""
@@ -104,7 +104,8 @@ class CommunicationSide:
 
     def _merge(self) -> None:
         self._merger.merge(Votes())
-        self._unmerged.merged(self.replica.step + self._merger.steps_late)
+        step = self.replica.step + self._merger.steps_late
+        self.tally.merged_all(self._first_steps, step)
 
 
 class _Read(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.mixing.averages import all_finite, average, keep_change
-from lightning_adpsgd.mixing.statistics import Statistics, Tally
+from lightning_adpsgd.mixing.statistics import Tally
 from lightning_adpsgd.topology.matrices import identity, with_gain
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.virtual.timeline import parts_of
@@ -39,6 +39,7 @@ class RowMixer:
     Attributes:
         round: number of the next round.
         tally: summed counters of all rows; staleness is counted in rounds.
+        refused: number of refused changes of all rows, a tensor [] on their device.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class RowMixer:
         self.round, self._waiting = 0, set[int]()
         size = schedule.num_super_learners
         self._refused = torch.zeros(size, dtype=torch.bool, device=self.device)
-        self._num_refused = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.refused = torch.zeros((), dtype=torch.int64, device=self.device)
         self.tally = Tally()
 
     def take_snapshot(self) -> None:
@@ -75,7 +76,7 @@ class RowMixer:
             row_bytes = matrix.shape[1] * changes.dtype.itemsize
             self.tally.bytes_sent += self._bytes_of(row_bytes)
         self.round += 1
-        self._num_refused += self._refused.sum()
+        self.refused += self._refused.sum()
         self.tally.exchanges += self._schedule.num_super_learners
 
     def finish(self) -> None:
@@ -91,10 +92,6 @@ class RowMixer:
             self._waiting.remove(row)
             for matrix, change in zip(self._matrices, self._changes, strict=True):
                 matrix[row].add_(change[row])
-
-    def statistics(self) -> Statistics:
-        """The counters so far; waits for the GPU."""
-        return self.tally.snapshot()._replace(refused=int(self._num_refused))
 
     def _room(self, matrix: Tensor) -> Tensor:
         length = matrix.shape[1] if self._hidden else self._length

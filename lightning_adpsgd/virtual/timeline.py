@@ -341,14 +341,14 @@ class Asynchronous:
     def _arrive(self, index: int, state: _State) -> None:
         now = state.arrived = self._agenda.now
         self._ready.add(index)
-        waits = state.patience.waits(now - state.began)
+        for_others, for_anyone = state.patience.waits(now - state.began)
         state.avoided = state.patience.avoided
         # After all steps that end at this time, so that all who have arrived may be
         # drawn as a partner.
         self._agenda.enter(now, ASKING, self._pair, index, state.steps)
-        relents = now + waits.for_others
+        relents = now + for_others
         self._agenda.enter(relents, ASKING, self._relent, index, state.steps)
-        ends = now + waits.for_anyone
+        ends = now + for_anyone
         self._agenda.enter(ends, SKIPPING, self._skip, index, state.steps)
 
     def _relent(self, index: int, steps: int) -> None:

@@ -69,15 +69,8 @@ def copy_once(tensor: Tensor, view: Tensor) -> None:
 
 def _view_like(memory: Tensor, tensor: Tensor) -> Tensor:
     """A view of memory of its length that keeps the strides of a dense tensor."""
-    dense = any(
-        tensor.is_contiguous(memory_format=layout)
-        for layout, ndim in (
-            (torch.contiguous_format, tensor.ndim),
-            (torch.channels_last, 4),
-            (torch.channels_last_3d, 5),
-        )
-        if tensor.ndim == ndim
-    )
-    if not dense:
-        return memory.view(tensor.shape)
-    return memory.as_strided(tensor.shape, tensor.stride())
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    layout = layouts.get(tensor.ndim, torch.contiguous_format)
+    if tensor.is_contiguous() or tensor.is_contiguous(memory_format=layout):
+        return memory.as_strided(tensor.shape, tensor.stride())
+    return memory.view(tensor.shape)

@@ -36,17 +36,13 @@ class Weights(ABC):
     vectors: list[Tensor]
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        self.module = module
         self.without_mean: list[str] = []
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return self.vectors[0].device if self.vectors else torch.device("cpu")
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of the module."""
-        return self._module.parameters()
 
     @abstractmethod
     def layout(self) -> str:
@@ -172,10 +168,10 @@ class FlatParameters(Weights):
         self._check_frozen()
         # By memory and not by name: pruning gives a weight another name.
         views = {slot.view.data_ptr(): slot.name for slot in self._slots}
-        masks = {name for name, _ in pruning_masks(self._module)}
+        masks = {name for name, _ in pruning_masks(self.module)}
         known = {slot.name for slot in self._slots}
         in_use = set[int]()
-        for name, tensor in _averaged_tensors(self._module):
+        for name, tensor in _averaged_tensors(self.module):
             in_use.add(tensor.data_ptr())
             if name in self._left_out and not tensor.requires_grad:
                 continue
@@ -196,12 +192,12 @@ class FlatParameters(Weights):
     @override
     def own_tensors(self) -> dict[str, Tensor]:
         others = {slot.name for slot in self._slots}
-        others.update(_transient_buffers(self._module))
-        own = dict(self._module.named_buffers())
+        others.update(_transient_buffers(self.module))
+        own = dict(self.module.named_buffers())
         # Frozen weights that are left out are equal in all learners.
-        for name in ignored_by_ddp(self._module):
+        for name in ignored_by_ddp(self.module):
             with suppress(AttributeError):  # a buffer, or the name of nothing
-                own[name] = self._module.get_parameter(name).detach()
+                own[name] = self.module.get_parameter(name).detach()
         return {name: tensor for name, tensor in own.items() if name not in others}
 
     @override
@@ -232,8 +228,7 @@ class FlatParameters(Weights):
         """Copies weights that have moved to other memory back into the vectors.
 
         ``p.data = values`` moves a weight out of its vector, and ``self.mean = values``
-        puts another tensor in a buffer's place. This copies the values into the vector,
-        and makes the weight a view again. It costs little if nothing has moved.
+        puts another tensor in a buffer's place. It costs little if nothing has moved.
 
         Raises:
             RuntimeError: A weight has changed its shape, dtype or device, or is no
@@ -263,7 +258,7 @@ class FlatParameters(Weights):
                 begin = view.storage_offset() - block.storage_offset()
                 tensor.data = values.as_strided(view.shape, view.stride(), begin)
         self._slots, self.vectors, self._buffers = [], [], []
-        for module in self._module.modules():
+        for module in self.module.modules():
             if isinstance(module, nn.RNNBase):
                 module.flatten_parameters()  # as torch does after moves, for cuDNN
 
@@ -396,9 +391,7 @@ def _recurrent_first(
     several = [
         [w for ws in m.all_weights for w in ws] for m in modules if not m.proj_size
     ]
-    if not several:
-        return tensors
-    weights = max(several, key=lambda these: sum(weight.numel() for weight in these))
+    weights = max(several, key=lambda one: sum(w.numel() for w in one), default=[])
     in_order = sorted(weights, key=lambda weight: -weight.ndim)  # keeps equal ones
     ranks = {id(weight): rank for rank, weight in enumerate(in_order)}
     rest = len(ranks)

@@ -4,12 +4,8 @@
     communication side   x   w + d: what an exchange reads
                          d   the sum of what exchanges changed since the last merge
 
-    merge of i           w_i += d_i;  d_i = 0
-
-x is not stored: an exchange reads w where it lies, at any time, so that no snapshot is
-taken for an exchange that may never come. In the middle of an optimizer step it reads
-some elements before and some after their update. Each is a weight that the learner has
-had, and both ends of an exchange use what they read, so that the sum stays the same.
+docs/concepts.md, "The asynchronous engine", says why x is not stored, and why the sum
+over all learners stays the same.
 
 The units, from large to small: a vector holds all weights of one dtype. A shard is the
 1/N of it that one of N learners exchanges, in one tensor or several. A chunk is the
@@ -182,10 +178,8 @@ class Replica:
     it busy is merged at the next boundary.
 
     Args:
-        shards: w, this learner's shard of each flat vector, real and on one device.
-            Consecutive shards of one dtype and section share chunks.
-        counts: number of shards in each section (`sections`); None: all are in one
-            section.
+        shards: w, this learner's shards of the flat vectors, real and on one device, by
+            section (`sections`). Consecutive ones of one dtype share chunks.
         part_elements: most elements of a part; on a GPU, a part is a chunk.
 
     Attributes:
@@ -199,16 +193,14 @@ class Replica:
 
     def __init__(
         self,
-        shards: Sequence[Tensor],
+        shards: Sequence[Sequence[Tensor]],
         chunk_elements: int,
         state: threading.Condition,
-        counts: Sequence[int] | None = None,
         part_elements: int = PART_ELEMENTS,
     ) -> None:
         self.chunk_elements = chunk_elements
-        # A learner without weights has a section all the same.
-        self._counts = (len(shards),) if counts is None else counts
-        self.device = shards[0].device if shards else torch.device("cpu")
+        vectors = [vector for section in shards for vector in section]
+        self.device = vectors[0].device if vectors else torch.device("cpu")
         # Launching a kernel costs more than a cache could save.
         whole = has_streams(self.device)
         longest = chunk_elements if whole else part_elements
@@ -217,23 +209,17 @@ class Replica:
         self._scratch: dict[torch.dtype, Tensor] = {}
         self.step, self.updating = 0, False
         self.wait_seconds = 0.0
-        self.sections = [[*self._cut(section)] for section in self._by_section(shards)]
+        self.sections = [[*self._cut(section)] for section in shards]
         self.chunks = [*itertools.chain.from_iterable(self.sections)]
 
-    def views(self, shards: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        """Yields the views of each chunk, one per part, into shards shaped like w."""
-        for section in self._by_section(shards):
-            for run in runs_of_one_dtype(section):
-                yield from self._views_of_run(run)
-
-    def show(self, shards: Sequence[Tensor], unmerged: bool = False) -> None:
+    def show(self, shards: Sequence[Sequence[Tensor]], unmerged: bool = False) -> None:
         """Makes exchanges read these weights, until called with w again.
 
         Args:
             unmerged: whether these are w from before the last merge. The merge is
                 undone: its change goes back into d.
         """
-        for chunk, views in zip(self.chunks, self.views(shards), strict=True):
+        for chunk, views in zip(self.chunks, self._views(shards), strict=True):
             with self.guard:
                 for part, shown in zip(chunk.parts, views, strict=True):
                     (part.show_unmerged if unmerged else part.show)(shown)
@@ -254,9 +240,11 @@ class Replica:
         return [self._copy_of(chunk) for chunk in chunks]
 
     @torch.no_grad()
-    def spread(self, values: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+    def spread(
+        self, values: Sequence[Tensor], into: Sequence[Sequence[Tensor]]
+    ) -> None:
         """Writes a snapshot, or a mean of snapshots, into shards shaped like w."""
-        places = zip(self.chunks, values, self.views(into), strict=True)
+        places = zip(self.chunks, values, self._views(into), strict=True)
         for chunk, value, parts in places:
             for part, its_own in zip(parts, chunk.split(value), strict=True):
                 part.copy_(its_own)
@@ -333,10 +321,11 @@ class Replica:
             self.wait_seconds += time.perf_counter() - begin
             yield
 
-    def _by_section(self, shards: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
-        ends = itertools.accumulate(self._counts)
-        for count, end in zip(self._counts, ends, strict=True):
-            yield shards[end - count : end]
+    def _views(self, shards: Sequence[Sequence[Tensor]]) -> Iterator[list[Tensor]]:
+        """Yields the views of each chunk, one per part, into shards shaped like w."""
+        for section in shards:
+            for run in runs_of_one_dtype(section):
+                yield from self._views_of_run(run)
 
     def _views_of_run(self, run: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         for pieces in in_chunks(run, self.chunk_elements):

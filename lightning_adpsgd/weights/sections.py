@@ -1,14 +1,9 @@
 """Sections of the weights, which super-learners of different sizes exchange.
 
-Each super-learner divides the weights among its learners. A section has one owner in
-each super-learner, and these owners exchange it with one another::
-
-    super-learner of 2      0           |     1
-    super-learner of 4      0     | 1   |     2     | 3
-    sections, by owners     (0,0) (0,1) |     (1,2) (1,3)
-
-With equal sizes there is one section for each place in a super-learner. Only `views`
-handles tensors; all else is pure.
+docs/concepts.md, "Super-learners of different sizes", has a picture. A section has one
+owner in each super-learner, and these owners exchange it with one another. With equal
+sizes there is one section for each place in a super-learner. Only `views` handles
+tensors; all else is pure.
 """
 
 import math
@@ -108,7 +103,7 @@ def sections_of(super_learners: Sequence[Owned]) -> list[Section]:
         begin = 0
         for end in ends:
             owners = tuple(_owner_at(row, begin) for row in rows)
-            _append(found.setdefault(owners, []), Range(vector, begin, end))
+            found.setdefault(owners, []).append(Range(vector, begin, end))
             begin = end
     return [Section(owners, tuple(found[owners])) for owners in sorted(found)]
 
@@ -127,9 +122,3 @@ def _by_vector(owned: Owned) -> dict[int, _Row]:
 
 def _owner_at(row: _Row, element: int) -> int:
     return next(place for one, place in row if one.begin <= element < one.end)
-
-
-def _append(ranges: list[Range], new: Range) -> None:
-    if ranges and ranges[-1][::2] == (new.vector, new.begin):
-        new = Range(new.vector, ranges.pop().begin, new.end)
-    ranges.append(new)

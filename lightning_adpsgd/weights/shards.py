@@ -5,9 +5,8 @@ other super-learners hold the same rows, so each averages its own shards with th
 and no learner needs other shards. FSDP2 keeps one tensor per weight and pads some of
 them; the vectors here are views without the padding. Nothing here communicates.
 
-With tensor parallelism, T learners share each layer. Weights that its plan does not
-cut, such as those of norms, are replicated in all T learners. Each of them exchanges
-1/T of a replicated weight, and sends the result to the others.
+With tensor parallelism, T learners share each layer. Each of them exchanges 1/T of the
+weights that all T hold, and sends the result to the others (docs/large-models.md).
 """
 
 import math
@@ -66,6 +65,7 @@ class LocalShards(Weights):
         buffers = [(n, t) for n, t in found if not isinstance(t, nn.Parameter)]
         check_sharding(module, num_learners, shared_by)
         in_order = [*_by_dtype(weights), *_by_dtype(buffers)]
+        # With tensor parallelism, names include how a weight is cut.
         self._layout = layout_of((_with_cut(*pair), pair[1]) for pair in in_order)
         self._replicated = [shared_by > 1 and not _cut(t) for _, t in in_order]
         self._slots = [_Slot(*p, local_part(p[1]).data_ptr()) for p in in_order]
@@ -75,10 +75,6 @@ class LocalShards(Weights):
 
     @override
     def layout(self) -> str:
-        """Names, whole shapes and dtypes; equal in all learners.
-
-        With tensor parallelism, names include how a weight is cut.
-        """
         return self._layout
 
     def exchanged(self, place: int) -> Section:
@@ -124,7 +120,7 @@ class LocalShards(Weights):
         Raises:
             RuntimeError: A shard has moved to other memory since set-up.
         """
-        for module in self._module.modules():
+        for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
         for slot in self._slots:
@@ -141,7 +137,7 @@ class LocalShards(Weights):
 
     @override
     def check_views(self) -> None:
-        here = {id(tensor): name for name, tensor in floating_tensors(self._module)}
+        here = {id(tensor): name for name, tensor in floating_tensors(self.module)}
         then = {id(slot.tensor): slot.name for slot in self._slots}
         for number in here.keys() ^ then.keys():
             name = here.get(number) or then[number]

@@ -1,6 +1,7 @@
 """The live line: what it shows in either bar, and whose samples it counts."""
 
 import re
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -29,7 +30,7 @@ class Counting(GossipingStrategy):
 
     def gossip_statistics(self):
         number = next(self.looks)
-        return super().gossip_statistics()._replace(exchanges=number, members=3)
+        return replace(super().gossip_statistics(), exchanges=number, members=3)
 
 
 def fit(line: ProgressLine, bar: Callback | None = None, **arguments: Any) -> Trainer:

@@ -54,7 +54,9 @@ def two_ends(
         transports or ThreadTransport.connect(2), (first, second), strict=True
     ):
         state = threading.Condition()
-        replica = Replica([weights], chunk_elements, state, part_elements=part_elements)
+        replica = Replica(
+            [[weights]], chunk_elements, state, part_elements=part_elements
+        )
         buffers = Buffers(replica, wire_dtype)
         averages = replica, replica.chunks, buffers, wire_dtype, gain
         lanes = Lanes(transport, *averages, timeout)
@@ -119,7 +121,7 @@ def test_single_and_double_precision_average_whatever_their_numbers(
         value, state = float(transport.index), threading.Condition()
         weights = [torch.full((num_single,), value)]
         weights.append(torch.full((num_double,), value, dtype=torch.float64))
-        replica = Replica(weights, 1 << 20, state)
+        replica = Replica([weights], 1 << 20, state)
         averages = replica, replica.chunks, Buffers(replica, None), None, 1.0
         shared = Lanes(transport, *averages, PATIENCE)
         lanes.append(shared.answering(0) if transport.index else shared.asking(1))
@@ -482,7 +484,7 @@ def test_without_weights_an_exchange_is_a_greeting() -> None:
 
 
 def test_buffers_are_lent_again_and_only_as_many_as_are_in_use() -> None:
-    replica = Replica([torch.zeros(8)], 8, threading.Condition())
+    replica = Replica([[torch.zeros(8)]], 8, threading.Condition())
     buffers = Buffers(replica, None)
     with buffers.lent() as first:
         with buffers.lent() as second:

@@ -107,7 +107,7 @@ def test_short_messages_carry_the_parts_of_long_ones_in_order() -> None:
     for elements in (300 << 10, 1 << 22):  # of less than a chunk, and of four
         state, part_elements = Condition(), elements // 8
         replica = Replica(
-            [torch.zeros(elements)], 1 << 20, state, part_elements=part_elements
+            [[torch.zeros(elements)]], 1 << 20, state, part_elements=part_elements
         )
         long, short = forms_of(replica, replica.chunks, None)
         assert [len(parts) for parts in short.messages] == [1] * 8
@@ -126,7 +126,7 @@ def covered(form: Form) -> int:
 
 def test_joined_parts_are_read_and_changed_as_each_of_them_is() -> None:
     weights = torch.arange(10.0)
-    replica = Replica([weights], 10, Condition(), part_elements=4)
+    replica = Replica([[weights]], 10, Condition(), part_elements=4)
     (chunk,) = joined(replica.chunks[0].parts)
     chunk.add(torch.ones(10), 0.5)
     assert torch.equal(weights, torch.arange(10.0))

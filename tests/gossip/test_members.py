@@ -1,20 +1,17 @@
-"""Which super-learner speaks for all, where they are fixed and where they are not."""
-
-import pytest
+"""The super-learners that take part, where they are fixed and where they are not."""
 
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 
 
-@pytest.mark.parametrize("own", range(3))
-def test_the_first_of_all_speaks_for_them(own: int) -> None:
-    members = Members.fixed(Schedule(find_topology("ring"), 3), own)
-    assert members.own_is_first is (own == 0)
+def test_the_super_learners_of_one_job_are_fixed() -> None:
+    members = Members.fixed(Schedule(find_topology("ring"), 3), 1)
+    assert members.live_schedule.numbers == (0, 1, 2)
     assert members.are_fixed
 
 
-def test_where_they_come_and_go_the_least_number_speaks() -> None:
+def test_where_they_come_and_go_a_member_hears_who_leaves() -> None:
     told = list[tuple[int, bool, int]]()
     members = Members(
         Schedule(find_topology("ring"), 1),
@@ -22,7 +19,6 @@ def test_where_they_come_and_go_the_least_number_speaks() -> None:
         7,
         on_left=lambda *left: told.append(left),
     )
-    assert members.own_is_first is False
     assert members.live_schedule.numbers == (4, 7, 9)
     assert members.on_left is not None
     members.on_left(9, True, 2)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lightning_adpsgd.gossip import account as account_module
-from lightning_adpsgd.gossip import pulls as pulls_module
+from lightning_adpsgd.gossip import peers as peers_module
 from lightning_adpsgd.gossip import waiting as waiting_module
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.exchange import ALIVE, DECLINE, LEAVE, PULL, REQUEST
@@ -68,7 +68,7 @@ class Played:
         self.traffic: Any = SimpleNamespace(declined_by=lambda *_: None)
         lane: Any = self.lane
         self.asker = Asker(1, lane, self.traffic, self.threads, 0)
-        self.replica = Replica([torch.zeros(4)], 1 << 20, self.state)
+        self.replica = Replica([[torch.zeros(4)]], 1 << 20, self.state)
         members = self.members = Members.fixed(Schedule(find_topology("ring"), 4), 0)
         quarantine: Any = SimpleNamespace(note=lambda outcome, section: None)
         self.account = Account(members, self.replica, quarantine, self.state)
@@ -144,7 +144,8 @@ class Waits:
     """Turns that do not come, with the seconds that a learner would wait for each."""
 
     def __init__(self, played: Played, turn: Turn) -> None:
-        self.asker, self.turn, self.seconds = played.asker, turn, list[float]()
+        self.asker, self.seconds = played.asker, list[float]()
+        self.turn: Turn = turn
 
     def await_turn(self, peer: int, unless: Any, section: int, seconds: float) -> Turn:
         self.seconds.append(seconds)
@@ -152,7 +153,7 @@ class Waits:
         return self.turn
 
 
-@pytest.mark.parametrize("turn", [Turn.NOT_YET, Turn.MET])
+@pytest.mark.parametrize("turn", ["not yet", "met"])
 def test_a_peer_hears_from_a_learner_whose_turn_never_comes(
     played: Played, turn: Turn
 ) -> None:
@@ -222,15 +223,15 @@ class Trickle:
 
     def __init__(self, played: Played, patch: pytest.MonkeyPatch, pieces: int) -> None:
         self.now, self.pieces, self.seen = 100.0, pieces, list[float]()
-        patch.setattr(pulls_module, "time", SimpleNamespace(monotonic=lambda: self.now))
-        patch.setattr(pulls_module, "_LOOK_S", 0.0)
+        patch.setattr(peers_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        patch.setattr(peers_module, "_LOOK_S", 0.0)
         self.asker, self.pull = played.asker, played.asker.pull()
 
     def watch(self, share: float) -> None:
         self.seen.append(share)
         self.now += 15.0
         if len(self.seen) <= self.pieces:
-            self.asker._pulls.moved(len(self.seen) / 10)
+            self.asker._note_piece(len(self.seen) / 10)
         if len(self.seen) == 10:
             self.pull.set_result(Pulled(BEGINNING, []))
 

@@ -42,7 +42,7 @@ class Patient:
         self.clock, vectors = Clock(), [torch.zeros(4)]
         self.gives: list[Tensor] | None = [torch.ones(4)]
         self.state = threading.Condition()
-        self._replica = Replica(vectors, 1 << 20, self.state)
+        self._replica = Replica([vectors], 1 << 20, self.state)
         self.quarantine = Quarantine(
             Members.fixed(Schedule(find_topology("ring"), 3), 0),
             vectors,

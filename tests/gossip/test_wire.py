@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_adpsgd.gossip.wire import Damaged, checksum, read_seal, write_seal
+from lightning_adpsgd.gossip.wire import checksum, read_seal, write_seal
 
 WORDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20)
 
@@ -56,5 +56,4 @@ def test_a_seal_notices_every_flipped_bit_of_its_own(
     write_seal(seal, words)
     place = data.draw(st.integers(0, seal.nbytes - 1))
     seal.view(torch.uint8)[place] ^= 1 << data.draw(st.integers(0, 7))
-    with pytest.raises(Damaged):
-        read_seal(seal)
+    assert read_seal(seal) is None

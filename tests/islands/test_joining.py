@@ -58,7 +58,7 @@ class Learner:
             why_none=self.why_none,
         )
         group: Any = SimpleNamespace(
-            index=index, size=1, agree=lambda flags, timeout: None, holders=None
+            index=index, size=1, agree=lambda numbers, timeout: numbers, holders=None
         )
         self.joining = Joining(
             [],

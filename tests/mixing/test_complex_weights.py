@@ -73,7 +73,7 @@ def test_a_change_is_merged_alike_by_both_learners() -> None:
         flat, state = FlatParameters(module, 2), threading.Condition()
         vectors = [as_real(vector) for vector in flat.vectors]
         (own,) = group.own(vectors)
-        replica = Replica(own, 4, state)
+        replica = Replica([own], 4, state)
         merge = ShardGather(vectors, replica, group, PATIENCE)
         for part in (part for chunk in replica.chunks for part in chunk.parts):
             part.add(torch.ones(len(part), dtype=part.dtype), 1.0)

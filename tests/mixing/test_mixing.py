@@ -1,6 +1,6 @@
 """The synchronous modes over threads against the oracle."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import pytest
@@ -9,10 +9,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd import reference
-from lightning_adpsgd.mixing.communication import AveragingClosure, Communication
+from lightning_adpsgd.mixing.communication import Communication, averaging_closure
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
-from lightning_adpsgd.mixing.synchronous import Order, Rounds, make_rounds
+from lightning_adpsgd.mixing.synchronous import Order, Rounds
 from lightning_adpsgd.topology.named import Topology, find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.weights.worker import InlineWorker
@@ -39,7 +39,7 @@ Gradient = Callable[[Tensor], Tensor]
 
 def lockstep(
     vectors: list[Tensor],
-    communications: list[Communication],
+    communications: Sequence[Communication],
     gradient: Gradient,
     lr: float,
     num_steps: int,
@@ -63,7 +63,7 @@ def lockstep(
     return torch.stack(vectors)
 
 
-def end(communications: list[Communication]) -> None:
+def end(communications: Sequence[Communication]) -> None:
     """Joins what is under way and ends the threads."""
     together([communication.settle for communication in communications])
     together([communication.stop for communication in communications])
@@ -101,7 +101,7 @@ def test_synchronous_averaging_over_threads_is_that_of_the_oracle(
 ) -> None:
     rows = random_rows(4)
     vectors, mixers = round_mixers(rows, name)
-    communications = [make_rounds(mixer, "sync", order) for mixer in mixers]
+    communications = [Rounds(mixer, "sync", order) for mixer in mixers]
     result = lockstep(vectors, communications, torch.sin, 0.3, 5)
     end(communications)
     oracle = reference.synchronous(rows, sine, mixing_of(name, 4), 0.3, order)
@@ -116,7 +116,7 @@ def test_delay_by_one_averages_behind_one_gradient(
     rows = random_rows(4)
     vectors, mixers = round_mixers(rows, name, carrier=carrier)
     communications = [
-        make_rounds(mixer, "delay_by_one", "average_then_step") for mixer in mixers
+        Rounds(mixer, "delay_by_one", "average_then_step") for mixer in mixers
     ]
     lockstep(vectors, list(communications), torch.sin, 0.3, 6)
     end(list(communications))
@@ -131,7 +131,7 @@ def test_delay_by_one_averages_behind_one_gradient(
 def test_every_third_step_averages(order: Order) -> None:
     rows = random_rows(3)
     vectors, mixers = round_mixers(rows, "complete")
-    communications = [make_rounds(mixer, "sync", order, every=3) for mixer in mixers]
+    communications = [Rounds(mixer, "sync", order, every=3) for mixer in mixers]
     result = lockstep(vectors, list(communications), torch.zeros_like, 1.0, 2)
     torch.testing.assert_close(result, rows, atol=0, rtol=0)
     result = lockstep(vectors, list(communications), torch.zeros_like, 1.0, 1)
@@ -197,10 +197,8 @@ Mode = Literal["step_then_average", "average_then_step", "delay_by_one"]
 
 def communications_of(mode: Mode, mixers: list[RoundMixer]) -> list[Communication]:
     if mode == "delay_by_one":
-        return [
-            make_rounds(mixer, "delay_by_one", "average_then_step") for mixer in mixers
-        ]
-    return [make_rounds(mixer, "sync", mode) for mixer in mixers]
+        return [Rounds(mixer, "delay_by_one", "average_then_step") for mixer in mixers]
+    return [Rounds(mixer, "sync", mode) for mixer in mixers]
 
 
 def disagreement_after(
@@ -250,9 +248,7 @@ def test_a_diverged_learner_is_refused_and_counted() -> None:
     rows = random_rows(4)
     rows[0] = float("nan")
     vectors, mixers = round_mixers(rows, "ring")
-    communications = [
-        make_rounds(mixer, "sync", "step_then_average") for mixer in mixers
-    ]
+    communications = [Rounds(mixer, "sync", "step_then_average") for mixer in mixers]
     result = lockstep(vectors, list(communications), torch.zeros_like, 0.0, 3)
     assert result[1:].isfinite().all()
     assert [c.statistics().refused for c in communications] == [3, 3, 0, 3]
@@ -260,9 +256,7 @@ def test_a_diverged_learner_is_refused_and_counted() -> None:
 
 def test_statistics_count_rounds_and_bytes() -> None:
     vectors, mixers = round_mixers(random_rows(5, length=10), "ring")
-    communications = [
-        make_rounds(mixer, "sync", "step_then_average") for mixer in mixers
-    ]
+    communications = [Rounds(mixer, "sync", "step_then_average") for mixer in mixers]
     lockstep(vectors, list(communications), torch.zeros_like, 0.0, 3)
     for communication in communications:
         statistics = communication.statistics()
@@ -287,7 +281,7 @@ def test_the_end_waits_for_a_round_and_an_abort_only_for_seconds() -> None:
     _, (mixer, *_) = round_mixers(random_rows(2), "ring")
     for order in ("step_then_average", "average_then_step"):
         worker = Recorder()
-        rounds = Rounds(mixer, 1, worker, hidden=order == "average_then_step")
+        rounds = Rounds(mixer, "delay_by_one", order, worker=worker)
         rounds.abort()
         rounds.stop()
         assert worker.stopped == [2.0, None]
@@ -295,7 +289,7 @@ def test_the_end_waits_for_a_round_and_an_abort_only_for_seconds() -> None:
 
 def test_an_optimizer_that_calls_its_closure_often_averages_once_a_step() -> None:
     told = list[str]()
-    average = AveragingClosure(
+    average = averaging_closure(
         lambda: told.append("closure") or 7, lambda: told.append("average")
     )
     assert [average() for _ in range(3)] == [7] * 3

@@ -22,24 +22,22 @@ from tests.helpers import PATIENCE, ThreadSuperLearner, forked, together
 
 
 def test_a_super_learner_of_one_has_its_own_part_and_flags() -> None:
-    into, flags = torch.zeros(3), torch.tensor([0, 1], dtype=torch.uint8)
+    into = torch.zeros(3)
     SuperLearnerGroup().gather(torch.arange(3.0), [into], PATIENCE)
-    SuperLearnerGroup().agree(flags, PATIENCE)
+    assert SuperLearnerGroup().agree([0, 1], PATIENCE) == [0, 1]
     SuperLearnerGroup().share(into, 0, PATIENCE)
     assert into.tolist() == [0, 1, 2]
-    assert flags.tolist() == [0, 1]
 
 
 def cross(group: SuperLearnerGroup) -> Any:
     """What a learner has after the collectives of a group."""
     into = [torch.zeros(2, dtype=torch.float64) for _ in range(group.size)]
     group.gather(torch.full((2,), group.index, dtype=torch.float64), into, PATIENCE)
-    flags: Tensor = torch.zeros(group.size + 1, dtype=torch.uint8)
-    flags[group.index] = 1
-    group.agree(flags, PATIENCE)
+    flags = [int(n == group.index) for n in range(group.size + 1)]
+    largest = group.agree(flags, PATIENCE)
     last = torch.full((3,), group.index, dtype=torch.float64)
     group.share(last, group.size - 1, PATIENCE)
-    return [part.tolist() for part in into], flags.tolist(), last.tolist()
+    return [part.tolist() for part in into], largest, last.tolist()
 
 
 def over_gloo(folder: Path) -> list[Any]:
@@ -94,7 +92,7 @@ class Counting(ThreadSuperLearner):
 def test_only_the_chunks_that_a_learner_changed_are_shared() -> None:
     def learner(group: Counting) -> Any:
         weights, state = torch.zeros(8), threading.Condition()
-        replica = Replica([weights.tensor_split(2)[group.index]], 2, state)
+        replica = Replica([[weights.tensor_split(2)[group.index]]], 2, state)
         merge = ShardGather([weights], replica, group, PATIENCE)
         if group.index == 1:  # in its second chunk
             replica.chunks[1].parts[0].add(torch.tensor([3.0, 4.0]), 0.5)
@@ -134,7 +132,7 @@ class Watching(Guard):
 def test_an_exchange_never_reads_a_change_twice() -> None:
     def learner(group: ThreadSuperLearner) -> list[list[float]]:
         weights, state = torch.zeros(8), threading.Condition()
-        replica = Replica([weights.tensor_split(2)[group.index]], 2, state)
+        replica = Replica([[weights.tensor_split(2)[group.index]]], 2, state)
         merge = ShardGather([weights], replica, group, PATIENCE)
         for chunk in replica.chunks:
             chunk.parts[0].add(torch.ones(2), 1.0)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lightning_adpsgd import reference
 from lightning_adpsgd.gossip.codecs import INT4
 from lightning_adpsgd.mixing.rounds import Mixer
-from lightning_adpsgd.mixing.synchronous import Order, make_rounds
+from lightning_adpsgd.mixing.synchronous import Order, Rounds
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.topology.topology import Topology
@@ -164,7 +164,7 @@ def test_sync_is_what_threads_do_with_the_engine(topology: str, size: int) -> No
     vectors, mixers = round_mixers(start_rows, topology, 0.5)
 
     def train(i: int) -> None:
-        communication = make_rounds(mixers[i], "sync", "step_then_average")
+        communication = Rounds(mixers[i], "sync", "step_then_average")
         for step in range(6):
             vectors[i].sub_(-vectors[i].sin() - noise(i, step), alpha=0.3)
             communication.after_update()
@@ -199,8 +199,8 @@ def test_who_has_diverged_is_left_out_as_threads_do(
     run_rounds(virtual)
     together([lambda mixer=mixer: run_rounds(mixer) for mixer in mixers])
     torch.testing.assert_close(rows, torch.stack(vectors), equal_nan=True)
-    refused = sum(mixer.statistics().refused for mixer in mixers)
-    assert virtual.statistics().refused == refused
+    refused = sum(int(mixer.refused) for mixer in mixers)
+    assert int(virtual.refused) == refused
 
 
 def test_neighbours_on_a_ring_that_leave_one_out_keep_the_sum() -> None:

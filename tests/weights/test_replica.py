@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("engine_device")
 
 
 def replica_of(weights: Tensor, chunk_elements: int = 4) -> Replica:
-    return Replica([as_real(weights)], chunk_elements, threading.Condition())
+    return Replica([[as_real(weights)]], chunk_elements, threading.Condition())
 
 
 def change_everything(replica: Replica, by: Tensor) -> None:
@@ -107,7 +107,7 @@ def test_complex_weights_are_twice_as_many_real_ones() -> None:
 def test_parts_are_numbered_through_and_cover_everything() -> None:
     lengths = (PART_ELEMENTS + 5, 3)
     shards = [torch.zeros(lengths[0]), torch.zeros(lengths[1], dtype=torch.float64)]
-    replica = Replica(shards, 2 * PART_ELEMENTS, threading.Condition())
+    replica = Replica([shards], 2 * PART_ELEMENTS, threading.Condition())
     places = [part.place for chunk in replica.chunks for part in chunk.parts]
     assert places == ([0, 1, 2] if replica.device.type == "cpu" else [0, 1])
     assert [len(chunk) for chunk in replica.chunks] == list(lengths)
@@ -127,7 +127,7 @@ def test_tensors_of_one_dtype_fill_chunks_together() -> None:
     """As shards lie: many tensors, of which few fill a chunk."""
     lengths = (3, 0, 5, 1, 2)
     tensors = [torch.zeros(n) for n in lengths] + [torch.zeros(3, dtype=torch.float64)]
-    replica = Replica(tensors, 4, threading.Condition())
+    replica = Replica([tensors], 4, threading.Condition())
     assert [len(chunk) for chunk in replica.chunks] == [4, 4, 3, 3]
     by_chunk = [[len(part) for part in chunk.parts] for chunk in replica.chunks]
     assert by_chunk == [[3, 1], [4], [1, 2], [3]]
@@ -138,7 +138,7 @@ def test_tensors_of_one_dtype_fill_chunks_together() -> None:
 def test_what_is_read_put_and_merged_stays_in_its_tensor() -> None:
     ramp = torch.arange(11.0)
     tensors = [piece.clone() for piece in ramp.split([3, 5, 1, 2])]
-    replica = Replica(tensors, 4, threading.Condition())
+    replica = Replica([tensors], 4, threading.Condition())
     assert torch.equal(torch.cat(replica.snapshot()), ramp.cpu())
     change_everything(replica, 10 * ramp)
     replica.merge_all()
@@ -146,16 +146,16 @@ def test_what_is_read_put_and_merged_stays_in_its_tensor() -> None:
     replica.put([chunk / 11 for chunk in replica.snapshot()])
     assert torch.equal(torch.cat(tensors), ramp)
     aside = [tensor + 1 for tensor in tensors]
-    replica.show(aside)
+    replica.show([aside])
     assert torch.equal(torch.cat(replica.snapshot()), ramp.cpu() + 1)
-    replica.spread([torch.zeros(len(chunk)) for chunk in replica.chunks], tensors)
+    replica.spread([torch.zeros(len(chunk)) for chunk in replica.chunks], [tensors])
     assert not torch.cat(tensors).any()
 
 
 def test_a_chunk_is_read_and_changed_through_its_parts() -> None:
     """As an exchange does whose messages are as long as a chunk."""
     tensors = [torch.ones(3), torch.ones(1)]
-    replica = Replica(tensors, 4, threading.Condition())
+    replica = Replica([tensors], 4, threading.Condition())
     (chunk,) = replica.chunks
     chunk.add(torch.arange(4.0), 0.5)
     chunk.read(found := torch.empty(4))

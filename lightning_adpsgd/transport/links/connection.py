@@ -37,10 +37,6 @@ _WORTH_WAKING_FOR = 1 << 20
 _SECONDS_BETWEEN_CHECKS = 0.25
 
 
-class BadFrame(RuntimeError):
-    """The received bytes are not the message that is due."""
-
-
 def make_header(num_bytes: int) -> bytes:
     """Makes the header of a message of `num_bytes` bytes."""
     return _HEADER.pack(_MARK, num_bytes)
@@ -50,13 +46,15 @@ def check_header(header: bytes | bytearray, num_bytes: int) -> None:
     """Accepts only the header of a message of `num_bytes` bytes.
 
     Raises:
-        BadFrame: The message is a different one; names both sizes.
+        ConnectionError: The message is a different one; names both sizes.
     """
     mark, announced = _HEADER.unpack(header)
     if mark != _MARK:
-        raise BadFrame(f"its stream is out of step: a message begins with {mark!r}")
+        raise ConnectionError(
+            f"its stream is out of step: a message begins with {mark!r}"
+        )
     if announced != num_bytes:
-        raise BadFrame(
+        raise ConnectionError(
             f"the peer's next message has {announced} bytes, {num_bytes} expected; "
             "check that both run the same model and options"
         )
@@ -166,7 +164,7 @@ class Connection:
             return False, selectors.EVENT_WRITE
         except BlockingIOError:
             return False, event
-        except (OSError, BadFrame) as error:
+        except OSError as error:
             self._fail(str(error), evidence_of(error))
             return True, 0
         if queue[0].done:
@@ -198,8 +196,7 @@ class Connection:
 
     def _fail(self, reason: str, evidence: Evidence) -> None:
         if not self._broken:
-            self._evidence = evidence
-        self._broken = self._broken or reason
+            self._broken, self._evidence = reason, evidence
         self._shut()
         self._close()
 

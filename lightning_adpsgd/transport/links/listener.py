@@ -30,7 +30,7 @@ class Listener:
 
     Args:
         address: address of an interface of this host; port 0: any free port.
-        check: called with the bound socket, before anything can connect.
+        check: called with the bound socket, before any connection is accepted.
         welcome: called in a thread of its own with a connection, which it owns if it
             returns. Its exception turns the connection away; the log says why, unless
             it is a `Probe`.
@@ -66,7 +66,6 @@ class Listener:
         sock = _bind(self.address)
         try:
             self._check(sock)
-            sock.listen()
         except BaseException:
             sock.close()
             raise
@@ -157,18 +156,9 @@ class Listener:
 
 
 def _bind(address: Address) -> socket.socket:
-    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, place = found[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(place)
-        sock.settimeout(None)  # whatever the program's default for sockets is
-    except OSError:
-        sock.close()
-        raise
+    family, *_, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    sock = socket.create_server(place, family=family)
+    sock.settimeout(None)  # whatever the program's default for sockets is
     return sock
 
 

@@ -136,12 +136,8 @@ class LinkTransport(Transport):
 
     def callers(self) -> list[int]:
         """The peers whose asking lanes are connected, as far as this end knows."""
-        asking = (
-            (peer, lane)
-            for peer, lane in self._lanes.connected()
-            if lane == lane_of(peer, self.index)
-        )
-        return [peer for peer, lane in asking if self._lanes.holder(peer, lane)]
+        lanes = self._lanes.connected()
+        return [peer for peer, lane in lanes if lane == lane_of(peer, self.index)]
 
     def close(self) -> None:
         """Ends all lanes for good; listeners are closed separately."""
@@ -157,10 +153,7 @@ class LinkTransport(Transport):
 
     @override
     def post_mean(self, vector: Tensor) -> Pending:
-        raise RuntimeError(
-            "`communication` must be 'async' with `islands`, which have no mean over "
-            "all super-learners"
-        )
+        raise NotImplementedError("links take no mean over all super-learners")
 
     def _dial(
         self, address: Address, deadline: Deadline, wanted: Wanted
@@ -224,7 +217,7 @@ def _await_first_byte(sock: socket.socket, deadline: Deadline) -> None:
 
 
 class _OpenConnections:
-    """The connections, by peer and lane; `_lock` guards the dictionary.
+    """The connections, by peer and lane, with the incarnations; `_lock` guards them.
 
     When a lane is replaced, each thread that has used it is told once, even if it did
     not use it meanwhile. So its pending messages never enter the new connection.
@@ -233,15 +226,14 @@ class _OpenConnections:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._connections: dict[tuple[int, int], Connection] = {}
-        self._whose: dict[tuple[int, int], str] = {}
+        self._connections: dict[tuple[int, int], tuple[Connection, str]] = {}
         self._used = _Used()
         self._closed = False
 
     def get(self, peer: int, lane: int) -> Connection:
         key = peer, lane
         with self._lock:
-            connection = self._connections.get(key)
+            connection, _ = self._connections.get(key, (None, ""))
         used = self._used.connections.pop(key, connection)
         if connection is None:
             raise PeerLost(peer, f"using lane {lane}", "it is not connected")
@@ -256,40 +248,40 @@ class _OpenConnections:
             if self._closed:
                 sock.close()
                 raise ConnectionAbortedError("this end has closed its links")
-            old = self._connections.get(key)
-            self._connections[key] = Connection(
+            old, _ = self._connections.get(key, (None, ""))
+            connection = Connection(
                 sock, peer, lambda: self._used.connections.pop(key, None)
             )
-            self._whose[key] = whose
+            self._connections[key] = connection, whose
         if old is not None:
             old.break_off("the peer has connected again")
 
     def holder(self, peer: int, lane: int) -> str:
         """The incarnation of the peer whose lane is connected; empty if none is."""
         with self._lock:
-            connection = self._connections.get((peer, lane))
-            holds = connection is not None and not connection.is_broken
-            return self._whose[peer, lane] if holds else ""
+            connection, whose = self._connections.get((peer, lane), (None, ""))
+        is_open = connection is not None and not connection.is_broken
+        return whose if is_open else ""
 
     def connected(self) -> list[tuple[int, int]]:
         with self._lock:
-            return list(self._connections)
+            held = self._connections.items()
+            return [key for key, (one, _) in held if not one.is_broken]
 
     def drop(self, peer: int, lane: int | None = None) -> None:
         with self._lock:
             lanes = [key for key in self._connections if key[0] == peer]
             keys = [key for key in lanes if lane in (None, key[1])]
             dropped = [self._connections.pop(key) for key in keys]
-            for key in keys:
-                del self._whose[key]
-        for connection in dropped:
+        for connection, _ in dropped:
             connection.break_off("this end has disconnected it")
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        for peer, lane in self.connected():
-            self.drop(peer, lane)
+            peers = {peer for peer, _ in self._connections}
+        for peer in peers:
+            self.drop(peer)
 
 
 class _Used(threading.local):
