@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ class Found:
 
     def __init__(self, run: Run | None) -> None:
         self.config = {"lr": 3} | (runs.settings_of(run) if run else {})
-        self.summary = runs.results_of(run) if run else {}
+        self.summary: dict[str, Any] = runs.results_of(run) if run else {}
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, *found: Found) -> None:
