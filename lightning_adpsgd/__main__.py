@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -27,6 +28,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TypeAlias, get_args
 
+import torch
 import torch.distributed as dist
 
 from lightning_adpsgd import __version__
@@ -44,6 +46,7 @@ from lightning_adpsgd.transport.links.issuing import issue
 from lightning_adpsgd.transport.links.sockets import Address
 from lightning_adpsgd.transport.network_interfaces import is_loopback
 from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
+from lightning_adpsgd.weights.worker import BackgroundWorker
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -178,9 +181,19 @@ def _measure_loopback(num_bytes: int) -> dict[str, float]:
     words = [sys.executable, "-m", "lightning_adpsgd", "calibrate", "--rank", "1"]
     words += ["--master", master, "--weight-mb", str(num_bytes / 1e6)]
     peer = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    # Beside this thread, because torch would wait minutes for a peer that has died.
+    own_end = BackgroundWorker("adpsgd-calibrate", torch.device("cpu"))
+    measured = own_end.submit(partial(_measure_wire, master, 0, num_bytes))
     try:
-        return _measure_wire(master, 0, num_bytes)
+        while not wait([measured], 0.1).done:
+            if status := peer.poll():
+                raise RuntimeError(
+                    "the process at the other end of the loopback has ended with "
+                    f"status {status}; see what it printed above"
+                )
+        return measured.result()
     finally:
+        own_end.stop(0.0)
         peer.terminate()
         peer.wait()
 
@@ -418,11 +431,13 @@ def _add_export(commands: _Commands) -> None:
     )
     add.add_argument("folder", type=Path)
     add.add_argument("--out", type=Path, required=True)
+    trust = "take objects, too, which can run code of the checkpoint"
+    add.add_argument("--trust", action="store_true", help=trust)
     add.set_defaults(command=_export)
 
 
 def _export(chosen: argparse.Namespace) -> None:
-    export(chosen.folder, chosen.out)
+    export(chosen.folder, chosen.out, weights_only=not chosen.trust)
     print(f"wrote {chosen.out}")
 
 

@@ -197,7 +197,8 @@ class AcousticModel(LightningModule):
 
         Args:
             state_counts: Number of frames of each state in the training data,
-                `[num_states]`. A state without frames counts as one frame.
+                `[num_states]`. A state without frames counts as one frame, so that
+                words with it can be recognised; in Kaldi they cannot.
 
         Raises:
             ValueError: The number of states is wrong, or a count is negative.

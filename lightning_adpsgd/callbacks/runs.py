@@ -121,7 +121,8 @@ def read_runs(folder: str | Path) -> list[Run]:
 def fetch_runs(project: str) -> list[Run]:
     """The runs of a project on the server of Weights & Biases, as `entity/project`.
 
-    Without the package, a network or an account, it warns and returns an empty list.
+    It warns of a run whose row is not whole, such as one that has just begun. Without
+    the package, a network or an account, it warns and returns an empty list.
     """
     try:
         import wandb
@@ -168,5 +169,9 @@ def _runs_in(tables: Iterable[Mapping[str, Any]]) -> Iterator[Run]:
             for name, value in table.items()
             if name.startswith(PREFIX)
         }
-        if {"name", "algorithm"} <= row.keys():
+        if not {"name", "algorithm"} <= row.keys():
+            continue
+        try:
             yield _run_of(row)
+        except (TypeError, ValueError) as error:
+            warnings.warn(f"left out run {row['name']!r}: {error}", stacklevel=3)

@@ -271,7 +271,7 @@ class ClaimCounter:
         self, store: Store, index: LearnerIndex, meet: Callable[[str], None]
     ) -> None:
         # A claim that is drawn ahead must not wait for the calls of other threads.
-        self._store = own_connection(store)
+        self._store = own_connection(store) if index.learner == 0 else store
         self._index, self._meet = index, meet
         self._rate, self._num_gathered = ClaimRate(), 0
         self._round_trips = deque[float](maxlen=_MANY)

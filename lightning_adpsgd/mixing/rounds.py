@@ -24,6 +24,7 @@ from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.topology.topology import RoundPart
 from lightning_adpsgd.transport.base import (
     SYNCHRONOUS_LANE,
+    PeerLost,
     Pending,
     Transport,
     one_behind,
@@ -138,7 +139,12 @@ class RoundMixer:
         post = self._post_mean if self._schedule.is_mean(self.round) else self._post
         self.round += 1
         posted = (post(n, *chunk, part) for n, chunk in enumerate(self._chunks))
-        landed = [self._land(crossing, part) for crossing in one_behind(posted)]
+        try:
+            landed = [self._land(crossing, part) for crossing in one_behind(posted)]
+        except PeerLost as error:
+            # Exchanges, which are not waited for, do without.
+            error.args = (f"{error}, and give all learners equally many batches",)
+            raise
         self.tally.exchanges += 1
         self.refused += torch.stack(landed).any() if landed else 0
         self._gather()

@@ -103,10 +103,14 @@ class TrainingRun:
                 layer.process_group = job.groups.gradients
         stop_together = self._dials.islands is not None and job.super_learner_size > 1
         handle_signals(trainer, job if stop_together else None, overrides)
+        # Each learner has looked for the last checkpoint by itself.
+        step = trainer._checkpoint_connector._loaded_checkpoint.get("global_step", 0)
         # Before `on_fit_start`, in which a `Timer` begins a collective.
         with job.failures.named():
             clocks = describe_clocks(trainer)
-            job.coordinator.meet(f"set-up, with these clocks: {clocks}")
+            job.coordinator.meet(
+                f"set-up from step {step}, with these clocks: {clocks}"
+            )
         self._batch_end = follow_clocks(trainer, job, overrides)
         epochs = trainer.fit_loop.epoch_loop
         overrides.wrap(epochs, "run", self.scope.run_epoch)

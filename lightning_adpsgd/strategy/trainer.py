@@ -32,6 +32,7 @@ from lightning_adpsgd.strategy.checkpoints.contents import (
     Resumed,
     add_learners,
     place_in_epoch,
+    plain,
     resumed_from,
     warn_of_lost_rest,
 )
@@ -302,6 +303,8 @@ class HADPSGDStrategy(ModelParallelInside):
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
         interrupted = self._interrupted()
+        for name in {"optimizer_states", "lr_schedulers"} & checkpoint.keys():
+            checkpoint[name] = plain(checkpoint[name])
         # Without optimizer states it is a file of weights, and no run resumes from it.
         whole = "optimizer_states" in checkpoint and not interrupted
         if self._place is not None and whole:

@@ -40,8 +40,7 @@ class PeerLost(RuntimeError):
         super().__init__(
             f"lost {whom} while {operation}: {reason}. Check whether its "
             "process still runs and what it printed last. If it is only slow to "
-            'answer, raise `timeout`. Under "sync" and "delay_by_one", give all '
-            "learners equally many batches"
+            "answer, raise `timeout`"
         )
         self.peer, self.detail = peer, f"{operation}: {reason}"
         self.evidence: Evidence = evidence

@@ -143,7 +143,8 @@ class VirtualCluster:
                 of its own.
             max_samples: number of samples of all learners together, over all calls.
             local_batch_size: batch size of each learner if `data` is a data set or a
-                loader; by default that of the loader.
+                loader; by default that of the loader. The batches of a function have
+                their own.
             lr_schedule: function from the number of samples that all learners have seen
                 to a factor on the learning rates. It excludes schedulers that the
                 module configures, which count a super-learner's own steps.
@@ -288,6 +289,11 @@ class VirtualCluster:
                 "`data` must be a data set or loader of torch, or a function from the "
                 f"number of a learner to its batches, got a {type(data).__name__}; for "
                 "example `TensorDataset(tensor)`, or `module.train_dataloader()`"
+            )
+        elif local_batch_size is not None:
+            raise ValueError(
+                "`local_batch_size` must be None if `data` is a function, whose "
+                f"batches have a size, got {local_batch_size}"
             )
         size = self.scenario.super_learner_size
         self._sources = [

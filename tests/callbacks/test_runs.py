@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from typing import Any
 
 import pytest
 
@@ -83,20 +84,36 @@ def test_a_server_that_does_not_answer_gives_no_runs(monkeypatch):
         assert fetch_runs("entity/project") == []
 
 
-def test_runs_of_a_server_are_those_that_were_watched(monkeypatch):
-    wandb = pytest.importorskip("wandb")
+class Found:
+    """A run as the server keeps it."""
 
-    class Found:
-        def __init__(self, run: Run | None) -> None:
-            self.config = {"lr": 3} | (runs.settings_of(run) if run else {})
-            self.summary = runs.results_of(run) if run else {}
+    def __init__(self, run: Run | None) -> None:
+        self.config = {"lr": 3} | (runs.settings_of(run) if run else {})
+        self.summary: dict[str, Any] = runs.results_of(run) if run else {}
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, *found: Found) -> None:
+    wandb = pytest.importorskip("wandb")
 
     class Server:
         def __init__(self, timeout: int) -> None:
             pass
 
-        def runs(self, project: str) -> list[Found]:
-            return [Found(RUN), Found(None)]
+        def runs(self, project: str) -> tuple[Found, ...]:
+            return found
 
     monkeypatch.setattr(wandb, "Api", Server)
+
+
+def test_runs_of_a_server_are_those_that_were_watched(monkeypatch):
+    serve(monkeypatch, Found(RUN), Found(None))
     assert fetch_runs("entity/project") == [RUN]
+
+
+def test_a_run_that_is_still_written_is_left_out_by_name(monkeypatch):
+    half, odd = Found(named("half")), Found(named("odd"))
+    del half.config["run/topology"]
+    odd.summary["run/best_loss"] = {"min": 1.0}
+    serve(monkeypatch, half, Found(RUN), odd)
+    with pytest.warns(UserWarning, match="left out run 'half': .*'topology'"):
+        assert fetch_runs("entity/project") == [RUN]

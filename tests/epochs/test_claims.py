@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 from torch.distributed import DistNetworkError
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from lightning_adpsgd.epochs import claims
 from lightning_adpsgd.epochs.batches import SharedBatches
 from lightning_adpsgd.epochs.claims import (
     Claim,
@@ -562,3 +563,13 @@ def test_claims_do_not_wait_for_other_calls_of_the_store() -> None:
         counter.open(0, Terms(0, (), "same"), lambda terms: 40, lambda: 0)
         assert [counter.next(0, False).number for _ in range(2)] == [0, 2]
         assert waiting.is_alive()
+
+
+@pytest.mark.parametrize("learner", [0, 1])
+def test_learners_that_never_claim_open_no_connection(
+    learner: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr(claims, "own_connection", opened.append)
+    ClaimCounter(HashStore(), LearnerIndex(0, 1, learner, 2), lambda name: None)
+    assert len(opened) == (learner == 0)

@@ -1,6 +1,9 @@
 """What is measured, its file, and the command line around both."""
 
 import json
+import shutil
+import sys
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from lightning_adpsgd.prediction.calibration import (
     measure_arithmetic,
     read,
 )
+from tests.helpers import PATIENCE_S
 
 FOUND = Calibration(
     bandwidth=1e9,
@@ -266,6 +270,25 @@ def test_both_ends_of_a_link_measure_as_many_bytes(
     monkeypatch.setattr(command_line.subprocess, "Popen", no_peer)
     assert command_line.main(["calibrate", "--weight-mb", size]) == 2
     assert told == [float(size)]
+
+
+def test_a_dead_process_at_the_other_end_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """As torch would, for five minutes."""
+    ended = threading.Event()
+
+    def measure(*_: object) -> dict[str, float]:
+        assert ended.wait(PATIENCE_S), "waited for the dead process"
+        return {}
+
+    monkeypatch.setattr(command_line, "_measure_wire", measure)
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    try:
+        assert command_line.main(["calibrate"]) == 2
+    finally:
+        ended.set()
+    assert "has ended with status 1" in capsys.readouterr().err
 
 
 def test_another_step_keeps_as_many_cores_busy(

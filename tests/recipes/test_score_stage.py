@@ -290,6 +290,11 @@ def test_the_best_epoch_is_compared_with_the_last_and_with_nothing_unfinished(
     assert report["compared"].keys() == {"the last epoch"}
     assert report["compared"]["the last epoch"]["difference"] == 0
     assert run(settings)["compared"] == {}
+    again = scored.with_name(f".{scored.name}.partial")  # with `--redo`
+    again.mkdir()
+    score(settings, again)
+    report = json.loads((again / "best/score.json").read_text())
+    assert report["compared"].keys() == {"the last epoch"}
 
 
 def test_the_whole_test_set_is_known():

@@ -140,8 +140,8 @@ def test_a_timer_of_one_learner_alone_is_refused_at_the_start(
 
     for outcome in learners(2, program):
         assert outcome.exit_code == 1
-        assert "set-up, with these clocks: Timer'" in outcome.error
-        assert "set-up, with these clocks: none'" in outcome.error
+        assert "set-up from step 0, with these clocks: Timer'" in outcome.error
+        assert "set-up from step 0, with these clocks: none'" in outcome.error
 
 
 def test_validation_by_time_sees_the_consensus_of_unequal_steps() -> None:

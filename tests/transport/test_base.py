@@ -137,6 +137,7 @@ def test_a_peer_that_says_nothing_is_lost_by_name(run: Run) -> None:
         message = Swap(1, None, torch.zeros(1))
         with pytest.raises(PeerLost, match=r"lost super-learner 1 .*`timeout`") as lost:
             swap(transport, 0, [message], SHORT)
+        assert "batches" not in str(lost.value)  # learners may have different numbers
         return lost.value.peer
 
     # The other end is there for as long as its process; a dead one is lost as well.

@@ -733,6 +733,8 @@ def test_data_of_no_use_are_refused(data: Any) -> None:
 
 def test_impossible_runs_are_refused() -> None:
     virtual = cluster(2)
+    with pytest.raises(ValueError, match=r"`local_batch_size` must be None .*got 8"):
+        virtual.fit(batches_of, 80, local_batch_size=8)
     virtual.fit(batches_of, 80)
     with pytest.raises(ValueError, match="more than the 80 that this cluster has seen"):
         virtual.fit(batches_of, 80)

@@ -22,6 +22,7 @@ _MOST_NAMES = 8
 _GRACE = timedelta(seconds=10)
 # How long learner 0 lets the others read its answer before it ends; they may stall.
 _HEARING_S = 10.0
+_LOOK_S = 0.05
 
 
 class StartUpError(RuntimeError):
@@ -108,16 +109,25 @@ class StartupBarrier:
         self._store.set(f"{topic}/answer", answer)
 
     def _hear_answer(self, topic: str) -> str:
+        key = f"{topic}/answer"
         try:
-            # Longer than learner 0 waits, so that its answer comes first.
-            self._store.wait([f"{topic}/answer"], self._patience + _GRACE)
-            return self._store.get(f"{topic}/answer").decode()
+            self._await(key)
+            return self._store.get(key).decode()
         except RuntimeError as error:
             raise StartUpError(
                 f"{self.names[0]} did not answer {self.names[self._rank]} at start-up "
                 f"({topic}): {str(error).splitlines()[0]}. Check what it printed last, "
                 "and whether it runs the same version of lightning_adpsgd"
             ) from error
+
+    def _await(self, key: str) -> None:
+        # Longer than learner 0 waits, so that its answer comes first.
+        patience_s = (self._patience + _GRACE).total_seconds()
+        deadline = time.monotonic() + patience_s
+        while not self._store.check([key]):  # Ctrl-C would not end `Store.wait`
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"waited for {patience_s:.0f} s")
+            time.sleep(_LOOK_S)
 
     def _absent(self, topic: str, waited_s: float) -> str:
         ranks = range(self._world_size)

@@ -1,5 +1,6 @@
 """The parts of a checkpoint about learners and epochs that Lightning does not keep."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -159,6 +160,17 @@ def place_in_epoch(trainer: pl.Trainer, resumed: Resumed) -> PlaceInEpoch:
     num_samples = resumed.num_samples if of_others else 0
     device = trainer.strategy.root_device
     return PlaceInEpoch(trainer, device, resumed.place, num_samples)
+
+
+def plain(value: Any) -> Any:
+    """The same with Python's numbers for NumPy's, which a resume would refuse."""
+    kind = type(value)
+    if kind is dict:
+        return {key: plain(one) for key, one in value.items()}
+    if kind in (list, tuple):
+        return kind(map(plain, value))
+    number = getattr(sys.modules.get("numpy"), "number", ())
+    return value.item() if isinstance(value, number) else value
 
 
 def add_learners(

@@ -151,19 +151,8 @@ def _is_folder(record: zipfile.ZipInfo) -> bool:
     return bool(record.external_attr & _FOLDER_OF_DOS)
 
 
-_BEFORE_2_6 = (
-    "; before Lightning 2.6, which has no such argument, with the Trainer's "
-    "`plugins=[TorchCheckpointIO()]`"
-)
-
-
-def refuse_unsafe(
-    file: BinaryIO, name: str, cause: Exception, before_2_6: str = _BEFORE_2_6
-) -> None:
-    """Raises an error that names the objects in a file that can run code, if any.
-
-    `before_2_6` says what else to do with a Lightning without `weights_only`.
-    """
+def refuse_unsafe(file: BinaryIO, name: str, cause: Exception) -> None:
+    """Raises an error that names the objects in a file that can run code, if any."""
     file.seek(0)
     try:
         unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(
@@ -176,7 +165,9 @@ def refuse_unsafe(
             f"{name} holds objects of {', '.join(sorted(unsafe))}, and to "
             "load these can run code; if you trust the file, allow them with "
             "`torch.serialization.add_safe_globals([...])`, or all of it with "
-            f"`weights_only=False`{before_2_6}"
+            "`weights_only=False` (the command `export` has `--trust`; before "
+            "Lightning 2.6, which has no such argument, one file is read by the "
+            "Trainer's `plugins=[TorchCheckpointIO()]`)"
         ) from cause
 
 

@@ -12,6 +12,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ def whole_checkpoint_path(
     """The path that a Trainer resumes from: Lightning's choice, or an intact one."""
     resumes = trainer.state.fn == "fit" and bool(_at_exceptions(trainer))
     is_asked = ckpt_path == "last" or (ckpt_path is None and resumes)
-    candidates = _last_checkpoints(trainer) if is_asked else []
+    lasts = _last_checkpoints(trainer) if is_asked else set()
     with warnings.catch_warnings():
-        if ckpt_path == "last" and candidates:
+        if ckpt_path == "last" and lasts:
             # Lightning does not know the files that islands save when told to end.
             warnings.filterwarnings("ignore", ".*no last checkpoint available")
         chosen = lightnings(state_fn, ckpt_path, **arguments)
@@ -49,8 +50,8 @@ def whole_checkpoint_path(
         chosen and chosen == trainer._checkpoint_connector._hpc_resume_path
     ):
         numbered = sorted(_numbered(trainer.default_root_dir), reverse=True)
-        candidates = [path for _, path in numbered]
-    return newest_whole(candidates) if candidates else chosen
+        return newest_whole(path for _, path in numbered) if numbered else chosen
+    return newest_whole(_in_order(lasts)) if lasts else chosen
 
 
 def newest_whole(paths: Iterable[str]) -> str:
@@ -79,23 +80,36 @@ def _at_exceptions(trainer: pl.Trainer) -> list[str]:
     return [path for path in found if os.path.exists(path)]
 
 
-def _last_checkpoints(trainer: pl.Trainer) -> list[str]:
-    """All files that may be meant, in the order of preference.
+def _last_checkpoints(trainer: pl.Trainer) -> set[str]:
+    """The files that may be meant.
 
     Dangling links count too, because they show that there was a checkpoint.
     """
     savers = callbacks_of(trainer, ModelCheckpoint)
-    found = (path for saver in savers for path in saver._find_last_checkpoints(trainer))
-    lasts = {*found, *_at_exceptions(trainer), *_preempted(trainer, savers)}
-    folders = {Path(path).parent for path in lasts}
-    others = {str(path) for folder in folders for path in folder.glob("*.ckpt")}
-    ages = {path: _age(path) for path in lasts | others}
+    found = (
+        _with_protocol(saver._fs, path)
+        for saver in savers
+        for path in saver._find_last_checkpoints(trainer)
+    )
+    return {*found, *_at_exceptions(trainer), *_preempted(trainer, savers)}
 
-    def order(path: str) -> tuple[Any, ...]:
-        number, *rest = ages[path]
-        return number >= 0, path in lasts, number, *rest
 
-    return sorted(ages, key=order, reverse=True)
+def _in_order(lasts: set[str]) -> Iterator[str]:
+    """Some files and all others in their folders, in the order of preference.
+
+    What is remote is copied to be read, so the others are looked at in need alone.
+    """
+    unfit = list[str]()
+    folders = {os.path.dirname(path) for path in lasts}
+    beside = chain.from_iterable(_found(folder, "*.ckpt") for folder in folders)
+    for paths in (lasts, {*beside} - lasts):
+        ages = {path: _age(path) for path in paths}
+        for path in sorted(ages, key=ages.__getitem__, reverse=True):
+            if ages[path][0] < 0:
+                unfit.append(path)
+            else:
+                yield path
+    yield from unfit
 
 
 def _preempted(trainer: pl.Trainer, savers: Iterable[ModelCheckpoint]) -> list[str]:
@@ -110,7 +124,13 @@ def _found(folder: str, pattern: str) -> list[str]:
     system, place = url_to_fs(folder)
     if isinstance(system, LocalFileSystem):
         return [str(path) for path in Path(place).glob(pattern)]
-    return [system.unstrip_protocol(path) for path in system.glob(f"{place}/{pattern}")]
+    found = system.glob(f"{place}/{pattern}")
+    return [_with_protocol(system, path) for path in found]
+
+
+def _with_protocol(system: Any, path: str) -> str:
+    is_local = isinstance(system, LocalFileSystem)
+    return path if is_local else system.unstrip_protocol(path)
 
 
 def _age(path: str) -> tuple[float, int, str]:

@@ -140,18 +140,22 @@ def has_optimizer(path: Path, number: int) -> bool:
     return any(name.startswith(f"optimizer_{number}.") for name in names)
 
 
-def export(folder: Path, file: Path) -> None:
+def export(folder: Path, file: Path, weights_only: bool = True) -> None:
     """Writes the weights and plain data of a checkpoint into one file for Lightning.
+
+    Args:
+        weights_only: whether to refuse objects that can run code.
 
     Raises:
         DamagedCheckpoint: A file is missing, or is not as it was written.
         FileExistsError: The file exists already.
         OSError: There is no folder of shards.
+        UnpicklingError: There are objects that can run code, and they are refused.
     """
     if os.path.lexists(file):
         raise FileExistsError(f"`--out` must not exist yet, got {file}")
     _check_is_checkpoint(folder)
-    rest = read_rest(folder, share=slice(None))
+    rest = read_rest(folder, weights_only, slice(None))
     found = _Reader(folder).read_metadata().state_dict_metadata
     weights = {
         name.removeprefix(_WEIGHTS): torch.empty(
@@ -253,7 +257,7 @@ class _Planner(DefaultLoadPlanner):
         try:
             torch.load(value, weights_only=True)
         except pickle.UnpicklingError as error:
-            refuse_unsafe(value, read_item.dest_index.fqn, error, before_2_6="")
+            refuse_unsafe(value, read_item.dest_index.fqn, error)
             raise
         value.seek(0)
         super().load_bytes(read_item, value)

@@ -70,7 +70,7 @@ def _json_number(value: float) -> float | None:
 
 
 def compared_with(
-    others: Path, output: Path, name: str, scores: Scores
+    others: Path, output: Path, run: str, scores: Scores
 ) -> dict[str, dict[str, float | None]]:
     """The matched-pairs tests against runs that were scored before.
 
@@ -79,7 +79,7 @@ def compared_with(
     Args:
         others: Folder of the scored runs.
         output: Folder of this one, which gets `segments.json`.
-        name: Name of this run.
+        run: Name of this run, whose earlier score is left out.
         scores: Aligned segments.
     """
     mine = _by_segment(scores)
@@ -87,7 +87,7 @@ def compared_with(
     write_json(output / "segments.json", written)
     compared = {}
     for other, path in _scored(others, output):
-        if other == name:
+        if other == run:
             continue
         theirs = json.loads(path.read_text())
         try:

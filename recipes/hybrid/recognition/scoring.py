@@ -78,8 +78,14 @@ def _glm_path(settings: Settings) -> Path | None:
     return path if path.exists() else None
 
 
-def score_decoded(settings: Settings, decoded: Path, output: Path, name: str) -> None:
+def score_decoded(
+    settings: Settings, decoded: Path, output: Path, run: str, epoch: str = ""
+) -> None:
     """Scores the `*.ctm` of a folder of decoded test sets; writes nothing if none.
+
+    Args:
+        run: name of what is scored; an earlier score of it is not compared.
+        epoch: which of its epochs, if not the last.
 
     Raises:
         StageError: A test set cannot be scored.
@@ -88,6 +94,7 @@ def score_decoded(settings: Settings, decoded: Path, output: Path, name: str) ->
     if not spoken:
         print("  there is no test set: nothing is scored", flush=True)
         return
+    name = f"{run}, {epoch}" if epoch else run
     stm, ctm = output / "reference.stm", output / "hypothesis.ctm"
     rules = read_rules(settings)
     _write(stm, _reference(settings, spoken, rules))
@@ -106,7 +113,7 @@ def score_decoded(settings: Settings, decoded: Path, output: Path, name: str) ->
         "scorer": counted.by,
         "parts": figures_of(errors, counted.errors, _part_of(spoken), scores),
         "compared": compared_with(
-            settings.directory("score").parent, output, name, scores
+            settings.directory("score").parent, output, run, scores
         ),
     }
     write_json(output / "score.json", {**summary, **report})

@@ -235,7 +235,8 @@ def write_side(task: SideTask) -> str | None:
         spoken = task.side.spoken
         cuts = [at_speed(channel[slice(*_samples(u))], u.speed) for u in spoken]
         if task.noise is not None:
-            cuts = task.noise.added_to(cuts, task.side.name)
+            # By the id, so that a corpus in another folder gets the same noise.
+            cuts = task.noise.added_to(cuts, first.id)
         frames = normalise_side([log_mel(cut, task.num_mels) for cut in cuts])
         for place, utterance in zip(task.places, frames, strict=True):
             place.put(utterance.numpy())

@@ -17,8 +17,8 @@ def score(settings: Settings, output: Path) -> None:
     score_decoded(settings, decoded, output, settings.run)
     if (decoded / BEST).exists():
         (output / BEST).mkdir(exist_ok=True)
-        name = f"{settings.run}, lowest held-out loss"
-        score_decoded(settings, decoded / BEST, output / BEST, name)
+        epoch = "lowest held-out loss"
+        score_decoded(settings, decoded / BEST, output / BEST, settings.run, epoch)
     if (output / "score.json").exists():
         _track(settings, output)
 

@@ -1,15 +1,18 @@
 """Noise has the power that was asked for, and is the same in a second attempt."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 
+from lightning_adpsgd.asr.corpora.corpus import Utterance
 from lightning_adpsgd.asr.sound.audio import AudioError
 from lightning_adpsgd.asr.sound.noise import add_noise, dice_of, noise_files
 from recipes.hybrid.pipeline.groups import FeatureSettings
-from recipes.hybrid.stages.features import Noise
+from recipes.hybrid.stages.features import Noise, Side, SideTask, write_side
 
 SPEECH = np.random.default_rng(0).normal(0, 0.1, 20_000).astype(np.float32)
 
@@ -63,6 +66,20 @@ def test_the_share_of_sides_gets_noise():
         noise.added_to([cut], f"side {number}")[0] is not cut for number in range(300)
     ]
     assert 60 < sum(changed) < 120  # 90 and four standard deviations
+
+
+def test_a_corpus_that_was_moved_gets_the_same_noise(tmp_path: Path):
+    def frames(path: Path) -> np.ndarray:
+        soundfile.write(str(path), SPEECH, 8000)
+        spoken = Utterance("call-A_000000-000200", path, 0, 0.0, 2.0, (), "call-A")
+        noise, kept = Noise([], 1.0, (5.0, 15.0), seed=0), list[np.ndarray]()
+        place: Any = SimpleNamespace(put=kept.append)
+        assert write_side(SideTask(Side([spoken], [0]), [place], 40, noise)) is None
+        return kept[0]
+
+    (tmp_path / "moved").mkdir()
+    here, moved = tmp_path / "call.wav", tmp_path / "moved" / "call.wav"
+    np.testing.assert_array_equal(frames(here), frames(moved))
 
 
 def test_without_a_share_there_is_no_noise():

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -376,6 +377,25 @@ def test_a_silent_learner_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     message = caught(lambda: barrier.ask("words", "", str))
     assert message.startswith("learner 0 on host a did not answer learner 1")
+
+
+def test_ctrl_c_ends_a_learner_that_waits_for_learner_0() -> None:
+    store, ended = HashStore(), threading.Event()
+    was_heard: list[bool] = []
+
+    def interrupt() -> None:
+        until(lambda: store.add("words/come", 0) == 1, "the learner")
+        os.kill(os.getpid(), signal.SIGINT)
+        was_heard.append(ended.wait(PATIENCE.total_seconds()))
+        store.set("words/answer", "fine ")
+
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    with pytest.raises(KeyboardInterrupt):
+        StartupBarrier(store, 1, 2, 4 * PATIENCE).ask("words", "", str)
+    ended.set()
+    helper.join()
+    assert was_heard == [True]
 
 
 def test_who_waits_says_so(

@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
@@ -330,6 +331,35 @@ def test_a_save_at_the_end_of_training_keeps_all_learners(tmp_path: Path) -> Non
     kept = torch.load(path, weights_only=True)["lightning_adpsgd"]
     assert [group["position"] for group in kept] == [None, None]
     assert kept[0]["weights"][0].equal(kept[1]["weights"][0])
+
+
+def test_learners_do_not_begin_from_different_checkpoints(tmp_path: Path) -> None:
+    """A network file system may show a file to one learner before another."""
+
+    def train(saver: ModelCheckpoint, ckpt_path: str | None) -> None:
+        strategy = gossip("complete")
+        options: Any = {"callbacks": [saver], "enable_checkpointing": True}
+        trainer = trainer_of(strategy, 2, max_steps=4, **options)
+        trainer.fit(Quadratic(), loader(12), ckpt_path=ckpt_path)
+
+    def first(rank: int) -> None:
+        saver = ModelCheckpoint(
+            tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1
+        )
+        train(saver, None)
+
+    def second(rank: int) -> None:
+        train(ModelCheckpoint(tmp_path / str(rank)), "last")
+
+    values(learners(2, first))
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        found = tmp_path / f"step={1 + rank}.ckpt"
+        found.rename(tmp_path / str(rank) / "last.ckpt")
+    for outcome in learners(2, second):
+        assert outcome.exit_code == 1
+        assert "'set-up from step 1, with" in outcome.error
+        assert "'set-up from step 2, with" in outcome.error
 
 
 @pytest.mark.usefixtures("of_two")

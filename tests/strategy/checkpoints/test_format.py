@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.callbacks import LambdaCallback
 from typing_extensions import override
 
 from lightning_adpsgd import files
@@ -46,7 +48,7 @@ from lightning_adpsgd.strategy.checkpoints.io import (
     step_in_file,
 )
 from tests.helpers import PATIENCE_S
-from tests.learners import Linear, loader, trainer_of
+from tests.learners import Linear, gossip, loader, trainer_of
 
 
 def checkpoint(value: float = 1.0) -> dict[str, Any]:
@@ -247,6 +249,30 @@ def test_a_training_resumes_with_an_object_by_the_remedy_of_the_message(
     second = trainer_of("adpsgd", 1, plugins=plugins)
     second.fit(module, loader(2), ckpt_path=path, **trusts)
     assert module.found == Namespace(lr=1.0)
+
+
+class RateOfNumpy(Linear):
+    @override
+    def configure_optimizers(self) -> Any:
+        rate, factor = np.geomspace(0.1, 0.2, 2)
+        optimizer = torch.optim.SGD(self.parameters(), rate)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, factor)]
+
+
+@pytest.mark.parametrize("save_learners", [False, True])
+def test_a_training_whose_rate_is_a_number_of_numpy_resumes(
+    save_learners: bool, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "a.ckpt")
+    saver = LambdaCallback(
+        on_train_end=lambda trainer, _: trainer.save_checkpoint(path)
+    )
+    strategy = gossip(save_learners=save_learners)
+    trainer_of(strategy, 1, callbacks=[saver]).fit(RateOfNumpy(), loader(2))
+    strategy = gossip(save_learners=save_learners)
+    second = trainer_of(strategy, 1, max_epochs=2)
+    second.fit(RateOfNumpy(), loader(2), ckpt_path=path)
+    assert second.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.2**2)
 
 
 # --- the writer

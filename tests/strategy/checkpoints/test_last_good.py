@@ -32,7 +32,7 @@ class FirstWeights(Linear):
 
 
 def fit(
-    folder: Path,
+    folder: Path | str,
     max_steps: int,
     ckpt_path: Any = None,
     communication: str = "async",
@@ -231,3 +231,25 @@ def test_checkpoints_of_others_count(tmp_path: Path) -> None:
     assert newest_whole([str(path)]) == str(path)
     WholeCheckpointIO().save_checkpoint({"w": torch.zeros(3)}, path)
     assert newest_whole([str(path)]) == str(path)
+
+
+def test_a_damaged_last_one_at_a_url_is_passed_over() -> None:
+    folder = "memory://last"
+    fit(folder, 4)
+    assert fit(folder, 6, "last") == 4
+    memory = fsspec.filesystem("memory")
+    for name in ("last.ckpt", "step=6.ckpt"):
+        memory.pipe_file(f"{folder}/{name}", memory.cat_file(f"{folder}/{name}")[:-9])
+    with pytest.warns(UserWarning, match=r"Skipped: checkpoint memory://.*last\.ckpt"):
+        assert fit(folder, 8, "last") == 4
+
+
+def test_files_beside_a_whole_last_one_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each learner would copy what is remote."""
+    fit(tmp_path, 6)
+    read, age = list[str](), last_good._age
+    monkeypatch.setattr(last_good, "_age", lambda path: read.append(path) or age(path))
+    assert fit(tmp_path, 8, "last") == 6
+    assert read == [str(tmp_path / "last.ckpt")]

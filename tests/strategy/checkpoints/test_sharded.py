@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import re
 import sys
 import warnings
 from argparse import Namespace
@@ -396,8 +397,12 @@ def test_objects_that_the_user_trusts_are_read_and_stand_in_no_ones_way(
     assert read_rest(path, False) == {"hyper_parameters": Namespace(lr=1.0)}
     with pytest.raises(pickle.UnpicklingError, match=r"argparse\.Namespace"):
         read_rest(path)
-    assert main(["export", str(path), "--out", str(tmp_path / "one")]) == 2
-    assert "argparse.Namespace" in capsys.readouterr().err
+    command = ["export", str(path), "--out", str(tmp_path / "one")]
+    assert main(command) == 2
+    assert re.search(r"argparse\.Namespace.*`--trust`", capsys.readouterr().err)
+    assert main([*command, "--trust"]) == 0
+    whole = torch.load(tmp_path / "one", weights_only=False)
+    assert whole["hyper_parameters"] == Namespace(lr=1.0)
 
 
 NO_INDEX = (
