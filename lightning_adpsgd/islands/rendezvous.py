@@ -127,8 +127,7 @@ class Rendezvous:
                 last call, or does not answer in time; the next call tries again.
         """
         try:
-            store = self._connected()
-            return action(store)
+            return action(self._connected())
         except CallTimedOut as error:
             reason = f"no answer within {self._answer_s:g} s"
             raise RendezvousUnreachable(reason) from error
