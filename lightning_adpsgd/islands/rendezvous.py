@@ -14,7 +14,6 @@ import re
 import resource
 import select
 import socket
-import stat
 import sys
 import threading
 import time
@@ -235,8 +234,6 @@ def _most_files() -> int:
 @contextmanager
 def _borrowed(number: int) -> Iterator[socket.socket]:
     """Wraps a descriptor as a socket, without a copy that would need another one."""
-    if not stat.S_ISSOCK(os.fstat(number).st_mode):
-        raise OSError("not a socket")
     with _borrowing:
         # The program's default timeout for sockets would make torch's non-blocking.
         is_blocking = os.get_blocking(number)
