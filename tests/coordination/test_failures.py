@@ -1,5 +1,7 @@
 import threading
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import HashStore
@@ -119,6 +121,10 @@ def test_a_failure_that_is_named_twice_keeps_its_cause() -> None:
 
 def named(report: FailureReport, error: Exception) -> str:
     """The message with which learner 0 ends by an error."""
+    coordinator: Any = report._coordinator
+    for wait in ("explain", "silent_learners"):
+        soon = partial(getattr(coordinator, wait), patience=timedelta(0))
+        setattr(coordinator, wait, soon)
     with pytest.raises(LearnerFailed) as failed, report.named():
         raise error
     return str(failed.value)
