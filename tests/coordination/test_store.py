@@ -375,13 +375,13 @@ def test_who_waits_in_a_meeting_works_on_until_all_have_come() -> None:
 
 def test_who_waits_for_a_condition_ends_with_the_job() -> None:
     first, second = coordinators(2)
-    looks = iter([False, False, True])
+    looks, later = iter([False, False, True]), iter(range(9))
     first.wait_until(lambda: next(looks))
     assert next(looks, None) is None
     second.announce_failure("learner 1 raised KeyError")
     first.announce_failure("it lost learner 1")
     with pytest.raises(LearnerFailed, match="learner 1 raised KeyError"):
-        first.wait_until(lambda: False)
+        first.wait_until(lambda: next(later) == 8)
 
 
 def test_silences_of_the_store_count_only_in_a_row() -> None:

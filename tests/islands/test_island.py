@@ -121,6 +121,24 @@ def test_who_is_further_than_all_others_is_back_with_its_own_weights() -> None:
     )
 
 
+def test_an_island_of_several_learners_ends_where_others_went_on_without_it() -> None:
+    """It has no step at which all of them could take weights; a launcher starts it."""
+    apart, failures = Apart(FOUND), list[BaseException]()
+    apart.island._group.size = 2
+    apart.island.engine.threads = SimpleNamespace(fail=failures.append)
+    apart.island._rejoin()
+    (error,) = failures
+    assert str(error).startswith("the others went on without this island of 2 learners")
+    assert apart.done == []
+
+
+def test_an_island_that_was_never_left_behind_keeps_its_weights() -> None:
+    island: Any = island_of()
+    island._joining = None
+    island._rejoin()
+    assert island._rejoined_at is None
+
+
 def test_an_island_that_ends_waits_for_no_step_to_adopt_weights_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -178,6 +196,21 @@ def test_nobody_is_cut_off_before_it_has_heard_the_goodbye() -> None:
     ]
 
 
+def test_an_abort_leaves_no_thread_and_no_socket() -> None:
+    said = list[str]()
+    island = ending(said)
+    island.abort()
+    assert island._ended
+    assert {*said} == {
+        "release",
+        "off the list",
+        "connections end",
+        "listener closes",
+        "links close",
+        "abort",
+    }
+
+
 @pytest.mark.parametrize(
     ("size", "leaves", "merges"), [(1, False, True), (2, True, True), (2, False, False)]
 )
@@ -217,10 +250,10 @@ def test_a_mean_takes_no_longer_than_its_time_and_leaves_out_who_refuses(
             replica=SimpleNamespace(snapshot=lambda: [torch.ones(2)])
         ),
         _connections=SimpleNamespace(pull=pull),
-        _timeouts=Timeouts(pull=timedelta(seconds=20), mean=timedelta(seconds=50)),
+        _timeouts=Timeouts(pull=timedelta(seconds=20), mean=timedelta(seconds=40.5)),
     )
     mean = island.mean()
-    assert asked == [(1, 20.0), (2, 20.0), (3, 20.0), (4, 10.0)]
+    assert asked == [(1, 20.0), (2, 20.0), (3, 20.0), (4, 0.5)]
     assert (mean.members, mean.values[0].tolist()) == (2, [2.0, 2.0])
 
 
@@ -256,8 +289,8 @@ def test_the_name_of_an_island_is_short_and_its_own() -> None:
 # --- in what islands must agree
 
 
-def settings_of(gain: float = 1.0, **options: Any) -> Any:
-    island = Island(
+def island_of(gain: float = 1.0, **options: Any) -> Island:
+    return Island(
         [torch.zeros(3)],
         RendezvousAddress("127.0.0.1", 1, "job"),
         Schedule(find_topology("ring"), 1, gain),
@@ -265,7 +298,10 @@ def settings_of(gain: float = 1.0, **options: Any) -> Any:
         "layout",
         Credentials(),
     )
-    (transport,) = island._transports
+
+
+def settings_of(**change: Any) -> Any:
+    (transport,) = island_of(**change)._transports
     return transport._info.settings
 
 

@@ -411,3 +411,20 @@ def test_an_island_listens_where_it_reaches_the_rendezvous_or_is_told_to(
 
 def _refuse(address: object) -> None:
     raise ConnectionRefusedError("refused")
+
+
+def test_who_waits_for_a_number_rests_between_its_looks() -> None:
+    """It may wait for half an hour."""
+    joining, rests = Learner(0, HashStore(), {}).joining, list[float]()
+    joining._timeouts = replace(PATIENCE, start=timedelta(seconds=1))
+    membership: Any = joining._membership
+    membership.outage, member = "it is away", membership.member
+    membership.member = member._replace(number=-1)
+
+    def refresh(seconds: float) -> None:
+        rests.append(seconds)
+        membership.member = member._replace(number=len(rests) - 3)
+
+    membership.refresh = refresh
+    joining.await_number()
+    assert rests == [1.0] * 3
