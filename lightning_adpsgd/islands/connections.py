@@ -142,7 +142,6 @@ class Connections(ServiceThread):
         on_unlisted: called by the thread in each turn in which this island is not on
             the member list.
         shards: as in `SectionLinks`.
-        dial_timeout: longest time for making one connection.
 
     Attributes:
         joined: number of islands that have joined since `start`.
@@ -156,13 +155,12 @@ class Connections(ServiceThread):
         engine: Gossip,
         on_unlisted: Callable[[], None],
         shards: Sequence[int] = (0,),
-        dial_timeout: timedelta = _DIAL_TIMEOUT,
     ) -> None:
         fail = engine.threads.fail
         super().__init__("the thread of connections", "adpsgd-connections", fail)
         self._membership, self._on_unlisted = membership, on_unlisted
         self.engine, peers = engine, engine.peers_by_section
-        self._links = SectionLinks(transports, peers, shards, dial_timeout)
+        self._links = SectionLinks(transports, peers, shards, _DIAL_TIMEOUT)
         self._dialing, self._woken = threading.Lock(), False
         self._posted: list[_Posted] = []
         self._dialed, self._temporary = set[int](), set[int]()

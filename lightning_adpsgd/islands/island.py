@@ -179,7 +179,6 @@ class Island:
         with ended_by_sigterm():
             self.membership.start()
             self._joining.await_number()
-            self._connections.take_number()
             self.engine.start()
             self._listen()
             self.started_from = self._joining.take_up_weights()
@@ -196,7 +195,6 @@ class Island:
 
         All learners of the island must call it, at the step that they have agreed on.
         """
-        self._connections.stop(_GOODBYE_S)
         self.engine.drain(_DRAIN_S)
         if self._group.size == 1 or self.engine.leaves:
             self.engine.merge_all()

@@ -112,8 +112,6 @@ def transition(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:
 
 
 def _lost(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:
-    if peer.status is Status.SUSPECT:
-        return peer, News.NONE
     suspect = _suspect(peer, now)._replace(needs_probe=event is Event.LOST)
     return _report(suspect)
 

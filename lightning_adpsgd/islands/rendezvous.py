@@ -14,7 +14,6 @@ import re
 import resource
 import select
 import socket
-import stat
 import sys
 import threading
 import time
@@ -127,8 +126,7 @@ class Rendezvous:
                 last call, or does not answer in time; the next call tries again.
         """
         try:
-            store = self._connected()
-            return action(store)
+            return action(self._connected())
         except CallTimedOut as error:
             reason = f"no answer within {self._answer_s:g} s"
             raise RendezvousUnreachable(reason) from error
@@ -236,8 +234,6 @@ def _most_files() -> int:
 @contextmanager
 def _borrowed(number: int) -> Iterator[socket.socket]:
     """Wraps a descriptor as a socket, without a copy that would need another one."""
-    if not stat.S_ISSOCK(os.fstat(number).st_mode):
-        raise OSError("not a socket")
     with _borrowing:
         # The program's default timeout for sockets would make torch's non-blocking.
         is_blocking = os.get_blocking(number)

@@ -116,7 +116,6 @@ class SectionLinks:
         for peers, transport in zip(self._peers, self._transports, strict=True):
             peers.forget(number)
             transport.disconnect(number)
-        self._ending.pop(number, None)
 
     def address_of(self, member: Member, section: int = 0) -> Address:
         """The address at which a member listens for a section."""

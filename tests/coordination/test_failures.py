@@ -1,5 +1,7 @@
 import threading
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import HashStore
@@ -115,3 +117,66 @@ def test_a_failure_that_is_named_twice_keeps_its_cause() -> None:
     with pytest.raises(LearnerFailed) as failed, report.named():
         end_with(report)
     assert isinstance(failed.value.__cause__, PeerLost)
+
+
+def named(report: FailureReport, error: Exception) -> str:
+    """The message with which learner 0 ends by an error."""
+    coordinator: Any = report._coordinator
+    for wait in ("explain", "silent_learners"):
+        soon = partial(getattr(coordinator, wait), patience=timedelta(0))
+        setattr(coordinator, wait, soon)
+    with pytest.raises(LearnerFailed) as failed, report.named():
+        raise error
+    return str(failed.value)
+
+
+def test_a_loss_outside_of_training_is_told_as_such() -> None:
+    (report,) = reports(1)
+    report._super_learner = []
+    message = named(report, DistNetworkError("failed to recv, got 0 bytes"))
+    assert message.startswith("learner 0 on host ")
+    assert "lost another learner outside of training: failed to recv" in message
+
+
+def test_a_loss_in_an_allreduce_names_the_super_learner() -> None:
+    (report,) = reports(1)
+    report._super_learner = [0, 3]
+    message = named(report, SuperLearnerBroken("it did not share"))
+    assert "another learner of its super-learner [0, 3] in an allreduce" in message
+
+
+@pytest.mark.parametrize(("peer", "told"), [(None, True), (1, False)])
+def test_who_shows_no_sign_of_life_is_named_if_no_peer_is(
+    peer: int | None, told: bool
+) -> None:
+    report, _ = reports(2)
+    message = named(report, PeerLost(peer, "a round", "no answer"))
+    assert message.endswith(". No sign of life from learner [0, 1]") == told
+
+
+def test_an_announcement_is_one_line_of_bounded_length() -> None:
+    (report,) = reports(1)
+    report.announce(ValueError("two\n  lines " + 600 * "x"))
+    failure = report._coordinator.failure
+    assert failure is not None
+    begin, text = failure.split(" raised ValueError: ")
+    assert begin.startswith("learner 0 on host ")
+    assert text.startswith("two lines xxx")
+    assert len(text) == 500
+
+
+def test_an_error_without_a_word_is_announced_by_its_name() -> None:
+    (report,) = reports(1)
+    report.announce(KeyboardInterrupt())
+    assert str(report._coordinator.failure).endswith(" raised KeyboardInterrupt")
+
+
+def test_who_only_follows_announces_nothing_and_a_thread_its_loss() -> None:
+    (report,) = reports(1)
+    for error in (LearnerFailed("another"), LearnerFollows(1)):
+        report.announce(error)
+    assert report._coordinator.failure is None
+    report.lost_peer("lost super-learner 1")
+    told = str(report._coordinator.failure)
+    assert told.startswith("learner 0 on host ")
+    assert told.endswith(" lost super-learner 1")

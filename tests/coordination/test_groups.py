@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lightning_adpsgd.coordination.groups import make_groups
+from lightning_adpsgd.coordination.groups import make_groups, retire
 from lightning_adpsgd.topology.partition import Partition
 from tests.helpers import PATIENCE, forked
 
@@ -28,3 +28,24 @@ def test_gloo_makes_groups_though_lightning_binds_it_to_a_gpu(tmp_path: Path) ->
         [[0, 2], [2, 3], [2, 3]],
         [[1, 3], [2, 3], [2, 3]],
     ]
+
+
+def test_groups_that_are_used_no_more_end_with_the_next_ones(tmp_path: Path) -> None:
+    """Each has threads and sockets of Gloo; a process may have many jobs."""
+
+    def learner(rank: int) -> list[bool]:
+        address = f"file://{tmp_path}/store"
+        dist.init_process_group("gloo", address, rank=rank, world_size=2)
+        pair, cpu = Partition.even(2, 2), torch.device("cpu")
+        first, kept = (make_groups(pair, PATIENCE, cpu) for _ in range(2))
+        retire(*first.counterparts, first.gradients, first.shards, None)
+        for _ in range(2):  # those that have ended are no error
+            make_groups(pair, PATIENCE, cpu)
+            retire(first.gradients)
+        known = dist.distributed_c10d._world.pg_map
+        groups = (*first.counterparts, first.gradients, first.shards, kept.gradients)
+        return [group in known for group in groups]
+
+    outcomes = forked(2, learner)
+    assert [outcome.error for outcome in outcomes] == [""] * 2
+    assert [outcome.value for outcome in outcomes] == [[False] * 3 + [True]] * 2

@@ -328,3 +328,111 @@ def test_an_own_connection_to_a_host_that_has_ended_is_not_waited_for(
     begin = time.perf_counter()
     assert own_connection(store) is store
     assert time.perf_counter() - begin < PATIENCE_S / 2
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_an_own_connection_leaves_the_time_limit_of_the_job_as_it_is(
+    is_there: bool,
+) -> None:
+    """Else a learner that is minutes ahead of learner 0 would end for its silence."""
+    served, store = served_and_near()
+    given: Any = store
+    if not is_there:
+        given = create_autospec(Store, instance=True, timeout=PATIENCE)
+        given.set_timeout = lambda limit: setattr(given, "timeout", limit)
+        given.clone.side_effect = RuntimeError("the host has ended")
+    own: Any = own_connection(given)
+    assert own.timeout == given.timeout == PATIENCE
+    assert (own is given) != is_there
+    del served
+
+
+class Doing:
+    """What a learner does while it waits for others."""
+
+    def __init__(self) -> None:
+        self.meetings, self.met = list[str](), 0
+
+    def while_waiting(self, meeting: str) -> None:
+        self.meetings.append(meeting)
+
+    def when_met(self) -> None:
+        self.met += 1
+
+
+def test_who_waits_in_a_meeting_works_on_until_all_have_come() -> None:
+    first, second = coordinators(2)
+    doing, late = Doing(), Doing()
+
+    def come_late() -> None:
+        until(lambda: len(doing.meetings) > 2, "its work")
+        second.meet("validation", late)
+
+    together([lambda: first.meet("validation", doing), come_late])
+    assert set(doing.meetings) == {"validation"}
+    assert (doing.met, late.meetings, late.met) == (1, [], 1)
+
+
+def test_who_waits_for_a_condition_ends_with_the_job() -> None:
+    first, second = coordinators(2)
+    looks, later = iter([False, False, True]), iter(range(9))
+    first.wait_until(lambda: next(looks))
+    assert next(looks, None) is None
+    second.announce_failure("learner 1 raised KeyError")
+    first.announce_failure("it lost learner 1")
+    with pytest.raises(LearnerFailed, match="learner 1 raised KeyError"):
+        first.wait_until(lambda: next(later) == 8)
+
+
+def test_silences_of_the_store_count_only_in_a_row() -> None:
+    """Each is half a second here, and the job ends after more than one second."""
+    poll = timedelta(seconds=0.25)
+    one = Coordinator(HashStore(), 1, 2, timedelta(seconds=1), poll)
+    for _ in range(3):
+        one._judge_silence()
+        one._judge_silence()
+        assert one.failure is None
+        one._look()
+    for _ in range(3):
+        one._judge_silence()
+    assert one.failure is not None
+    assert one.failure.endswith("(2 s)")
+
+
+def test_a_failure_is_known_here_though_the_store_has_gone() -> None:
+    store = mocked_store()
+    store.compare_set.side_effect = RuntimeError("Connection reset by peer")
+    store.check.side_effect = RuntimeError("Connection reset by peer")
+    one = Coordinator(store, 1, 2, LONG, QUICK)
+    one.announce_failure("learner 1 raised KeyError")
+    assert one.failure == "learner 1 raised KeyError"
+    assert one.silent_learners() == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_learner_0_alone_shows_what_another_has_announced(
+    rank: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, called = HashStore(), threading.Event()
+    one = Coordinator(store, rank, 3, LONG, QUICK, called.set)
+    Coordinator(store, 2, 3, LONG, QUICK).announce_failure("learner 2 raised KeyError")
+    one.start()
+    assert called.wait(PATIENCE_S)
+    one.stop()
+    shown = "Training ends: learner 2 raised KeyError\n"
+    assert capsys.readouterr().err == (shown if rank == 0 else "")
+
+
+def test_no_thread_or_connection_of_a_coordinator_outlives_it() -> None:
+    store = mocked_store()
+    store.check.return_value, store.compare_set.return_value = False, b"no"
+    store.clone.return_value = another = mocked_store()
+    another.check.return_value = False
+    one = Coordinator(store, 1, 2, LONG, QUICK)
+    one.start()
+    assert one._watched is another
+    one.stop()
+    one.announce_failure("no")
+    assert one._watched is store
+    names = {"adpsgd-watch", "adpsgd-look", "adpsgd-failure"}
+    until(lambda: not names & {t.name for t in threading.enumerate()}, "their end")

@@ -7,7 +7,6 @@ members there are; learner 1 of an island of several writes `name-1.steps`. A
 computation is a timed wait, so that it costs no core.
 """
 
-import functools
 import sys
 import time
 from datetime import timedelta
@@ -22,8 +21,8 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd.islands import connections
 from lightning_adpsgd.islands import island as islands
-from lightning_adpsgd.islands.connections import Connections
 from lightning_adpsgd.islands.member_list import Heartbeat
 from tests.helpers import PATIENCE_S
 from tests.learners import Rows
@@ -114,8 +113,7 @@ def wait_for_others(silence_s: float) -> None:
     heartbeat = Heartbeat(silence_s=silence_s, empty_s=1.0)
     object.__setattr__(islands._TIMEOUTS, "heartbeat", heartbeat)
     islands._GOODBYE_S = islands._DRAIN_S = PATIENCE_S
-    dial_timeout = timedelta(seconds=silence_s)
-    islands.Connections = functools.partial(Connections, dial_timeout=dial_timeout)  # pyright: ignore
+    connections._DIAL_TIMEOUT = timedelta(seconds=silence_s)
 
 
 def main(

@@ -1,5 +1,6 @@
 """Turns of the thread of connections, by hand, with peers that are only played."""
 
+import logging
 import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -8,18 +9,20 @@ from typing import Any
 import pytest
 
 from lightning_adpsgd.islands import callers, connections, section_links
-from lightning_adpsgd.islands.connections import Connections
+from lightning_adpsgd.islands.connections import MOST_UNLISTED, Connections
 from lightning_adpsgd.islands.member_list import Member, MemberList
 from lightning_adpsgd.islands.peer_status import Event, Peer, Status
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import LiveSchedule, Schedule
-from lightning_adpsgd.transport.base import Evidence, PeerLost
+from lightning_adpsgd.transport.base import Evidence, PeerLost, lane_of
 from lightning_adpsgd.transport.links.credentials import BadCredentials
+from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.sockets import probe
+from tests.helpers import PATIENCE_S, until
 
-OWN, ONE, TWO = (
+OWN, ONE, TWO, *FAR = (
     Member(number, f"start {number}", "host", (f"127.0.0.1:{number + 1}",))
-    for number in range(3)
+    for number in range(5)
 )
 
 
@@ -30,6 +33,8 @@ class Played:
         self.evicted: list[Member] = []
         self.dropped: list[int] = []
         self.disconnected: list[int] = []
+        self.forgotten: list[int] = []
+        self.answered: list[int] = []
         self.refuses: dict[int, OSError] = {}  # by port
         self.probed: list[int] = []
         self.pulled: Future[Any] = Future()
@@ -37,8 +42,8 @@ class Played:
         peers = SimpleNamespace(
             drop=self._drop,
             add=lambda number: None,
-            forget=lambda number: None,
-            answer=lambda number: None,
+            forget=self.forgotten.append,
+            answer=self.answered.append,
         )
         members = SimpleNamespace(live_schedule=live_schedule)
         self.engine: Any = SimpleNamespace(
@@ -93,6 +98,25 @@ def status_of(ours: Connections, member: Member) -> Status:
     return ours._peers[member.incarnation].status
 
 
+def in_a_ring_of_five(played: Played) -> None:
+    """This island asks members 1 and 4."""
+    everybody = (OWN, ONE, TWO, *FAR)
+    played.membership.members = MemberList(1, {m.number: m for m in everybody})
+
+
+def ended_by(played: Played) -> list[tuple[int, ...]]:
+    """The members that are disconnected from now on, some in one lane alone."""
+    ended = list[tuple[int, ...]]()
+    played.transport.disconnect = lambda *which: ended.append(which)
+    return ended
+
+
+def has_begun(ours: Connections, begun: bool) -> None:
+    """Whether its thread runs, as far as it can tell."""
+    thread: Any = SimpleNamespace(is_alive=lambda: begun)
+    ours._thread = thread
+
+
 def lose_one(ours: Connections, played: Played, answer: OSError) -> None:
     """Breaks the connection to a member, whose host then answers a probe so."""
     ours._take_turn()
@@ -130,13 +154,15 @@ def test_after_a_loss_one_that_joins_is_seen_at_the_default_level(
 
 
 def test_the_host_of_a_lost_peer_is_asked_and_a_refusal_evicts_it(
-    ours: Connections, played: Played
+    ours: Connections, played: Played, caplog: pytest.LogCaptureFixture
 ) -> None:
     lose_one(ours, played, ConnectionRefusedError())
     assert played.probed == [2]
     assert played.evicted == [ONE]
     assert (ours.lost, status_of(ours, ONE)) == (1, Status.SUSPECT)
     assert ours.engine.members.live_schedule.numbers == (0, 2)
+    (message,) = caplog.messages
+    assert message.endswith("training continues with 2 islands")
 
 
 def test_a_second_loss_of_a_suspect_is_no_news_and_a_call_of_it_is(
@@ -150,9 +176,10 @@ def test_a_second_loss_of_a_suspect_is_no_news_and_a_call_of_it_is(
     assert (ours.lost, played.disconnected) == (1, [1])
     # It asks this island, and so can be reached.
     played.refuses.clear()
-    ours._post(1, Event.CALLED)
+    ours.on_lane(0, 1)
     ours._take_turn()
-    assert status_of(ours, ONE) is Status.ALIVE
+    assert (status_of(ours, ONE), played.answered) == (Status.ALIVE, [1])
+    assert ours.engine.members.live_schedule.numbers == (0, 1, 2)
     assert ours._dialed == {1, 2}
 
 
@@ -186,6 +213,7 @@ def test_who_is_stopped_is_lost_although_its_connections_stand(
     ours._take_turn()
     (message,) = caplog.messages
     assert message.startswith(f"lost {ONE}: it has shown no sign of life")
+    assert (played.forgotten, played.dropped, ours._dialed) == ([1], [], {2})
 
 
 def test_who_reaches_others_that_do_not_call_hears_of_it(
@@ -211,9 +239,7 @@ def test_without_a_list_peers_that_are_not_asked_are_probed_now_and_then(
     clock = SimpleNamespace(now=100.0)
     clock.monotonic = lambda: clock.now
     monkeypatch.setattr(connections, "time", clock)
-    far = [Member(n, f"start {n}", "host", (f"127.0.0.1:{n + 1}",)) for n in (3, 4)]
-    everybody = (OWN, ONE, TWO, *far)
-    played.membership.members = MemberList(1, {m.number: m for m in everybody})
+    in_a_ring_of_five(played)
     ours._take_turn()
     assert (ours._dialed, played.probed) == ({1, 4}, [])
     played.membership.outage = "it is away"
@@ -243,9 +269,7 @@ def test_who_gives_no_weights_is_asked_on_if_its_connection_holds(
     ours: Connections, played: Played, has_started: bool, has_broken: bool
 ) -> None:
     """Before the start there is no thread that would dial it anew."""
-    ours._thread = SimpleNamespace(  # pyright: ignore[reportAttributeAccessIssue]
-        is_alive=lambda: has_started
-    )
+    has_begun(ours, has_started)
     if has_broken:
         played.pulled.set_exception(PeerLost(1, "a test", "it broke"))
     assert ours.pull(1, 0.01) is None
@@ -355,9 +379,7 @@ def test_credentials_that_go_end_an_island_at_its_start_alone(
     def cannot_use(*_: object) -> None:
         raise BadCredentials("cannot use member.pem")
 
-    ours._thread = SimpleNamespace(  # pyright: ignore[reportAttributeAccessIssue]
-        is_alive=lambda: has_started
-    )
+    has_begun(ours, has_started)
     played.transport.connect = cannot_use
     if not has_started:
         with pytest.raises(BadCredentials, match=r"cannot use member\.pem"):
@@ -367,7 +389,7 @@ def test_credentials_that_go_end_an_island_at_its_start_alone(
     ours._take_turn()
     assert {status_of(ours, one) for one in (ONE, TWO)} == {Status.SUSPECT}
     played.transport.connect = lambda *_: None
-    ours._post(1, Event.CALLED)
+    ours.on_lane(0, 1)
     ours._take_turn()
     assert ours._dialed == {1}
 
@@ -403,3 +425,225 @@ def test_a_member_without_an_address_cannot_be_reached_and_ends_nothing(
 def ours_probes(ours: Connections, member: Member) -> Any:
     ours._peers[member.incarnation] = peer = Peer(member)
     return ours._probe([peer])
+
+
+def test_who_is_on_the_list_is_answered_however_many_strangers_ask() -> None:
+    strangers = range(100, 101 + MOST_UNLISTED)
+    connections._bound_unlisted(1, [*strangers, 1], {1: ONE})
+    connections._bound_unlisted(100, strangers[1:], {1: ONE})
+    with pytest.raises(ConnectionRefusedError, match="32 islands that are not on"):
+        connections._bound_unlisted(100, strangers, {1: ONE})
+
+
+def test_those_that_are_there_at_the_start_have_not_joined(
+    ours: Connections, played: Played
+) -> None:
+    ours._ending = True  # its thread ends without a turn
+    ours.start()
+    ours.stop(PATIENCE_S)
+    ours._take_turn()
+    assert (ours.joined, ours._dialed) == (0, {1, 2})
+
+
+def test_a_turn_is_taken_at_once_where_there_is_work_and_each_second_else(
+    ours: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests = list[tuple[bool, float]]()
+
+    def rest(is_over: Any, seconds: float) -> None:
+        rests.append((is_over(), seconds))
+
+    monkeypatch.setattr(ours._state, "wait_for", rest)
+    ours.wake()
+    ours._rest()
+    ours._rest()
+    ours.on_left(1, for_good=True)
+    ours._rest()
+    assert rests == [(True, 1.0), (False, 1.0), (True, 1.0)]
+
+
+def test_news_wakes_the_thread_that_rests(
+    ours: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_TURN_S", 10 * PATIENCE_S)
+    ours.start()
+    until(lambda: ours._num_turns == 1, "the first turn")
+    ours.on_left(1, for_good=True)
+    until(lambda: status_of(ours, ONE) is Status.LEFT, "the second turn")
+    ours.stop(PATIENCE_S)
+
+
+@pytest.mark.parametrize("how", ["is lost", "is silent", "leaves"])
+def test_who_is_gone_is_disconnected_in_both_lanes_and_told_nothing(
+    ours: Connections, played: Played, how: str
+) -> None:
+    """Its threads end with their connections, and report no loss of their own."""
+    ours._take_turn()
+    ended = ended_by(played)
+    if how == "leaves":
+        ours.on_left(1, for_good=True)
+    else:
+        evidence: Evidence = "silence" if how == "is silent" else ""
+        ours.on_lost(1, PeerLost(1, "a test", "it broke", evidence))
+    ours._take_turn()
+    assert ended[-1] == (1,)
+    assert (played.forgotten, played.dropped, ours._dialed) == ([1], [], {2})
+
+
+@pytest.mark.parametrize(("evidence", "probed"), [("silence", [3, 4]), ("", [2])])
+def test_a_silence_has_those_probed_that_are_not_asked(
+    ours: Connections, played: Played, evidence: Evidence, probed: list[int]
+) -> None:
+    """They may be behind the same cable, where nothing else would tell of them."""
+    in_a_ring_of_five(played)
+    ours._take_turn()
+    played.refuses = {3: TimeoutError("timed out")}
+    ours.on_lost(1, PeerLost(1, "a test", "it broke", evidence))
+    ours._take_turn()
+    assert sorted(played.probed) == probed
+    is_silent = evidence == "silence"
+    assert (status_of(ours, TWO) is Status.SUSPECT) == is_silent
+    assert played.evicted == []
+
+
+def test_who_stops_asking_is_asked_on(ours: Connections, played: Played) -> None:
+    ours._take_turn()
+    ended = ended_by(played)
+    ours.on_left(1, for_good=False)
+    ours._take_turn()
+    assert ended == [(1, lane_of(1, 0))]
+    assert (status_of(ours, ONE), ours._dialed) == (Status.ALIVE, {1, 2})
+
+
+def test_who_is_asked_for_weights_alone_is_asked_until_they_have_come(
+    ours: Connections, played: Played
+) -> None:
+    """A turn meanwhile would end the connection over which they come."""
+    in_a_ring_of_five(played)
+    ours._take_turn()
+    meanwhile = list[set[int]]()
+
+    def pull(*_: object) -> str:
+        ours._take_turn()
+        meanwhile.append({*ours._dialed})
+        return "weights"
+
+    played.engine.pull, ours._woken = pull, False
+    assert ours.pull(2, 60.0) == "weights"
+    assert (meanwhile, ours._woken) == ([{1, 2, 4}], True)
+    ours._take_turn()
+    assert (ours._dialed, played.dropped) == ({1, 4}, [2])
+
+
+def test_what_a_dial_takes_is_missing_for_the_weights_and_none_is_made_twice(
+    ours: Connections, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(connections, "time", clock)
+
+    def connect(*_: object) -> None:
+        clock.now += 4.0
+
+    left = list[float]()
+    played.transport.connect = connect
+    played.engine.pull = lambda number, seconds, watch: left.append(seconds)
+    for _ in range(2):
+        ours.pull(1, 10.0)
+    assert left == [6.0, 10.0]
+    assert ours.pull(9, 10.0) is None  # it is not on the list
+    assert ours._dialed == {1}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_weights_that_come_too_late_are_told_and_warned_of_at_a_start(
+    ours: Connections, begun: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    has_begun(ours, begun)
+    assert ours.pull(1, 0.0) is None
+    (told,) = caplog.records
+    assert told.getMessage() == f"{ONE} gave no weights: they came too late"
+    assert told.levelname == ("INFO" if begun else "WARNING")
+    assert ours.why_none == {ONE.incarnation: "they came too late"}
+
+
+def test_after_a_stop_of_the_process_nothing_is_done_before_the_list_is_read(
+    ours: Connections, played: Played
+) -> None:
+    ours._take_turn()
+    ours.on_lost(1, PeerLost(1, "a test", "it broke"))
+    for is_awake, status in ((False, Status.ALIVE), (True, Status.SUSPECT)):
+        played.membership.is_awake = is_awake
+        ours._take_turn()
+        assert status_of(ours, ONE) is status
+
+
+def test_who_is_off_the_list_exchanges_with_nobody_until_it_is_back(
+    ours: Connections, played: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    unlisted = list[int]()
+    ours._on_unlisted = lambda: unlisted.append(1)
+    ours._take_turn()
+    played.membership.is_in = False
+    ours.on_lost(1, PeerLost(1, "a test", "it broke"))
+    for _ in range(2):
+        ours._take_turn()
+    assert unlisted == [1, 1]
+    assert (ours._dialed, played.forgotten, played.dropped) == (set(), [1, 2], [])
+    assert ours.engine.members.live_schedule.numbers == (0,)
+    assert caplog.messages == []
+    played.membership.is_in = True
+    ours._take_turn()
+    assert (ours._dialed, ours.joined, ours.lost) == ({1, 2}, 2, 0)
+    back = "is on the member list again after a break in the connection"
+    assert [back in message for message in caplog.messages] == [True] * 2
+
+
+def test_a_new_number_comes_after_the_end_of_every_connection(
+    ours: Connections, played: Played
+) -> None:
+    """Lanes are named by the numbers of both ends."""
+    in_a_ring_of_five(played)
+    ours._take_turn()
+    ended, before = ended_by(played), list[set[tuple[int, ...]]]()
+    played.transport.rename = lambda *_: before.append({*ended})
+    played.membership.member = own = OWN._replace(number=7)
+    members = {m.number: m for m in (own, ONE, TWO, *FAR)}
+    played.membership.members = MemberList(2, members)
+    ours._take_turn()
+    assert before == [{(number,) for number in (1, 2, 3, 4)}]
+    assert ours._dialed == {1, 4}
+
+
+def test_a_member_is_asked_under_its_new_number(
+    ours: Connections, played: Played
+) -> None:
+    ours._take_turn()
+    again = ONE._replace(number=5)
+    played.membership.members = MemberList(2, {0: OWN, 2: TWO, 5: again})
+    ours._take_turn()
+    assert (ours._dialed, played.forgotten, ours.joined) == ({2, 5}, [1], 2)
+    assert ours.engine.members.live_schedule.numbers == (0, 2, 5)
+
+
+def test_who_refuses_this_island_is_left_out_and_ends_nothing(
+    ours: Connections, played: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(number: int, *_: object) -> None:
+        if number == 1:
+            raise Refused("models differ")
+
+    played.transport.connect = refuse
+    ours._take_turn()
+    assert (status_of(ours, ONE), ours._dialed) == (Status.SUSPECT, {2})
+    assert caplog.messages == []  # the list may be about to say that it has left
+    ours.on_lane(0, 1)
+    ours._take_turn()
+    played.transport.connect = lambda *_: None
+    ours.on_lane(0, 1)
+    ours._take_turn()
+    lost, reached = caplog.messages
+    assert lost.startswith(f"lost {ONE}: models differ")
+    assert reached == f"{ONE} can be reached again"
+    assert (ours._dialed, ours.lost) == ({1, 2}, 1)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position, Pulled, furthest
 from lightning_adpsgd.islands import joining as joining_module
+from lightning_adpsgd.islands import waiting
 from lightning_adpsgd.islands.island import Island
 from lightning_adpsgd.islands.joining import Joining
 from lightning_adpsgd.islands.member_list import Heartbeat, Member, MemberList
@@ -18,6 +21,7 @@ from lightning_adpsgd.islands.membership_reader import MembershipReader
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import LiveSchedule, Schedule
+from lightning_adpsgd.transport.links.handshake import Refused
 from tests import helpers
 from tests.islands.archipelago import PATIENCE
 
@@ -249,3 +253,178 @@ def test_of_two_that_are_as_far_the_one_that_knows_of_more_samples_counts() -> N
     both = Position(1, 5, 3), Position(1, 2, 3)
     assert furthest(both, shares_epochs=True) == both[0]
     assert furthest(both, shares_epochs=False) == both[0]
+
+
+def test_weights_that_one_learner_lacks_are_taken_by_none() -> None:
+    """Shards of two moments are no weights."""
+    learner = Learner(0, HashStore(), {1: 50, 2: 60})
+    learner.joining.origin = "far"
+    group: Any = learner.joining._group
+
+    def another_lacks_them(flags: torch.Tensor, _: object) -> None:
+        flags[0] = 1
+
+    def another_is_further(flags: torch.Tensor, _: object) -> None:
+        flags[1:] = torch.tensor([70, 8, 2])
+
+    group.agree = another_lacks_them
+    assert learner.joining._weights_for_all() is None
+    group.agree = another_is_further
+    found = learner.joining._weights_for_all()
+    assert found is not None
+    assert found.position == Position(70, 8, 2)
+    connections: Any = learner.joining._connections
+    connections.pull = lambda *_: None
+    assert learner.joining._weights_for_all() is None
+
+
+def test_a_refusal_ends_a_start_only_if_it_lasts(clock: SimpleNamespace) -> None:
+    """A dead member may be on the list while another process has its port."""
+    joining = Learner(0, HashStore(), {}).joining
+    silence_s = joining._timeouts.heartbeat.silence_s
+    assert joining._judge(None) is None
+    joining._refusal = Refused("models differ")
+    since = joining._judge(None)
+    assert since == 100.0
+    clock.now += 2 * silence_s - 0.1
+    assert joining._judge(since) == since
+    clock.now += 0.2
+    with pytest.raises(Refused, match="models differ"):
+        joining._judge(since)
+    joining._refusal = None
+    assert joining._judge(since) is None
+
+
+@pytest.mark.parametrize(
+    ("origins", "steps", "leads"),
+    [
+        ([], 9, False),  # nobody would be led
+        (["theirs", "more"], 9, True),
+        (["theirs", "mine"], 9, False),
+        (["theirs", ""], 9, False),
+        (["theirs"], 1, False),
+    ],
+)
+def test_who_is_further_than_all_others_of_other_trainings_leads(
+    origins: list[str], steps: int, leads: bool
+) -> None:
+    joining = Learner(0, HashStore(), {0: 4, 5: 99}).joining
+    own = joining._membership.member._replace(origin="mine")
+    joining._membership.member = own
+    others = {n: Member(n, str(n), "host", (), one) for n, one in enumerate(origins)}
+    joining._membership.members = MemberList(1, {**others, 5: own})
+    joining._engine.members.position = Position(steps)
+    assert joining.leads() == leads
+
+
+def test_if_no_neighbour_gives_weights_others_are_asked_the_furthest_first() -> None:
+    steps_of = {number: 10 * number for number in range(5)} | {6: 5}
+    learner = Learner(0, HashStore(), steps_of)
+    numbers = (*range(5), 6, 7)
+    far = {n: Member(n, f"start {n}", "host", (), "far") for n in numbers}
+    learner.joining._membership.members = MemberList(1, far)
+    learner.joining.origin = "far"
+    connections: Any = learner.joining._connections
+
+    def pull(number: int, *how: Any) -> Pulled | None:
+        found = learner._pull(number, *how)
+        return found if number == 6 else None
+
+    connections.pull = pull
+    assert learner.joining._weights_of_origin() is not None
+    assert learner.asked == [4, 3, 2, 1, 6]
+    learner.asked.clear()
+    connections.pull = learner._pull
+    assert learner.joining._weights_of_origin() is not None
+    assert learner.asked == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("weights", [[float("nan")], [float("inf")]])
+def test_diverged_weights_are_taken_by_nobody(weights: list[float]) -> None:
+    joining = Learner(0, HashStore(), {}).joining
+    pulled = Pulled(BEGINNING, [torch.ones(1), torch.tensor(weights)])
+    connections: Any = joining._connections
+    connections.pull = lambda *_: pulled
+    assert joining._pull_finite(1) is None
+
+
+def test_a_learner_waits_for_no_word_of_others_that_have_failed() -> None:
+    store = HashStore()
+    joining, looks = Learner(1, store, {}).joining, list[int]()
+
+    def fail_at_last() -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            raise RuntimeError("a learner has failed")
+
+    threads: Any = joining._engine.threads
+    threads.raise_if_failed = fail_at_last
+    with pytest.raises(RuntimeError, match="a learner has failed"):
+        joining.published("key")
+    store.set("key", "a word")
+    assert joining.published("key") == "a word"
+
+
+class Passing:
+    """A clock whose seconds pass while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+
+def test_an_island_listens_where_it_reaches_the_rendezvous_or_is_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passing, tries = Passing(), list[int]()
+    for module in (joining_module, waiting):
+        monkeypatch.setattr(module, "time", passing)
+    joining = Learner(0, HashStore(), {}).joining
+    joining._timeouts = replace(PATIENCE, start=timedelta(seconds=9))
+    line = SimpleNamespace(getsockname=lambda: ("192.0.2.7", 4000))
+
+    def connect(address: Any) -> Any:
+        tries.append(address.port)
+        if len(tries) < 4:
+            raise ConnectionRefusedError("refused")
+        return nullcontext(line)
+
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(joining_module, "connect", connect)
+    assert joining.own_address() == "192.0.2.7"
+    assert tries == [1] * 4
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    monkeypatch.setattr(joining_module, "gloo_addresses", lambda: ["198.51.100.1"])
+    assert joining.own_address() == "198.51.100.1"
+    monkeypatch.setattr(joining_module, "gloo_addresses", list)
+    monkeypatch.setattr(joining_module, "connect", _refuse)
+    with pytest.raises(RuntimeError, match=r"rendezvous at .* \(refused\)"):
+        joining.own_address()
+    assert passing.now > 109.0
+
+
+def _refuse(address: object) -> None:
+    raise ConnectionRefusedError("refused")
+
+
+def test_who_waits_for_a_number_rests_between_its_looks() -> None:
+    """It may wait for half an hour."""
+    joining, rests = Learner(0, HashStore(), {}).joining, list[float]()
+    joining._timeouts = replace(PATIENCE, start=timedelta(seconds=1))
+    membership: Any = joining._membership
+    membership.outage, member = "it is away", membership.member
+    membership.member = member._replace(number=-1)
+
+    def refresh(seconds: float) -> None:
+        rests.append(seconds)
+        membership.member = member._replace(number=len(rests) - 3)
+
+    membership.refresh = refresh
+    joining.await_number()
+    assert rests == [1.0] * 3

@@ -106,6 +106,9 @@ def test_a_reader_is_awake_for_as_long_as_a_silence(
     for now, is_awake in ((53.0, True), (53.25, False)):
         clock.now = now
         assert pair.reader.is_awake == is_awake
+    monkeypatch.setattr(pair.reader._state, "wait", lambda seconds: None)
+    pair.reader._rest()
+    assert pair.reader.is_awake
 
 
 def test_who_waits_is_woken_by_what_the_first_learner_tells(pair: Pair) -> None:

@@ -59,14 +59,20 @@ def test_an_event_changes_what_is_believed_and_is_news_once(
     assert (after.status, told) == (status, news)
 
 
-def test_a_suspect_is_retried_after_twice_the_time_each_time() -> None:
+@pytest.mark.parametrize(
+    ("event", "longest"), [(Event.PROBE_FAILED, 8.0), (Event.DIAL_FAILED, 30.0)]
+)
+def test_a_suspect_is_retried_after_twice_the_time_each_time(
+    event: Event, longest: float
+) -> None:
+    """Less often if a dial has failed, for which all others had to wait."""
     peer, pauses = ALIVE, list[float]()
     for _ in range(9):
-        peer, _ = transition(peer, Event.PROBE_FAILED, NOW)
+        peer, _ = transition(peer, event, NOW)
         assert not peer.is_due(peer.retry_at - 0.01)
         assert peer.is_due(peer.retry_at)
         pauses.append(peer.retry_at - NOW)
-    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0]
+    assert pauses == [min(2.0**n / 2, longest) for n in range(9)]
     peer, _ = transition(peer, Event.REACHED, NOW)
     peer, _ = transition(peer, Event.LOST, NOW)
     assert peer.retry_at - NOW == 0.5

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistNetworkError
 
 from lightning_adpsgd.islands import rendezvous as rendezvous_module
 from lightning_adpsgd.islands.rendezvous import (
@@ -113,6 +114,40 @@ def test_the_store_is_asked_at_the_address_of_a_name_that_answers(
         client = Rendezvous(address, answer_s=PATIENCE_S)
         assert client.ask(lambda store: store.add("n", 1)) == 1
         client.close()
+
+
+def test_jobs_of_one_rendezvous_share_nothing() -> None:
+    with rendezvous() as server, ExitStack() as stack:
+        for job in ("one", "other"):
+            client = Rendezvous(server.address._replace(job=job), PATIENCE_S)
+            stack.callback(client.close)
+            assert client.ask(lambda store: store.add("n", 1)) == 1
+
+
+def test_the_reason_of_an_outage_is_the_first_line_of_what_torch_says() -> None:
+    """Behind it come pages of frames."""
+
+    def fail(store: object) -> None:
+        raise DistNetworkError("Connection reset by peer\nException raised from\n...")
+
+    with rendezvous() as server:
+        client = Rendezvous(server.address, PATIENCE_S)
+        with pytest.raises(RendezvousUnreachable, match=r"^Connection reset by peer$"):
+            client.ask(fail)
+        assert client._line is None
+        client.close()
+
+
+def test_the_line_to_the_store_notices_a_lost_host_and_is_closed() -> None:
+    with rendezvous() as server:
+        client = Rendezvous(server.address, PATIENCE_S)
+        for _ in range(2):  # it can be used again
+            assert _answers(client)
+            line = client._line
+            assert line is not None
+            assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            client.close()
+            assert line.fileno() == -1
 
 
 def test_a_flood_does_not_take_the_places_of_those_who_are_there(

@@ -55,6 +55,27 @@ def test_one_that_fails_on_and_on_ends_the_learner_with_its_cause() -> None:
     assert isinstance(error.__cause__, KeyError)
 
 
+def test_one_that_is_stopped_in_its_turn_does_not_rest_once_more() -> None:
+    """Whoever stops it would wait for the rest, too."""
+    service: Any = Service("a thread", "unused", lambda error: None)
+
+    def is_stopped() -> None:
+        service._ending = True
+
+    service._take_turn, service._rest = is_stopped, fails
+    assert service._work()
+    assert service._num_turns == 1
+
+
+def test_one_that_has_failed_for_good_neither_rests_nor_goes_on() -> None:
+    ended = list[BaseException]()
+    service: Any = Service("a thread", "unused", ended.append)
+    rests = list[int]()
+    service._take_turn, service._rest = fails, lambda: rests.append(1)
+    assert not service._work()
+    assert (len(ended), len(rests)) == (1, MOST_ERRORS - 1)
+
+
 def test_a_flood_of_errors_fills_no_disk(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     service = Service("a thread", "unused", lambda error: None)

@@ -41,6 +41,7 @@ URL = "tcp://10.0.0.1:29400/my-job"
         ("tcp://10.0.0.1:29400", RendezvousAddress("10.0.0.1", 29400, "job")),
         (URL, RendezvousAddress("10.0.0.1", 29400, "my-job")),
         ("tcp://[fe80::1]:1/a", RendezvousAddress("fe80::1", 1, "a")),
+        (f"tcp://a:65535/{64 * 'b'}", RendezvousAddress("a", 65535, 64 * "b")),
     ],
 )
 def test_a_rendezvous_is_a_url(url: str, address: RendezvousAddress) -> None:
@@ -49,7 +50,12 @@ def test_a_rendezvous_is_a_url(url: str, address: RendezvousAddress) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "10.0.0.1:1", "tcp://:1", "tcp://a", "tcp://a:x", "tcp://a:1/b/c"]
+    "url",
+    [
+        *("", "10.0.0.1:1", "tcp://:1", "tcp://a", "tcp://a:x", "tcp://a:1/b/c"),
+        *("tcp://a:0", "tcp://a:65536", "http://a:1", "tcp://me@a:1"),
+        *("tcp://a:1?b=c", "tcp://a:1/b?c", "tcp://a:1#b", f"tcp://a:1/{65 * 'b'}"),
+    ],
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="`islands` must be tcp://host:port"):

@@ -626,3 +626,84 @@ def test_an_outage_ends_the_wait_for_an_empty_list(turns: Turns) -> None:
     turns.is_away = True
     turns.take()
     assert not turns.one.begin_list(10 * PATIENCE_S)
+
+
+def test_who_has_just_begun_a_list_takes_itself_off_at_the_end(turns: Turns) -> None:
+    turns.one._begins_list = True
+    turns.take(2)
+    turns.take(1, 6.0)
+    assert turns.numbers == {0}
+    turns.one._say_goodbye()
+    assert turns.numbers == set()
+
+
+def test_a_number_that_is_drawn_anew_has_a_heartbeat_before_others_read_of_it(
+    turns: Turns,
+) -> None:
+    """Who finds a member without one measures its silence from then on."""
+    turns.take()
+    turns.one.enter()
+    turns.put(OTHER._replace(number=turns.one.member.number))
+    turns.take()
+    assert turns.one.is_in
+    _, beats = turns.listed.beats([turns.one.member])
+    assert beats["mine"] is not None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "dead", "is_away", "fails", "waits"),
+    [
+        (False, False, False, False, True),
+        (True, False, False, False, False),
+        (False, True, False, False, False),
+        (True, True, True, False, True),
+        (True, True, False, True, True),
+    ],
+)
+def test_what_there_is_to_do_is_done_at_once_unless_it_has_just_failed(
+    turns: Turns, wanted: bool, dead: bool, is_away: bool, fails: bool, waits: bool
+) -> None:
+    """Else an outage would cost a core."""
+    one: Any = turns.one
+    turns.is_away = is_away
+    turns.take()
+    one._wanted = wanted
+    if dead:
+        one.evict(OTHER)
+    one._in_a_row = int(fails)
+    waited = list[float]()
+    one._state.wait = waited.append
+    one._rest()
+    assert waited == ([Heartbeat().interval_s] if waits else [])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_end_of_the_thread_is_a_goodbye_and_the_end_of_its_connection(
+    turns: Turns, fails: bool
+) -> None:
+    turns.enter()
+    one: Any = turns.one
+    closed, one._fail = list[int](), lambda error: None
+    one._rendezvous.close = lambda: closed.append(1)
+    one._ending = not fails
+    if fails:
+        one._visit = None
+        one._state.wait = lambda _: None
+    one._work()
+    assert closed == [1]
+    assert turns.numbers == ({0} if fails else set())
+
+
+def test_a_member_that_dies_during_an_outage_is_evicted_afterwards(
+    turns: Turns,
+) -> None:
+    turns.enter()
+    turns.put(OTHER)
+    turns.listed.show(OTHER, Beat(1, 0))
+    turns.take()
+    turns.is_away = True
+    turns.one.evict(OTHER)
+    turns.take(2)
+    turns.is_away = False
+    turns.take()
+    assert turns.numbers == {0}

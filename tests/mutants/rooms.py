@@ -34,10 +34,10 @@ class Room(NamedTuple):
 
 
 _ISLANDS = (
-    "islands/test_[cmpt]*.py",
+    "islands/test_[cjmpt]*.py",
     "islands/test_waiting.py",
     "islands/test_[rs]*.py",
-    "islands/test_islands.py",
+    "islands/test_island*.py",
     "islands/test_wide_islands.py",
     "topology/test_schedule.py",
 )
@@ -50,6 +50,10 @@ ROOMS = {
     "weights": Room(
         ("weights/*.py",),
         ("weights/test_*.py", "mixing/test_super_learner.py", "gossip/test_engine.py"),
+    ),
+    "coordination": Room(
+        ("coordination/*.py", "coordination/startup/*.py"),
+        ("coordination/test_*.py", "coordination/startup/test_[cs]*.py"),
     ),
     "mixing": Room(("mixing/*.py",), ("mixing/test_*.py", "gossip/test_engine.py")),
     "gossip": Room(("gossip/*.py",), ("gossip/test_[bmpqrw]*.py", "gossip/test_*.py")),

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import fields, replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from lightning_adpsgd import HADPSGDStrategy, __version__
-from lightning_adpsgd.coordination.startup import checks, learner_info
+from lightning_adpsgd.coordination.startup import barrier, checks, learner_info
 from lightning_adpsgd.coordination.startup.barrier import StartupBarrier, StartUpError
 from lightning_adpsgd.coordination.startup.checks import (
     LaunchPlacement,
@@ -42,6 +43,7 @@ from lightning_adpsgd.coordination.startup.reachability import (
     loopback_traps,
     neighbours,
     visit,
+    visit_all,
 )
 from lightning_adpsgd.transport import network_interfaces
 from lightning_adpsgd.transport.links import sockets
@@ -413,6 +415,103 @@ def test_who_waits_says_so(
     assert "1 of 2 learners have not arrived at start-up after" in caplog.text
 
 
+def test_learner_0_stays_until_all_that_came_have_heard_why_nothing_starts() -> None:
+    """The store may be in its process, and would be gone with its answer."""
+
+    def refuse(words: list[str]) -> str:
+        raise StartUpError("+".join(words))
+
+    store, errors = HashStore(), list[str]()
+    store.set("words/1", "b")
+    store.add("words/come", 1)
+    first = StartupBarrier(store, 0, 2, PATIENCE)
+    waits = threading.Thread(
+        target=lambda: errors.append(caught(lambda: first.ask("words", "a", refuse)))
+    )
+    waits.start()
+    until(lambda: store.check(["words/heard"]), "the answer")
+    assert waits.is_alive()
+    assert errors == []
+    store.add("words/heard", 1)
+    waits.join()
+    assert errors == ["a+b"]
+
+
+def test_who_came_does_not_wait_until_others_have_heard() -> None:
+    """It holds no store."""
+    store = HashStore()
+    store.set("words/answer", "wrong the reason")
+    store.add("words/come", 5)
+    second = StartupBarrier(store, 1, 6, PATIENCE)
+    begin = time.monotonic()
+    assert caught(lambda: second.ask("words", "b", str)) == "the reason"
+    assert time.monotonic() - begin < barrier._HEARING_S / 2
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of a wait, which pass at once."""
+    found = list[float]()
+    clock = SimpleNamespace(monotonic=lambda: sum(found), sleep=found.append)
+    monkeypatch.setattr(barrier, "time", clock)
+    return found
+
+
+def test_a_wait_looks_ever_less_often_warns_once_and_ends(
+    pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    def describe(wrong: str, waited_s: float) -> str:
+        return f"{wrong} after {waited_s:.0f} s"
+
+    patience = timedelta(seconds=100)
+    wait = lambda: barrier.wait_while(lambda: "dark", patience, describe)  # noqa: E731
+    assert caught(wait) == "dark after 100 s"
+    assert caplog.messages == ["dark after 30 s; still waiting"]
+    assert pauses[:3] == pytest.approx([0.001, 0.0015, 0.00225])
+    assert max(pauses) == 0.05
+
+
+def test_a_wait_without_trouble_is_none(pauses: list[float]) -> None:
+    wrong = iter(["dark", "dark", ""])
+    barrier.wait_while(lambda: next(wrong), PATIENCE, lambda *_: "")
+    assert len(pauses) == 2
+
+
+@pytest.mark.parametrize(("num", "ends"), [(9, "learner 8"), (10, "learner 8, ...")])
+def test_of_many_that_are_absent_some_are_named(num: int, ends: str) -> None:
+    store = HashStore()
+    store.set("words/0", "")
+    told = StartupBarrier(store, 0, num, SHORT)._absent("words", 3.0)
+    assert told.startswith(f"{num - 1} of {num} learners have not arrived at start-up")
+    assert "after 3 s: learner 1, learner 2, learner 3, " in told
+    assert f", {ends}. On a busy machine" in told
+
+
+def test_a_learner_beyond_the_devices_of_its_machine_is_told() -> None:
+    assert LaunchPlacement(2, 1).trouble() == ""
+    told = LaunchPlacement(2, 2).trouble()
+    assert told.startswith("it is learner 3 of its machine")
+    assert "`Trainer(devices=)` is 2" in told
+
+
+def test_of_many_reasons_eight_are_told_and_the_others_counted() -> None:
+    checks._refuse([])
+    for num in (8, 9):
+        lines = caught(lambda num=num: checks._refuse(["no"] * num)).splitlines()
+        assert lines[:9] == ["training cannot start:", *["no"] * 8]
+        assert lines[9:] == ["... and 1 more"] * (num - 8)
+
+
+def test_learners_of_one_host_tell_once_of_another_host() -> None:
+    locations = [location(0), location(1), location(2, "b", "10.0.0.2")]
+    met = json.dumps([[2, ["10.0.0.2", 40_002], "refused"]])
+    judged: Any = SimpleNamespace(ask=lambda _, word, judge: judge([met, met, "[]"]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "visit_all", lambda *_: [])
+        told = caught(lambda: checks._check_reachability(judged, locations, 0))
+    assert told.count("learner 2 on host b cannot be reached from") == 1
+
+
 # --- addresses and reachability
 
 
@@ -540,6 +639,38 @@ def test_an_answer_that_is_no_text_is_somebody_elses() -> None:
 
         met = together([lambda: visit(end, 0, PATIENCE), answer])
         assert met == ["not as itself", ""]
+
+
+@pytest.mark.parametrize(
+    ("error", "trouble"),
+    [
+        (TimeoutError("timed out"), "timed out"),
+        (ConnectionRefusedError("refused"), "refused"),
+        (OSError(errno.EHOSTUNREACH, "unreachable"), "no route"),
+        (OSError(errno.ENETUNREACH, "unreachable"), "no route"),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), "not as itself"),
+    ],
+)
+def test_a_visit_tells_what_it_has_met(
+    error: OSError, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert visit(Address("192.0.2.1", 1), 0, PATIENCE) == trouble
+
+
+def test_of_all_visits_those_that_failed_are_told() -> None:
+    with closing(ReachabilityServer(1, ["127.0.0.1", "127.0.0.2"])) as server:
+        closed = Address("127.0.0.1", free_port())
+        well = location(1, endpoints=server.endpoints)
+        badly = location(2, endpoints=[closed, server.endpoints[1]])
+        assert visit_all([well, badly], PATIENCE) == [
+            (2, closed, "refused"),
+            (2, server.endpoints[1], "not as itself"),
+        ]
+    assert visit_all([location(3, endpoints=[])], PATIENCE) == []
 
 
 def test_an_address_that_is_not_here_is_left_out() -> None:

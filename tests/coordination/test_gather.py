@@ -1,0 +1,86 @@
+"""Plain data of all learners in learner 0, and errors that end all of them."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lightning_adpsgd.coordination.gather import (
+    ending_together,
+    gather_weights_only,
+    number_from_learner_0,
+)
+from tests.helpers import forked
+
+CPU = torch.device("cpu")
+PAIR = [1, 2]
+
+
+def value_of(rank: int) -> dict[str, Any]:
+    """Of another length in each learner: torch reads on past some bytes too many."""
+    return {
+        "rank": rank,
+        "names": ["x" * 100] * rank,
+        "weights": torch.ones(rank << 15),
+    }
+
+
+def ending(rank: int, error: Exception, group: Any = None) -> str:
+    """What a learner hears if learner 1 meets an error."""
+    try:
+        with ending_together("nothing was saved", group):
+            if rank == 1:
+                raise error
+    except Exception as heard:
+        return f"{type(heard).__name__}: {heard}"
+    return "no error"
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of three learners gets."""
+    address = f"file://{tmp_path_factory.mktemp('gather')}/store"
+
+    def learner(rank: int) -> dict[str, Any]:
+        dist.init_process_group("gloo", address, rank=rank, world_size=3)
+        pair, is_in = dist.new_group(PAIR), rank in PAIR
+        return {
+            "values": gather_weights_only(value_of(rank), CPU),
+            "number": number_from_learner_0(10 + rank, CPU),
+            "fine": ending(rank + 3, KeyError()),
+            "long": ending(rank, ValueError("x" + "é" * 800)),
+            "pair": gather_weights_only(rank, CPU, pair) if is_in else None,
+            "short": ending(rank, KeyError(), pair) if is_in else "",
+        }
+
+    outcomes = forked(3, learner)
+    assert [outcome.error for outcome in outcomes] == [""] * 3
+    return [outcome.value for outcome in outcomes]
+
+
+def test_learner_0_has_the_values_of_all_by_rank(told: list[dict[str, Any]]) -> None:
+    first, *others = (one["values"] for one in told)
+    assert others == [None, None]
+    assert [one["rank"] for one in first] == [0, 1, 2]
+    assert [len(one["names"]) for one in first] == [0, 1, 2]
+    assert [float(one["weights"].sum()) for one in first] == [0, 1 << 15, 2 << 15]
+
+
+def test_all_have_the_number_of_learner_0(told: list[dict[str, Any]]) -> None:
+    assert [one["number"] for one in told] == [10] * 3
+
+
+def test_an_error_in_one_learner_ends_all_with_its_words(
+    told: list[dict[str, Any]],
+) -> None:
+    """As many as fit into what is sent, and of any language."""
+    assert [one["fine"] for one in told] == ["no error"] * 3
+    heard = "OSError: nothing was saved: learner 1 raised ValueError: x" + "é" * 493
+    assert [one["long"] for one in told] == [heard, "ValueError: x" + "é" * 800, heard]
+
+
+def test_those_outside_of_a_group_are_left_alone(told: list[dict[str, Any]]) -> None:
+    assert [one["pair"] for one in told] == [None, PAIR, None]
+    heard = "OSError: nothing was saved: learner 1 raised KeyError: "
+    assert [one["short"] for one in told] == ["", "KeyError: ", heard]
