@@ -30,7 +30,7 @@ from tests.sharded import needs_fsdp2_on_cpus
 
 pytestmark = needs_fsdp2_on_cpus
 
-WIDTH, DEPTH, STEPS = 512, 12, 3
+WIDTH, DEPTH, STEPS = 512, 12, 2
 WEIGHTS = 4 * 12 * WIDTH * WIDTH * DEPTH
 """Bytes of a replica, but for biases: 151 MB."""
 
