@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from benchmarks import page
@@ -33,6 +34,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.py") if _measures(path))
 
 
+@cache
 def _measures(path: Path) -> bool:
     body = ast.parse(path.read_text(encoding="utf-8")).body
     return any(isinstance(n, ast.FunctionDef) and n.name == "measure" for n in body)

@@ -15,6 +15,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import version
@@ -92,6 +93,7 @@ def import_names() -> ImportNames:
     return finder
 
 
+@cache  # 2 ms of each start of a learner are the metadata of what is installed
 def lightning_version() -> str:
     """The version of Lightning that this process uses."""
     return version(import_names().choose().replace("_", "-"))

@@ -76,7 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
     multiprocessing.set_executable(warm.python())
     # Every Trainer looks for callbacks in the metadata of all that is installed, which
     # is a third of the processor time of a learner that takes a few steps.
-    importlib.metadata.entry_points = importlib.metadata.entry_points().select
+    select = functools.cache(importlib.metadata.entry_points().select)
+    importlib.metadata.entry_points = select
     config.pluginmanager.import_plugin("tests.fixtures")
 
 
@@ -200,6 +201,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Notes in each report how much of the processor was used since the last one."""
     report = yield
+    if not item.config.getoption("--record-seconds"):
+        return report
     before, now = item.config.stash[USED], processor_seconds()
     item.config.stash[USED] = now
     report.user_properties.append((PROCESSOR, now - before))

@@ -1,5 +1,6 @@
 """What all tests have: devices, the profile of hypothesis, and an end of each job."""
 
+import logging
 import os
 import sys
 import threading
@@ -24,6 +25,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tests")
+
+# pytest adds its handlers in each phase of a test to all loggers that do not propagate.
+# Torch has fifty of them, which is a quarter of what pytest takes for a test.
+for name, logger in logging.root.manager.loggerDict.items():
+    if name.startswith("torch") and isinstance(logger, logging.Logger):
+        logger.propagate = True
 
 
 def devices() -> list[str]:

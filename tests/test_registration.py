@@ -6,7 +6,7 @@ import sys
 import zipfile
 from base64 import urlsafe_b64encode
 from hashlib import sha256
-from importlib.metadata import EntryPoint, distributions, entry_points
+from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -87,14 +87,6 @@ def test_an_import_in_any_order_makes_the_names_known(imports: str) -> None:
 def test_the_registry_of_the_trainer_can_come_first() -> None:
     programs = [TRAINER.format(name="sdpsgd"), FABRIC.format(name="sdpsgd")]
     in_clean_process("\n".join([PACKAGE, *programs]))
-
-
-def test_an_installed_package_makes_the_names_known_without_an_import() -> None:
-    """Torch calls the entry point in the middle of its own import."""
-    if not entry_points(group="torch.backends", name=PACKAGE.split()[1]):
-        pytest.skip("the package is not installed")
-    programs = [make.format(name="adpsgd_random") for make in (TRAINER, FABRIC)]
-    in_new_process("\n".join(programs), TORCH_DEVICE_BACKEND_AUTOLOAD="1")
 
 
 # --- a package that cannot be imported

@@ -390,7 +390,7 @@ def test_a_race_of_shards_alone_leaves_the_other_results_as_they_are(
 @NEEDS_HOSTS
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "speed", "role"), [("adpsgd", 8.0, "report"), ("ddp", 2.0, "choose")]
+    ("method", "speed", "role"), [("adpsgd", 4.0, "report"), ("ddp", 2.0, "choose")]
 )
 def test_a_run_goes_on_without_a_host_that_is_killed(
     method: str,

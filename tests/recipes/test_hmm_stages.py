@@ -81,6 +81,7 @@ def settings(tmp_path_factory) -> Settings:
     settings = Settings(
         corpus=Path("corpus"),
         out=tmp_path_factory.mktemp("digits"),
+        cores=1,  # forks take longer than so little speech
         align=AlignSettings(num_iterations=5, num_gaussians=100),
         decode=DecodeSettings(
             acoustic_scales=(0.3, 1.0), gmm_acoustic_scales=(0.1, 0.3)
@@ -171,7 +172,8 @@ def triphones(settings, tmp_path_factory) -> Settings:
         lda_dimension=20,
     )
     others = dataclasses.replace(settings, out=out, states="triphone", triphone=chosen)
-    run_stage(triphone, others, "triphone")
+    several = dataclasses.replace(others, cores=2)
+    run_stage(triphone, several, "triphone")
     return others
 
 

@@ -80,11 +80,13 @@ def fit(
     module: Any = None,
     resume: Path | None = None,
     save: Path | None = None,
+    validates: bool = False,
     **arguments: Any,
 ) -> Run:
     module, seen = module or Transformer(depth=1), Trajectory(replicated)
     trainer = trainer_of(strategy, 4, callbacks=[seen], **arguments)
     training, validation = (sequences(n, rank // 2, 2) for n in (NUM_SEQUENCES, 4))
+    validation = validation if validates else None
     trainer.fit(module, training, validation, ckpt_path=resume)
     if save is not None:
         trainer.save_checkpoint(save)
@@ -210,8 +212,9 @@ BY_VALUE = {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}
 def program(folder: Path, rank: int) -> dict[Any, Any]:
     runs = checkpoints(rank, folder)
     for name, (communication, dials) in PAIRS.items():
-        runs[name, "whole"] = fit(rank, whole(communication, **dials))
-        runs[name, "shared"] = fit(rank, strategy(communication, **dials))
+        own, other = strategy(communication, **dials), whole(communication, **dials)
+        runs[name, "shared"] = fit(rank, own, validates=True)
+        runs[name, "whole"] = fit(rank, other, validates=True)
     runs["lightning"] = fit(rank, ModelParallelStrategy(2, 2))
     # Super-learners that begin apart take the weights of the first.
     apart = Transformer(depth=1, seed=rank // 2)
@@ -224,9 +227,9 @@ def program(folder: Path, rank: int) -> dict[Any, Any]:
     path = folder / "unsharded.ckpt"
     runs["unsharded"] = fit(rank, strategy("sync"), Unsharded(), save=path, **BY_NORM)
     runs["unsharded", "whole"] = fit(rank, whole("sync"), Unsharded(), **BY_NORM)
-    runs["fixed ddp"] = fit(rank, "ddp", Fixed(), max_epochs=6)
+    runs["fixed ddp"] = fit(rank, "ddp", Fixed(), max_epochs=3)
     without_waiting = strategy("async", cpu_share=1.0)
-    runs["async"] = fit(rank, without_waiting, Fixed(seed=rank // 2), max_epochs=6)
+    runs["async"] = fit(rank, without_waiting, Fixed(seed=rank // 2), max_epochs=3)
     # The last one, since the pairs fail on their own and leave at different times.
     with pytest.raises((ValueError, RuntimeError)) as error:
         trainer_of(strategy("sync"), 4).fit(Transformer(depth=1), sequences(8, rank, 4))

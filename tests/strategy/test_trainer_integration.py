@@ -164,8 +164,8 @@ def test_async_processes_keep_the_mean() -> None:
     matchings = [[(0, 1), (2, 3)], [(1, 2), (3, 0)]]
     made["matchings"] = partial(gossip, matchings)
     made["matchings in rounds"] = partial(gossip, matchings, "sync")
-    for _, (_, final) in each(fit_each(4, made, 48)):
-        torch.testing.assert_close(final, consensus_after(48, 4), atol=1e-12, rtol=0)
+    for _, (_, final) in each(fit_each(4, made, 24)):
+        torch.testing.assert_close(final, consensus_after(24, 4), atol=1e-12, rtol=0)
 
 
 def test_a_topology_of_another_size_is_refused_at_set_up() -> None:
@@ -187,9 +187,9 @@ DIALS: list[dict[str, Any]] = [
 
 def test_no_dial_of_async_moves_the_mean() -> None:
     made = {str(dials): partial(gossip, "ring", **dials) for dials in DIALS}
-    results = each(fit_each(3, made, 36, max_epochs=2))
+    results = each(fit_each(3, made, 18, max_epochs=2))
     assert len(results) == 3 * len(DIALS)
-    expected = 2 * consensus_after(36, 3)
+    expected = 2 * consensus_after(18, 3)
     for dials, (_, final) in results:
         assert torch.allclose(final, expected, atol=1e-12, rtol=0), dials
 
@@ -476,13 +476,13 @@ def test_others_make_all_their_steps_while_a_straggler_makes_one(
 
     def program(rank: int, name: str) -> Tensor:
         topology, others, size = HELD[name]
-        module = WaitsForOthers(tmp_path / name, others, last=29)
+        module = WaitsForOthers(tmp_path / name, others, last=14)
         trainer = trainer_of(gossip(topology, super_learner_size=size), 4)
-        trainer.fit(module, loader(120, rank, 4))
+        trainer.fit(module, loader(60, rank, 4))
         return module.weight.detach()
 
     for _, final in each(in_every_mode(4, program, list(HELD))):
-        torch.testing.assert_close(final, consensus_after(120, 4), atol=1e-12, rtol=0)
+        torch.testing.assert_close(final, consensus_after(60, 4), atol=1e-12, rtol=0)
 
 
 COLLECTIVES = (
@@ -601,10 +601,12 @@ def test_learners_that_step_together_need_equally_many_batches() -> None:
 
 def test_two_fits_in_one_process_and_nothing_of_them_is_left() -> None:
     def program(rank: int) -> Any:
-        # As in a program that is no test: it collects garbage, and leaves out nothing.
-        gc.get_freeze_count = inspect.unwrap(gc.get_freeze_count)
-        gc.unfreeze()
-        gc.enable()
+        if rank == 0:
+            # As in a program that is no test: it collects garbage, and leaves out
+            # nothing. That copies half a gigabyte, and one learner is enough.
+            gc.get_freeze_count = inspect.unwrap(gc.get_freeze_count)
+            gc.unfreeze()
+            gc.enable()
         module, left_out = Linear(), list[bool]()
         look = LambdaCallback(
             on_train_batch_start=lambda *_: left_out.append(gc.get_freeze_count() > 0)
@@ -613,7 +615,7 @@ def test_two_fits_in_one_process_and_nothing_of_them_is_left() -> None:
             trainer_of(gossip(), 2, callbacks=[look]).fit(module, loader(8, rank, 2))
         assert left_out
         assert all(left_out)
-        assert gc.get_freeze_count() == 0
+        assert rank > 0 or gc.get_freeze_count() == 0
         return module.weight.detach(), [t.name for t in threading.enumerate()]
 
     for final, threads in values(learners(2, program)):

@@ -400,11 +400,10 @@ def test_unused_parameters_need_the_option_of_ddp_in_larger_super_learners() -> 
     found = in_every_mode(4, partial(run, find=True))
     for _, final in each(found):
         torch.testing.assert_close(final, consensus_after(NUM_ROWS, 4))
-    for communication in COMMUNICATIONS:
-        program = partial(run, communication=communication, find=False)
-        said = " ".join(outcome.error for outcome in learners(4, program))
-        assert "`HADPSGDStrategy(..., find_unused_parameters=True)`" in said
-        assert "strategy=DDPStrategy(" not in said
+    program = partial(run, communication="async", find=False)
+    said = " ".join(outcome.error for outcome in learners(4, program))
+    assert "`HADPSGDStrategy(..., find_unused_parameters=True)`" in said
+    assert "strategy=DDPStrategy(" not in said
 
 
 class Unfreeze(BaseFinetuning):

@@ -61,7 +61,7 @@ def fit(
     resume: Path | None = None,
     max_epochs: int = 1,
 ) -> Run:
-    module, trajectory = Transformer(seed=rank // 2), Trajectory(held)
+    module, trajectory = Transformer(depth=1, seed=rank // 2), Trajectory(held)
     module.lr = lr
     arguments = {"callbacks": [trajectory, Saves(save)], "max_epochs": max_epochs}
     trainer = trainer_of(strategy, NUM, **arguments)
@@ -117,7 +117,7 @@ def of_matrix() -> Tensor:
     Returns:
         Tensor [steps, super-learners, weights].
     """
-    modules = [Transformer() for _ in SIZES]
+    modules = [Transformer(depth=1) for _ in SIZES]
     for module in modules:
         module.configure_model()
     optimizers = [module.configure_optimizers() for module in modules]

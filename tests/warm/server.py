@@ -26,7 +26,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -88,7 +88,8 @@ def _is_readable(fd: int) -> bool:
 
 def _import() -> None:
     # Every Trainer reads them from the metadata of all that is installed.
-    importlib.metadata.entry_points = importlib.metadata.entry_points().select
+    importlib.metadata.entry_points = cache(importlib.metadata.entry_points().select)
+    importlib.metadata.entry_points(group="lightning.pytorch.callbacks_factory")
 
     import lightning  # noqa: F401
 

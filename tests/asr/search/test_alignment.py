@@ -1,4 +1,5 @@
 import math
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -82,8 +83,10 @@ def test_mixtures_grow_to_the_number_asked_for(steps, graphs):
 def test_two_processes_and_three_find_the_same(spoken, graphs, steps):
     utterances = [utterance for utterance, _ in spoken]
     options = AlignmentOptions(num_iterations=6, num_gaussians=100, num_processes=3)
-    *_, last = train_mixtures(utterances, graphs, options)
-    np.testing.assert_array_equal(last.mixtures.mean, steps[-1].mixtures.mean)
+    # By then mixtures have been split; forks take most of the time.
+    fourth = next(islice(train_mixtures(utterances, graphs, options), 3, None))
+    assert fourth.num_gaussians > steps[0].num_gaussians
+    np.testing.assert_array_equal(fourth.mixtures.mean, steps[3].mixtures.mean)
 
 
 def bad_utterances(frames: np.ndarray) -> list[AlignmentUtterance]:
