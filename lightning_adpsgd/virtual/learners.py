@@ -174,6 +174,7 @@ class LockstepLearners(VirtualLearners):
             matrix.shape[1] * averaging_dtype(matrix.dtype).itemsize
             for matrix in matrices
         )
+        from_start = hidden and dials.communication == "sync"
         self._ends = lockstep(scenario, num_bytes, hidden, from_start)
         self._turn, self._started = size - 1, False
 
