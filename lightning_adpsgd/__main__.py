@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -186,16 +187,25 @@ def _measure_loopback(num_bytes: int) -> dict[str, float]:
     measured = own_end.submit(partial(_measure_wire, master, 0, num_bytes))
     try:
         while not wait([measured], 0.1).done:
-            if status := peer.poll():
-                raise RuntimeError(
-                    "the process at the other end of the loopback has ended with "
-                    f"status {status}; see what it printed above"
-                )
+            _check_runs(peer)
         return measured.result()
+    except RuntimeError:  # Gloo may notice sooner that it has ended
+        with suppress(subprocess.TimeoutExpired):
+            peer.wait(1.0)
+        _check_runs(peer)
+        raise
     finally:
         own_end.stop(0.0)
         peer.terminate()
         peer.wait()
+
+
+def _check_runs(peer: "subprocess.Popen[bytes]") -> None:
+    if status := peer.poll():
+        raise RuntimeError(
+            "the process at the other end of the loopback has ended with "
+            f"status {status}; see what it printed above"
+        )
 
 
 def _measure_wire(master: str, rank: int, num_bytes: int) -> dict[str, float]:

@@ -114,7 +114,7 @@ class TrainingClock:
         rank_zero_warn(
             "A monitor counts no samples in batches whose size Lightning cannot tell, "
             f"such as one of type `{type(batch).__name__}`: let it be a tensor, or a "
-            "list, dict or dataclass of tensors. This warning appears once."
+            "list, dict or dataclass of tensors"
         )
 
     def start(self) -> None:

@@ -238,10 +238,12 @@ _ALLOWED_WITH_WORK_SHARING: dict[str, tuple[Any, str]] = {
     "min_steps": (None, "learners make different numbers of steps; use `min_epochs`"),
 }
 _COUNTING: dict[type[Callback], str] = {
-    StochasticWeightAveraging: "no learner knows its number of batches",
+    StochasticWeightAveraging: "no learner knows its number of batches; "
+    "set `work_sharing=False`",
     BatchSizeFinder: "find the value in advance, without work sharing",
     LearningRateFinder: "find the value in advance, without work sharing",
-    SpikeDetection: "all learners meet in each of its batches",
+    SpikeDetection: "all learners meet in each of its batches; "
+    "set `work_sharing=False`",
 }
 """Callbacks that count batches or meet in them, each with the reason or remedy."""
 

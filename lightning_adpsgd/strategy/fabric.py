@@ -25,6 +25,7 @@ from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.checkpoints.contents import (
     gather_learners,
     learner_of,
+    plain,
 )
 from lightning_adpsgd.strategy.checkpoints.rng_state import (
     generator_states,
@@ -230,7 +231,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         return [
             gather_learners(
                 job,
-                [one.state_dict() for one in self.jobs.optimizers_of(job)],
+                plain([one.state_dict() for one in self.jobs.optimizers_of(job)]),
                 {"generators": generator_states(self.root_device)},
                 self.root_device,
             )

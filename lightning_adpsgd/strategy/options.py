@@ -201,7 +201,9 @@ class HADPSGDOptions(_DDPStrategy):
             work_sharing=work_sharing,
             after_evaluation=after_evaluation,
             save_learners=save_learners,
-            islands=islands or os.environ.get(ENVIRONMENT_VARIABLE) or None,
+            islands=os.environ.get(ENVIRONMENT_VARIABLE) or None
+            if islands in (None, "")
+            else islands,
             seed=seed,
             timeout=DEFAULT_TIMEOUT if duration is None else duration,
             max_staleness=max_staleness,

@@ -23,7 +23,7 @@ from lightning_adpsgd.strategy.checkpoints.contents import Resumed
 from lightning_adpsgd.strategy.checkpoints.file_names import agree_on_names
 from lightning_adpsgd.strategy.checkpoints.last_good import PREEMPTED
 from lightning_adpsgd.strategy.checkpoints.own_folders import hold_folders
-from lightning_adpsgd.strategy.checkpoints.saving import finish_saves
+from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.strategy.clocks import BatchEnd, describe_clocks, follow_clocks
 from lightning_adpsgd.strategy.compatibility import (
     callbacks_of,
@@ -197,7 +197,9 @@ class TrainingRun:
             folder.close()
 
     def _end(self, on_run_end: Any) -> None:
-        finish_saves(self._trainer.strategy.checkpoint_io)
+        checkpoint_io = self._trainer.strategy.checkpoint_io
+        if isinstance(checkpoint_io, BackgroundCheckpointIO):
+            checkpoint_io.wait()  # raises, because nothing else would tell of it
         if self.job.running:
             if self.work_sharing is not None:
                 self.work_sharing.leave()

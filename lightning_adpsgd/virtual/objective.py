@@ -92,7 +92,9 @@ class Objective:
         self.module, self._make_optimizer = module, optimizer
         if loss is None or optimizer is None:  # with both, it is as a plain module
             _check_lightning(module)
-        self._loss = _of_batch(module, loss) if loss else training_step_of(module)
+        self._loss = (
+            _of_batch(module, loss) if loss is not None else training_step_of(module)
+        )
         if (first := next(module.parameters(), None)) is None:
             raise ValueError(
                 f"`module` must have weights, but {type(module).__name__} has none; "

@@ -261,11 +261,11 @@ def test_weights_that_one_learner_lacks_are_taken_by_none() -> None:
     learner.joining.origin = "far"
     group: Any = learner.joining._group
 
-    def another_lacks_them(flags: torch.Tensor, _: object) -> None:
-        flags[0] = 1
+    def another_lacks_them(numbers: list[int], _: object) -> list[int]:
+        return [1, *numbers[1:]]
 
-    def another_is_further(flags: torch.Tensor, _: object) -> None:
-        flags[1:] = torch.tensor([70, 8, 2])
+    def another_is_further(numbers: list[int], _: object) -> list[int]:
+        return [numbers[0], 70, 8, 2]
 
     group.agree = another_lacks_them
     assert learner.joining._weights_for_all() is None

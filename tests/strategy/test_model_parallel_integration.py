@@ -97,8 +97,7 @@ def num_shared(rank: int) -> int:
 
 def example(folder: Path) -> float:
     """The loss of the program in examples/."""
-    few = ["--epochs", "1", "--depth", "1", "--batch-size", "32"]
-    return program_of("large_model")(["--out", str(folder), *few])
+    return program_of("large_model")(["--out", str(folder), "--epochs", "1"])
 
 
 def both(*dials: Any, **options: Any) -> dict[str, Callable[[], Any]]:
@@ -285,6 +284,6 @@ def test_an_epoch_that_is_shared_has_each_sample_once(results: Any) -> None:
 
 
 def test_the_example_learns(results: Any) -> None:
-    """A guess has log(16), 2.77."""
+    """A guess has log(16)."""
     for runs in results:
-        assert runs["example"] == results[0]["example"] < 2.75
+        assert runs["example"] == results[0]["example"] < 2.5

@@ -198,11 +198,12 @@ def reloads(num_workers: int) -> Seen:
     )
 
 
-BLOCKS = BlockSampler(range(45))
+NUM_OF_BLOCKS = 2 * 64 + 5  # two blocks, and the rest of one
+BLOCKS = BlockSampler(range(NUM_OF_BLOCKS))
 WEIGHTED = WeightedRandomSampler([0.0] * 10 + [1.0] * 10, 30)
 OF_TWO: dict[str, Callable[[], Seen]] = {
     "computed": lambda: train(
-        2, numbered(45, shuffle=False, sampler=BLOCKS), max_epochs=2
+        2, numbered(NUM_OF_BLOCKS, shuffle=False, sampler=BLOCKS), max_epochs=2
     ),
     "in order": lambda: train(2, numbered(12, shuffle=False)),
     "weighted": lambda: train(2, numbered(20, shuffle=None, sampler=WEIGHTED)),
@@ -239,7 +240,7 @@ def of_three() -> dict[str, list[Records]]:
 def test_an_order_that_is_computed_is_shared_without_being_listed(of_two: Any) -> None:
     modules = of_two["computed"]
     for epoch in range(2):
-        assert rows_of(modules, epoch) == list(range(45))
+        assert rows_of(modules, epoch) == list(range(NUM_OF_BLOCKS))
     assert modules[0].seen[0] != modules[0].seen[1]
 
 

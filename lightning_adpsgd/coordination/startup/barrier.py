@@ -123,11 +123,13 @@ class StartupBarrier:
     def _await(self, key: str) -> None:
         # Longer than learner 0 waits, so that its answer comes first.
         patience_s = (self._patience + _GRACE).total_seconds()
-        deadline = time.monotonic() + patience_s
+        deadline, pause_s = time.monotonic() + patience_s, _LOOK_S
         while not self._store.check([key]):  # Ctrl-C would not end `Store.wait`
             if time.monotonic() > deadline:
                 raise RuntimeError(f"waited for {patience_s:.0f} s")
-            time.sleep(_LOOK_S)
+            time.sleep(pause_s)
+            # Seldom where many wait: all ask the one store.
+            pause_s = min(1.0, 1.5 * pause_s)
 
     def _absent(self, topic: str, waited_s: float) -> str:
         ranks = range(self._world_size)

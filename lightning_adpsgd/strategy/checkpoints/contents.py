@@ -1,6 +1,7 @@
 """The parts of a checkpoint about learners and epochs that Lightning does not keep."""
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -165,12 +166,12 @@ def place_in_epoch(trainer: pl.Trainer, resumed: Resumed) -> PlaceInEpoch:
 def plain(value: Any) -> Any:
     """The same with Python's numbers for NumPy's, which a resume would refuse."""
     kind = type(value)
-    if kind is dict:
-        return {key: plain(one) for key, one in value.items()}
+    if kind in (dict, Counter):
+        return kind({plain(key): plain(one) for key, one in value.items()})
     if kind in (list, tuple):
         return kind(map(plain, value))
-    number = getattr(sys.modules.get("numpy"), "number", ())
-    return value.item() if isinstance(value, number) else value
+    generic = getattr(sys.modules.get("numpy"), "generic", ())
+    return value.item() if isinstance(value, generic) else value
 
 
 def add_learners(

@@ -77,7 +77,8 @@ def newest_whole(paths: Iterable[str]) -> str:
 
 def _at_exceptions(trainer: pl.Trainer) -> list[str]:
     found = (one.ckpt_path for one in callbacks_of(trainer, OnExceptionCheckpoint))
-    return [path for path in found if os.path.exists(path)]
+    # As a search of their folder names them.
+    return [os.path.abspath(path) for path in found if os.path.exists(path)]
 
 
 def _last_checkpoints(trainer: pl.Trainer) -> set[str]:

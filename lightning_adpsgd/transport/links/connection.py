@@ -196,7 +196,8 @@ class Connection:
 
     def _fail(self, reason: str, evidence: Evidence) -> None:
         if not self._broken:
-            self._broken, self._evidence = reason, evidence
+            self._evidence = evidence
+        self._broken = self._broken or reason  # another thread may break it off here
         self._shut()
         self._close()
 

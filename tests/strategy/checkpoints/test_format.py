@@ -256,7 +256,10 @@ class RateOfNumpy(Linear):
     def configure_optimizers(self) -> Any:
         rate, factor = np.geomspace(0.1, 0.2, 2)
         optimizer = torch.optim.SGD(self.parameters(), rate)
-        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, factor)]
+        often = torch.optim.lr_scheduler.ExponentialLR(optimizer, factor)
+        # It keeps a Counter whose keys are NumPy's.
+        late = torch.optim.lr_scheduler.MultiStepLR(optimizer, np.array([100]))
+        return [optimizer], [often, late]
 
 
 @pytest.mark.parametrize("save_learners", [False, True])
