@@ -280,7 +280,7 @@ class VirtualCluster:
         local_batch_size: int | None,
     ) -> None:
         is_dealt = isinstance(data, DataLoader | Dataset)
-        if not is_dealt and local_batch_size is not None:
+        if callable(data) and not is_dealt and local_batch_size is not None:
             raise ValueError(
                 "`local_batch_size` must be None if `data` is a function, whose "
                 f"batches have a size, got {local_batch_size}"
