@@ -79,7 +79,9 @@ def test_no_more_is_repeated_than_there_is() -> None:
 
 def test_each_kind_of_arithmetic_takes_time() -> None:
     found = measure_arithmetic(8 << 20)
-    assert {"copy", "exchange", "lattice"} <= found.keys()
+    # A merge is a difference of two durations.
+    assert 0 <= found.pop("merge") < 1e-3
+    assert found.keys() == {"copy", "exchange", "lattice"}
     assert all(0 < seconds < 1e-3 for seconds in found.values())  # of a byte
 
 
