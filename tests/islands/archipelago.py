@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,3 +244,11 @@ def left_at_each_list(
     shown = property(lambda view: vars(view)[key], show)
     monkeypatch.setattr(cls, key, shown, raising=False)
     return seen
+
+
+def still_clock(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> Any:
+    """Gives a module a `time` that stands still, at 100 s, until `now` is changed."""
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(module, "time", clock)
+    return clock

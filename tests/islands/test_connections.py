@@ -19,6 +19,7 @@ from lightning_adpsgd.transport.links.credentials import BadCredentials
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.sockets import probe
 from tests.helpers import PATIENCE_S, until
+from tests.islands.archipelago import still_clock
 
 OWN, ONE, TWO, *FAR = (
     Member(number, f"start {number}", "host", (f"127.0.0.1:{number + 1}",))
@@ -222,9 +223,7 @@ def test_who_reaches_others_that_do_not_call_hears_of_it(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = SimpleNamespace(now=100.0)
-    clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(callers, "time", clock)
+    clock = still_clock(monkeypatch, callers)
     for _ in range(30):
         ours._take_turn()
         clock.now += 1.0
@@ -236,9 +235,7 @@ def test_who_reaches_others_that_do_not_call_hears_of_it(
 def test_without_a_list_peers_that_are_not_asked_are_probed_now_and_then(
     ours: Connections, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SimpleNamespace(now=100.0)
-    clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(connections, "time", clock)
+    clock = still_clock(monkeypatch, connections)
     in_a_ring_of_five(played)
     ours._take_turn()
     assert (ours._dialed, played.probed) == ({1, 4}, [])
@@ -330,9 +327,7 @@ def test_who_is_in_the_middle_of_giving_is_not_broken_off(
     ours: Connections, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would count this island as lost, and connect around it."""
-    clock = SimpleNamespace(now=100.0)
-    clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(section_links, "time", clock)
+    clock = still_clock(monkeypatch, section_links)
     monkeypatch.setattr(connections, "_HANG_UP_S", 0.0)
     ended = {number: threading.Event() for number in (1, 2)}
     monkeypatch.setattr(ours.engine.peers_by_section[0], "drop", ended.get)
@@ -538,9 +533,7 @@ def test_who_is_asked_for_weights_alone_is_asked_until_they_have_come(
 def test_what_a_dial_takes_is_missing_for_the_weights_and_none_is_made_twice(
     ours: Connections, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SimpleNamespace(now=100.0)
-    clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(connections, "time", clock)
+    clock = still_clock(monkeypatch, connections)
 
     def connect(*_: object) -> None:
         clock.now += 4.0

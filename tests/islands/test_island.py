@@ -20,6 +20,7 @@ from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.links.handshake import Refused
+from tests.islands.archipelago import still_clock
 
 OTHERS = {n: Member(n, f"start {n}", "host", (), "theirs") for n in range(1, 6)}
 FOUND = Pulled(Position(50, 0, 2), [torch.ones(2)])
@@ -231,9 +232,7 @@ def test_who_departs_merges_what_has_come_if_all_its_learners_do(
 def test_a_mean_takes_no_longer_than_its_time_and_leaves_out_who_refuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = SimpleNamespace(now=100.0)
-    clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(island_module, "time", clock)
+    clock = still_clock(monkeypatch, island_module)
     asked = list[tuple[int, float]]()
 
     def pull(number: int, seconds: float) -> Pulled | None:

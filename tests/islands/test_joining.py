@@ -23,7 +23,7 @@ from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import LiveSchedule, Schedule
 from lightning_adpsgd.transport.links.handshake import Refused
 from tests import helpers
-from tests.islands.archipelago import PATIENCE
+from tests.islands.archipelago import PATIENCE, still_clock
 
 ROWS = {
     number: Member(number, f"start {number}", "host", (), origin)
@@ -153,10 +153,7 @@ def test_a_wait_for_weights_says_how_many_have_come() -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The time for one that joins: it stands still at 100 s."""
-    clock = SimpleNamespace(now=100.0)
-    clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(joining_module, "time", clock)
-    return clock
+    return still_clock(monkeypatch, joining_module)
 
 
 def test_weights_that_take_half_the_timeout_are_not_waited_for_by_several_learners(

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
+from lightning_adpsgd.islands import section_links
 from lightning_adpsgd.islands.member_list import Member
 from lightning_adpsgd.islands.section_links import SectionLinks
 from lightning_adpsgd.transport.base import PeerLost, lane_of
 from lightning_adpsgd.transport.links.credentials import BadCredentials
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.sockets import Address
+from tests.islands.archipelago import still_clock
 
 ONE = Member(1, "start 1", "host", ("a:1", "a:2", "a:3"))
 ASKING = lane_of(0, 1)
@@ -98,9 +100,7 @@ def test_who_is_asked_no_more_hears_so_before_its_connections_end() -> None:
 def test_the_time_of_all_goodbyes_is_that_of_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = SimpleNamespace(now=100.0)
-    clock.monotonic = lambda: clock.now
-    monkeypatch.setattr("lightning_adpsgd.islands.section_links.time", clock)
+    clock = still_clock(monkeypatch, section_links)
     waits = list[float]()
 
     def wait(seconds: float) -> None:

@@ -1,21 +1,19 @@
 """A wait tells of itself after twice the time each time, and ends with a remedy."""
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 
 from lightning_adpsgd.islands import waiting
 from lightning_adpsgd.islands.waiting import Wait
+from tests.islands.archipelago import still_clock
 
 
 def test_a_wait_is_told_after_twice_the_time_each_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    clock = SimpleNamespace(now=100.0)
-    clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(waiting, "time", clock)
+    clock = still_clock(monkeypatch, waiting)
     looks = list[float]()
     wait = Wait("the sun", "wind the clock", 30.0, lambda: looks.append(clock.now))
     told = list[float]()

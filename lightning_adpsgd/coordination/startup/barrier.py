@@ -22,7 +22,6 @@ _MOST_NAMES = 8
 _GRACE = timedelta(seconds=10)
 # How long learner 0 lets the others read its answer before it ends; they may stall.
 _HEARING_S = 10.0
-_LOOK_S = 0.05
 
 
 class StartUpError(RuntimeError):
@@ -34,17 +33,19 @@ def wait_while(
     patience: timedelta,
     describe: Callable[[T, float], str],
     longest_pause_s: float = 0.05,
+    warns: bool = True,
 ) -> None:
     """Waits until `trouble` returns nothing; warns once after `NOTICE_S`.
 
     Args:
         trouble: function that returns a reason to wait, or a false value.
         longest_pause_s: longest pause between two checks; the first pauses are shorter.
+        warns: False where another learner warns of the same wait.
 
     Raises:
         StartUpError: `patience` is over.
     """
-    begin, noticed, pause_s = time.monotonic(), False, 0.001
+    begin, noticed, pause_s = time.monotonic(), not warns, 0.001
     while wrong := trouble():
         waited_s = time.monotonic() - begin
         if waited_s > patience.total_seconds():
@@ -110,8 +111,16 @@ class StartupBarrier:
 
     def _hear_answer(self, topic: str) -> str:
         key = f"{topic}/answer"
+        # Longer than learner 0 waits, so that its answer comes first.
+        patience = self._patience + _GRACE
         try:
-            self._await(key)
+            wait_while(
+                lambda: not self._store.check([key]),  # Ctrl-C ends no `Store.wait`
+                patience,
+                lambda *_: f"waited for {patience.total_seconds():.0f} s",
+                longest_pause_s=1.0,  # all ask the one store
+                warns=False,
+            )
             return self._store.get(key).decode()
         except RuntimeError as error:
             raise StartUpError(
@@ -119,17 +128,6 @@ class StartupBarrier:
                 f"({topic}): {str(error).splitlines()[0]}. Check what it printed last, "
                 "and whether it runs the same version of lightning_adpsgd"
             ) from error
-
-    def _await(self, key: str) -> None:
-        # Longer than learner 0 waits, so that its answer comes first.
-        patience_s = (self._patience + _GRACE).total_seconds()
-        deadline, pause_s = time.monotonic() + patience_s, _LOOK_S
-        while not self._store.check([key]):  # Ctrl-C would not end `Store.wait`
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"waited for {patience_s:.0f} s")
-            time.sleep(pause_s)
-            # Seldom where many wait: all ask the one store.
-            pause_s = min(1.0, 1.5 * pause_s)
 
     def _absent(self, topic: str, waited_s: float) -> str:
         ranks = range(self._world_size)
