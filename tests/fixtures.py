@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -66,6 +67,15 @@ def threads_of_earlier_tests() -> Iterator[None]:
     EARLIER_THREADS.update(threading.enumerate())
     yield
     EARLIER_THREADS.clear()
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_signals() -> Iterator[None]:
+    """A command that a test runs in this process may take Ctrl-C, and keeps it."""
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 # What Lightning tells the learners that it starts, by the environment.
