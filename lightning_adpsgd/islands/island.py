@@ -354,7 +354,8 @@ class Island:
 
     def _rejoin(self) -> None:
         """After `_on_left_behind`, returns to the list with the furthest weights."""
-        if not self._is_left_behind:
+        # A member that is further must not be taken for one that has just begun.
+        if not (self._is_left_behind and self._joining.knows_all()):
             return
         if self._joining.leads():
             self._is_left_behind = False

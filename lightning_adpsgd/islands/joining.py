@@ -70,7 +70,7 @@ class Joining:
     """How an island joins: it begins the job, or takes the weights of the others.
 
     The training thread uses it until the island has joined. From then on, the thread of
-    its connections calls `leads` and `weights_of_neighbours`.
+    its connections calls `knows_all`, `leads` and `weights_of_neighbours`.
 
     Args:
         vectors: all weights of this super-learner.
@@ -244,6 +244,12 @@ class Joining:
         self._engine.members.position = found.position
         return found.position
 
+    def knows_all(self) -> bool:
+        """Whether a heartbeat of each member has come, which tells how far it is."""
+        own, steps_of = self._membership.member.incarnation, self._membership.steps_of
+        members = self._membership.members.by_number.values()
+        return all(one.incarnation in (own, *steps_of) for one in members)
+
     def leads(self) -> bool:
         """Whether all other members belong to trainings that are behind this island."""
         members, own = self._membership.members, self._membership.member
@@ -277,7 +283,8 @@ class Joining:
         steps_of = self._membership.steps_of
         origins, after = ("", self.origin), members.after(own)
         same = [n for n in after if members.by_number[n].origin in origins]
-        others = sorted(same, key=lambda n: (-steps_of.get(n, 0), n))
+        steps = {n: steps_of.get(members.by_number[n].incarnation, 0) for n in same}
+        others = sorted(same, key=lambda n: (-steps[n], n))
         schedule = self._engine.members.live_schedule.schedule
         peers = LiveSchedule.of(schedule, others, own).peers()
         near = [n for n in others if n in peers][:_MOST_NEIGHBOURS]

@@ -161,7 +161,7 @@ class MemberList:
 
 
 def ahead_of(
-    member: Member, steps: int, members: MemberList, steps_of: Mapping[int, int]
+    member: Member, steps: int, members: MemberList, steps_of: Mapping[str, int]
 ) -> Member | None:
     """The member of another training whose weights replace this one's; None: none does.
 
@@ -169,9 +169,9 @@ def ahead_of(
     the one with the lesser origin is ahead. So both ends reach the same answer,
     although each learns late how far the other is.
     """
-    for number, theirs in steps_of.items():
-        other = members.by_number.get(number)
-        if other is None or not other.is_foreign_to(member):
+    for other in members.by_number.values():
+        theirs = steps_of.get(other.incarnation)
+        if theirs is None or not other.is_foreign_to(member):
             continue
         as_far = 2 * theirs >= steps and other.origin < member.origin
         if theirs > 2 * steps or as_far:
@@ -179,10 +179,10 @@ def ahead_of(
     return None
 
 
-def furthest_origin(members: MemberList, steps_of: Mapping[int, int]) -> str:
+def furthest_origin(members: MemberList, steps_of: Mapping[str, int]) -> str:
     """The origin of the member with the most steps; the least origin in a tie."""
     known = [one for one in members.by_number.values() if one.origin]
-    ranked = sorted(known, key=lambda one: (-steps_of.get(one.number, 0), one.origin))
+    ranked = sorted(known, key=lambda m: (-steps_of.get(m.incarnation, 0), m.origin))
     return ranked[0].origin if ranked else ""
 
 

@@ -2,7 +2,9 @@
 
     members         the member list, with an epoch that each change raises
     version         a text that changes when the list does
-    heartbeat/<n>   the number of heartbeats of member n, and its steps
+    heartbeat/<i>   the number of heartbeats of the member of incarnation i, and its
+                    steps; not by number, as two may have one number for a while after
+                    the rendezvous has come back empty
     next            the next number, and a random tag by which simultaneous draws differ
 
 Anyone who reaches the rendezvous can write there. An entry that is malformed, or (with
@@ -32,7 +34,7 @@ class MemberStore:
 
     def __init__(self, store: Store, signatures: Signatures) -> None:
         self.store, self._signatures = store, signatures
-        self._have_heartbeats, self._told = set[int](), False
+        self._have_heartbeats, self._told = set[str](), False
         store.compare_set("version", "", "0")
 
     # --- the list
@@ -86,32 +88,33 @@ class MemberStore:
     def show(self, member: Member, beat: Beat) -> None:
         """Writes a heartbeat."""
         text = self._signatures.sign(str(beat), _beat_of(member))
-        self.store.set(_heartbeat_key(member.number), text)
+        self.store.set(_heartbeat_key(member.incarnation), text)
 
     def beats(
         self, members: Collection[Member]
     ) -> tuple[bytes, dict[str, Beat | None]]:
         """The version of the list and, by incarnation, the members' heartbeats."""
-        new = {one.number for one in members} - self._have_heartbeats
+        names = [one.incarnation for one in members]
+        new = set(names) - self._have_heartbeats
         if new and self._have(new):
             self._have_heartbeats |= new
         else:
-            self._have_heartbeats |= {number for number in new if self._have({number})}
-        known = [one for one in members if one.number in self._have_heartbeats]
-        keys = [_heartbeat_key(one.number) for one in known]
+            self._have_heartbeats |= {name for name in new if self._have({name})}
+        known = [one for one in members if one.incarnation in self._have_heartbeats]
+        keys = [_heartbeat_key(one.incarnation) for one in known]
         # This request has a time limit of its own, also where the link is cut.
         version, *texts = self.store.multi_get(["version", *keys])
-        found: dict[str, Beat | None] = dict.fromkeys(o.incarnation for o in members)
+        found: dict[str, Beat | None] = dict.fromkeys(names)
         for one, text in zip(known, texts, strict=True):
             found[one.incarnation] = self._beat(one, text)
         return version, found
 
-    def _have(self, numbers: Collection[int]) -> bool:
-        return self.store.check([_heartbeat_key(number) for number in numbers])
+    def _have(self, incarnations: Collection[str]) -> bool:
+        return self.store.check([*map(_heartbeat_key, incarnations)])
 
     def has_said_goodbye(self, member: Member) -> bool:
         """Whether a member's last heartbeat is a goodbye."""
-        text = self._text(_heartbeat_key(member.number))
+        text = self._text(_heartbeat_key(member.incarnation))
         beat = self._beat(member, text.encode())
         return beat is not None and beat.number is None
 
@@ -153,8 +156,8 @@ def text_at(store: Store, key: str) -> str:
         return ""
 
 
-def _heartbeat_key(number: int) -> str:
-    return f"heartbeat/{number}"
+def _heartbeat_key(incarnation: str) -> str:
+    return f"heartbeat/{incarnation}"
 
 
 def _beat_of(member: Member) -> str:

@@ -67,7 +67,8 @@ class Membership(ServiceThread):
 
     Attributes:
         member: this island; its number is negative until it has one.
-        steps_of: number of steps of each watched member, by its number.
+        steps_of: number of steps of each watched member, by its incarnation: another
+            process may have its number after the rendezvous has come back empty.
         left: incarnations that left the list with a goodbye.
         outage: reason why the rendezvous is unreachable; empty if it is reachable.
     """
@@ -88,7 +89,7 @@ class Membership(ServiceThread):
         self._on_turn = on_turn
         self._on_change, self._on_left_behind = on_change, on_left_behind
         self.member, self.members, self.outage = member, MemberList(), ""
-        self.steps_of: dict[int, int] = {}
+        self.steps_of: dict[str, int] = {}
         self.left = frozenset[str]()
         self._wanted, self._was_in, self._was_stopped = False, False, False
         self._version, self._num_heartbeats, self._unread = b"", 0, 0
@@ -335,8 +336,7 @@ class Membership(ServiceThread):
         """The version of the list, and the silent incarnations."""
         watched = [self.members.by_number[number] for number in self._to_watch()]
         version, beats = store.beats(watched)
-        seen = {one.number: beats[one.incarnation] for one in watched}
-        self.steps_of = {n: beat.steps for n, beat in seen.items() if beat is not None}
+        self.steps_of = {of: beat.steps for of, beat in beats.items() if beat}
         return version, self._watch.look(beats, time.monotonic())
 
     def _to_watch(self) -> list[int]:

@@ -55,7 +55,7 @@ class MembershipReader(ServiceThread):
         super().__init__("the thread that reads the member list", _THREAD, fail)
         self._store, self._heartbeat, self._on_change = store, heartbeat, on_change
         self.member, self.members = Member(-1, "", "", ()), MemberList()
-        self.left, self.steps_of, self.outage = frozenset[str](), dict[int, int](), ""
+        self.left, self.steps_of, self.outage = frozenset[str](), dict[str, int](), ""
         self.is_in, self._text = False, ""
         self._awake_at = uptime_s()
 

@@ -53,7 +53,10 @@ class Apart:
             enter=lambda: self.done.append("enters"),
         )
         self.joining: Any = SimpleNamespace(
-            origin="theirs", leads=lambda: leads, weights_of_neighbours=self._ask
+            origin="theirs",
+            knows_all=lambda: True,
+            leads=lambda: leads,
+            weights_of_neighbours=self._ask,
         )
         self.found = found
         self.island = played(
@@ -120,6 +123,19 @@ def test_who_is_further_than_all_others_is_back_with_its_own_weights() -> None:
         "not asked",
         "mine",
     )
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_who_does_not_know_how_far_the_others_are_waits_until_it_does(
+    leads: bool,
+) -> None:
+    apart = Apart(FOUND, leads=leads)
+    apart.joining.knows_all = lambda: False
+    apart.island._rejoin()
+    assert (apart.done, apart.island._is_left_behind) == ([], True)
+    apart.joining.knows_all = lambda: True
+    apart.island._rejoin()
+    assert apart.done[-1:] == ["enters"]
 
 
 def test_an_island_of_several_learners_ends_where_others_went_on_without_it() -> None:

@@ -456,7 +456,9 @@ def test_after_a_stop_an_island_takes_the_weights_of_the_others_first() -> None:
             all_see(rest, 2)
             stopped.vector.fill_(1000.0)
         assert stopped.until_it_has_rejoined() == rest[0].island.position
-        all_see(trained, 3)
+        # On a busy machine others may have stood still, and take weights in a step.
+        whole = lambda: all(one.members == 3 for one in trained)  # noqa: E731
+        train_until(trained, whole, "a ring of 3")
         least = [one.exchanges + 3 for one in trained]
         train_until(trained, lambda: all_reach(trained, least), "exchanges")
         assert all(one.vector.abs().max() < 100 for one in trained)
@@ -535,8 +537,12 @@ def test_who_spares_the_cores_lets_nobody_wait_for_weights(
         assert one.island._connections.pull(1, PATIENCE_S) is not None
 
 
-def test_untrained_weights_are_not_averaged_into_trained_ones() -> None:
-    """A joiner that comes to an empty rendezvous before any member has come back."""
+@pytest.mark.parametrize("stopped_s", [0.0, 2 * HEARTBEAT.silence_s])
+def test_untrained_weights_replace_no_trained_ones(stopped_s: float) -> None:
+    """A joiner that comes to an empty rendezvous before any member has come back.
+
+    Even members that were stopped, and would take the others' weights first.
+    """
     rows = torch.tensor([[5.0] * 6, [5.0] * 6, [-3.0] * 6])
     with rendezvous() as server, archipelago(server, rows[:2]) as trained:
         all_see(trained, 2)
@@ -548,10 +554,19 @@ def test_untrained_weights_are_not_averaged_into_trained_ones() -> None:
                 joiner = Trained(server, rows[2])
                 joiner.island.start()
             assert joiner.island.started_from is None
+            time.sleep(stopped_s)
         everybody = [*trained, joiner]
-        position = joiner.until_it_has_rejoined()
-        assert position.steps >= 100_000
-        all_see(everybody, 3)
+        positions: list[Position | None] = []
+
+        def come_back() -> bool:
+            for one in everybody:
+                one.step()
+                positions.append(one.island.note(0, 0))
+            return all(one.members == 3 for one in everybody)
+
+        until(come_back, "a ring of 3")
+        assert all(one is None or one.steps >= 100_000 for one in positions)
+        assert any(positions)
         least = [one.exchanges + 3 for one in everybody]
         train_until(everybody, lambda: all_reach(everybody, least), "exchanges")
         for one in everybody:

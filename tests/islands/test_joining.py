@@ -38,7 +38,7 @@ class Learner:
         self,
         index: int,
         store: HashStore,
-        steps_of: dict[int, int],
+        steps_of: dict[int, int],  # by the numbers of `ROWS`
         shares_epochs: bool = False,
     ) -> None:
         self.asked: list[int] = []
@@ -49,7 +49,8 @@ class Learner:
             nothing: Any = lambda *_: None  # noqa: E731
             membership = MembershipReader(store, Heartbeat(), nothing, nothing)
         membership.member = Member(5, "mine", "host", ())
-        membership.members, membership.steps_of = MemberList(1, ROWS), steps_of
+        membership.members = MemberList(1, ROWS)
+        membership.steps_of = {f"start {n}": steps for n, steps in steps_of.items()}
         threads = SimpleNamespace(raise_if_failed=lambda: None)
         live_schedule = LiveSchedule.of(Schedule(find_topology("complete"), 1), (), 5)
         connections: Any = SimpleNamespace(
@@ -308,10 +309,25 @@ def test_who_is_further_than_all_others_of_other_trainings_leads(
     joining = Learner(0, HashStore(), {0: 4, 5: 99}).joining
     own = joining._membership.member._replace(origin="mine")
     joining._membership.member = own
-    others = {n: Member(n, str(n), "host", (), one) for n, one in enumerate(origins)}
+    others = {
+        n: Member(n, f"start {n}", "host", (), one) for n, one in enumerate(origins)
+    }
     joining._membership.members = MemberList(1, {**others, 5: own})
     joining._engine.members.position = Position(steps)
     assert joining.leads() == leads
+
+
+def test_who_was_left_behind_waits_for_a_heartbeat_of_each_member() -> None:
+    """Else the furthest of all, whose first heartbeat is to come, has no steps yet."""
+    joining = Learner(0, HashStore(), {0: 4, 1: 50}).joining
+    own = joining._membership.member
+    joining._membership.members = MemberList(1, {**ROWS, 5: own})
+    assert not joining.knows_all()
+    joining._membership.steps_of["start 2"] = 0
+    assert joining.knows_all()
+    # Another process has this island's number, which is drawn again.
+    joining._membership.members = MemberList(1, {5: own._replace(incarnation="other")})
+    assert not joining.knows_all()
 
 
 def test_if_no_neighbour_gives_weights_others_are_asked_the_furthest_first() -> None:

@@ -172,9 +172,19 @@ def test_a_heartbeat_is_looked_for_until_it_is_there(
     assert store.beats([ONE])[1] == {"start 1": None}
     store.show(ONE, Beat(1, 7))
     assert store.beats([TWO, ONE])[1] == {"start 1": Beat(1, 7), "start 2": None}
-    plain.set("heartbeat/1", "nonsense")
+    plain.set("heartbeat/start 1", "nonsense")
     assert store.beats([ONE])[1] == {"start 1": None}
     assert store.beats([]) == (plain.get("version"), {})
+
+
+def test_two_of_one_number_have_heartbeats_of_their_own(store: MemberStore) -> None:
+    """A rendezvous that has come back empty gives away numbers that are in use."""
+    other = TWO._replace(number=ONE.number)
+    store.show(ONE, Beat(9, 100))
+    store.show(other, Beat(None, 0))
+    assert store.beats([ONE])[1] == {"start 1": Beat(9, 100)}
+    assert store.beats([other])[1] == {"start 2": Beat(None, 0)}
+    assert not store.has_said_goodbye(ONE)
 
 
 def test_a_new_connection_leaves_the_version_as_it_is(plain: HashStore) -> None:

@@ -127,8 +127,9 @@ def test_a_malformed_heartbeat_is_silence_of_that_member_alone(beat: str) -> Non
     with rendezvous() as server, archipelago(server, random_rows(3)) as trained:
         until(lambda: all(len(one.listed) == 3 for one in trained), "three")
         client = Rendezvous(server.address, answer_s=PATIENCE_S)
+        key = f"heartbeat/{trained[1].membership.member.incarnation}"
         for _ in range(20):
-            client.ask(lambda store: store.set("heartbeat/1", beat))
+            client.ask(lambda store: store.set(key, beat))
             assert trained[0].membership.refresh(PATIENCE_S)
         client.close()
         assert all({0, 2} <= set(one.listed) for one in trained)

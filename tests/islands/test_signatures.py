@@ -128,7 +128,8 @@ def test_a_stranger_keeps_no_dead_member_alive() -> None:
     with rendezvous() as server:
         one, dead = (member_with_token(server, name, 1) for name in ("one", "dead"))
         until(lambda: len(one.members.by_number) == 2, "both")
-        old = as_stranger(server, lambda store: store.get("heartbeat/1"))
+        key = "heartbeat/dead"
+        old = as_stranger(server, lambda store: store.get(key))
         assert dead.refresh(PATIENCE_S)
         die(dead)
         made_up = ["1000000 5", old.decode().replace(" 5 ", " 6 ")]
@@ -136,7 +137,7 @@ def test_a_stranger_keeps_no_dead_member_alive() -> None:
         stranger = Rendezvous(server.address, PATIENCE_S)
 
         def is_evicted() -> bool:
-            stranger.ask(lambda store: store.set("heartbeat/1", next(texts)))
+            stranger.ask(lambda store: store.set(key, next(texts)))
             return set(one.members.by_number) == {0}
 
         until(is_evicted, "the eviction")

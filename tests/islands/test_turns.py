@@ -497,7 +497,7 @@ def test_the_eight_after_this_one_are_watched_and_one_of_another_training(
     for other in others:
         turns.listed.show(other, Beat(1, 5 + other.number))
     turns.take(2)
-    assert turns.one.steps_of == {n: 5 + n for n in (*range(1, 9), 11)}
+    assert turns.one.steps_of == {f"start {n}": 5 + n for n in (*range(1, 9), 11)}
 
 
 def test_who_is_not_on_the_list_hears_of_all_that_are(turns: Turns) -> None:
@@ -506,7 +506,7 @@ def test_who_is_not_on_the_list_hears_of_all_that_are(turns: Turns) -> None:
     for other in others[1:]:
         turns.listed.show(other, Beat(1, other.number))
     turns.take(2)
-    assert turns.one.steps_of == {n: n for n in range(2, 13)}
+    assert turns.one.steps_of == {f"start {n}": n for n in range(2, 13)}
 
 
 def test_those_that_say_goodbye_have_left_and_the_others_are_gone(
