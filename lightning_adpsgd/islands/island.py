@@ -338,6 +338,10 @@ class Island:
             self.membership.describe(addresses)
 
     def _objection(self, dialer: PeerInfo) -> str:
+        if self._is_left_behind and dialer.origin:
+            # It names no origin meanwhile, so it would be taken for one of theirs. One
+            # that names none either only takes weights.
+            return "this island has yet to take the weights of the others"
         members = self.membership.members
         return members.objection(dialer.member, dialer.incarnation)
 

@@ -21,6 +21,7 @@ from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.links.handshake import Refused
 from tests.islands.archipelago import still_clock
+from tests.transport.links.ends import info
 
 OTHERS = {n: Member(n, f"start {n}", "host", (), "theirs") for n in range(1, 6)}
 FOUND = Pulled(Position(50, 0, 2), [torch.ones(2)])
@@ -93,6 +94,20 @@ def test_who_was_left_behind_adopts_the_weights_of_others_and_is_back() -> None:
     assert apart.done == ["adopts", "enters"]
     assert apart.asked_as == ""  # or it were refused the weights of another training
     assert (apart.origin, apart.island._rejoined_at) == ("theirs", FOUND.position)
+
+
+def test_who_was_left_behind_is_dialed_by_nobody_before_it_has_their_weights() -> None:
+    """It shows no origin then, so members would average its weights with theirs."""
+    apart, said = Apart(FOUND), list[str]()
+    dialer, objection = info(1, origin="theirs"), apart.island._objection
+    told = lambda *_: said.append(objection(dialer))  # noqa: E731
+    apart.island._connections.take_number = told
+    apart.adopted.wait = told  # pyright: ignore[reportAttributeAccessIssue]
+    apart.island._ended = True
+    assert objection(info(1)) == ""  # it was left behind as well, and needs weights
+    apart.island._rejoin()
+    assert said == ["this island has yet to take the weights of the others"] * 2
+    assert objection(dialer) == ""
 
 
 def test_who_gets_no_weights_stays_away_from_those_that_are_there() -> None:
