@@ -247,8 +247,9 @@ class UnderWay:
         Infinity: another is first, an exchange with this one is under way or about to
         begin, or none has ended yet.
         """
-        begins_itself = self._with[peer] or peer in self._admitted
-        if begins_itself or self._met_first(self._line) != peer:
+        # Those that begin themselves hold up no other, however long they take.
+        waiting = [one for one in self._line if not self._begins_itself(one)]
+        if peer not in waiting or self._met_first(waiting) != peer:
             return math.inf
         busy_since = [*self._taken_since(), *self._requested.values()]
         return self._patience_s(peer, now, busy_since)
@@ -263,9 +264,7 @@ class UnderWay:
 
     def may_begin(self, peer: int, now: float) -> bool:
         """Whether to begin with a peer that has admitted this learner, or decline."""
-        # One that this learner has admitted in turn is about to begin.
-        begins_itself = peer in self._admitted or self._with[peer]
-        if begins_itself or self.has_been_met(peer):
+        if self._begins_itself(peer) or self.has_been_met(peer):
             return False
         return not self._patience_s(peer, now, self._taken_since())
 
@@ -288,11 +287,12 @@ class UnderWay:
         """
         if self._with[peer]:
             return 0.0  # the exchange under way serves it, so it declines at once
-        if peer in self._requested and self._own() < peer:
-            return math.inf  # the two have requested each other
+        if self._awaits_own_request(peer):
+            return math.inf
         is_held = self._holds(peer)
         rivals = [one for one in self._requesting if self._holds(one) == is_held]
-        if self._met_first([peer, *rivals]) != peer:
+        in_line = [one for one in rivals if not self._awaits_own_request(one)]
+        if self._met_first([peer, *in_line]) != peer:
             return math.inf
         busy_since = self._taken_since()
         if is_held:
@@ -318,6 +318,14 @@ class UnderWay:
         its neighbours. Only such a learner lets others wait, so no cycle blocks.
         """
         return any(self._own() < min(peer, one) for one in self._requested)
+
+    def _begins_itself(self, peer: int) -> bool:
+        """Whether an exchange with a peer is under way, or about to begin."""
+        return bool(self._with[peer]) or peer in self._admitted
+
+    def _awaits_own_request(self, peer: int) -> bool:
+        """Whether the two have requested each other, and that peer answers first."""
+        return peer in self._requested and self._own() < peer
 
     def _began_at(self, peer: int) -> float:
         return self._began.get(peer, -math.inf)

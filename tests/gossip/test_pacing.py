@@ -4,6 +4,8 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -234,6 +236,17 @@ def test_a_turn_that_does_not_come_is_awaited_for_the_given_time(
     assert traffic._under_way[0].in_line == []
 
 
+def test_who_leaves_the_line_late_does_not_end_who_has_followed_for_the_same_peer(
+    traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An island was lost and is reached again: two threads ask it for a moment."""
+    under_way = traffic._under_way[0]
+    under_way.enter(2, now=time.monotonic())
+    leave = lambda seconds: under_way.step_out(1)  # noqa: E731
+    monkeypatch.setattr(traffic._state, "wait", leave)
+    assert traffic.await_turn(1, lambda: False, seconds=0.01) == "not yet"
+
+
 def test_a_learner_that_waits_for_an_exchange_takes_no_turns(traffic: Traffic) -> None:
     traffic._under_way[0].enter(2, now=time.monotonic())
     traffic._under_way[0]._took[1] = 3600.0
@@ -280,6 +293,49 @@ def test_an_admitted_learner_begins_unless_exchanges_pause(
     made = traffic.make(1, lambda number: Outcome(True, 4, 0), admitted=True)
     assert made is not paused
     assert not traffic._under_way[0]._requested
+
+
+def test_after_a_pause_turns_are_awaited_as_before(traffic: Traffic) -> None:
+    traffic.pause()
+    assert traffic.hurry.is_set()
+    assert not traffic.make(1, lambda number: Outcome(True, 4, 0))
+    traffic.resume()
+    assert not traffic.hurry.is_set()
+    assert traffic.make(1, lambda number: Outcome(True, 4, 0))
+
+
+@pytest.mark.parametrize("ends", ["declines", "fails", "is made"])
+def test_the_end_of_what_was_waited_for_wakes_who_waits(
+    traffic: Traffic, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    waits, state = list[float | None](), traffic._state
+    under_way, now = traffic._under_way[0], time.monotonic()
+    end: dict[str, Callable[[], object]] = {
+        "declines": lambda: traffic.declined_by(2),
+        "fails": lambda: fail_to_request(traffic, 2),
+        "is made": lambda: traffic.make(2, lambda number: Outcome(True, 4, 0)),
+    }
+
+    def wait(seconds: float | None = None) -> bool:
+        waits.append(seconds)
+        told.clear()
+        under_way.admit(2, now)
+        end[ends]()
+        assert told
+        under_way.declined_by(2)
+        return True
+
+    told = list[bool]()
+    monkeypatch.setattr(state, "wait", wait)
+    monkeypatch.setattr(state, "notify_all", lambda: told.append(True))
+    under_way.admit(2, now)
+    traffic.await_turn(1, lambda: False)
+    assert len(waits) == 1
+
+
+def fail_to_request(traffic: Traffic, peer: int) -> None:
+    with suppress(PeerLost), traffic.requesting(peer):
+        raise PeerLost(peer, "a test", "it is gone")
 
 
 def test_a_step_lasts_as_the_last_ones_did(clock: Clock, traffic: Traffic) -> None:

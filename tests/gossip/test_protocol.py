@@ -71,6 +71,23 @@ def test_an_exchange_holds_up_another_for_twice_the_time_that_one_takes() -> Non
     assert under_way.wait_s(1, 16.0) == 0.0
 
 
+@pytest.mark.parametrize("admitted", [False, True])
+def test_a_slow_peer_holds_up_no_other_however_often_that_one_is_met(
+    admitted: bool,
+) -> None:
+    under_way = lined_up(1, 2)
+    met(under_way, 2, 0.0, 1.0)
+    if admitted:
+        under_way.admit(1, 10.0)
+    else:
+        under_way.enter(1, asked=True, now=10.0)
+    for now in (12.0, 15.0, 18.0):  # two seconds after the last one began
+        assert under_way.wait_s(2, now) == 0.0
+        met(under_way, 2, now, now + 1.0)
+        under_way.line_up(2)
+    assert under_way.wait_s(1, 18.0) == math.inf
+
+
 def test_a_peer_that_is_being_met_is_asked_after_that() -> None:
     under_way = lined_up(1)
     met(under_way, 1, 0.0, 3.0)
@@ -169,6 +186,16 @@ def test_who_waits_for_a_request_does_not_hold_up_those_behind() -> None:
     under_way.request(2, 1.0)
     assert under_way.admission_wait_s(0, 1.0) == 0.0
     assert under_way.admission_wait_s(2, 1.0) == math.inf
+
+
+def test_who_does_not_answer_a_request_holds_up_no_other_for_long() -> None:
+    """It is stopped, say, after it has requested in turn."""
+    under_way = requested(0, 1, 2)
+    met(under_way, 1, 5.0, 8.0)
+    under_way.request(2, 10.0)
+    assert under_way.admission_wait_s(2, 11.0) == math.inf
+    assert under_way.admission_wait_s(1, 11.0) == 5.0
+    assert under_way.admission_wait_s(1, 16.0) == 0.0
 
 
 def test_who_has_begun_another_declines_but_not_for_ever() -> None:
