@@ -35,8 +35,10 @@ class Account:
         self._refusing = set[int]()
 
     def go_on_from(self, step: int) -> None:
-        """Continues counting as if the last exchange had been at this step."""
-        self._begin = self._last_exchange_step = step
+        """Continues counting as if the last exchanges had been at this step."""
+        with self._state:
+            self._begin = self._last_exchange_step = step
+            self._last_steps = dict.fromkeys(self._last_steps, step)
 
     def open(self, peer: int) -> None:
         """Starts to count the steps since the last exchange with a peer."""
@@ -105,9 +107,13 @@ class Account:
         return self._tally.exchanges / max(1, self._replica.step - self._begin)
 
     def peers_by_age(self) -> list[int]:
-        """The peers that are asked, those with the latest exchange first."""
+        """The peers that are asked, those with the latest exchange first.
+
+        Those whose own weights are refused come last.
+        """
         with self._state:
-            return sorted(self._last_steps, key=self._last_steps.__getitem__)[::-1]
+            latest = sorted(self._last_steps, key=self._last_steps.__getitem__)[::-1]
+            return sorted(latest, key=self._refusing.__contains__)
 
     def statistics(self, merge_seconds: float) -> Statistics:
         """The counters so far; `merge_seconds` were waited for in merges."""

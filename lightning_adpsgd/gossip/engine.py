@@ -209,6 +209,7 @@ class Gossip(Communication):
     def go_on_from(self, step: int, round: int) -> None:
         self.replica.step = step
         self._account.go_on_from(step)
+        self._quarantine.begin_anew()
 
     @override
     def stop(self) -> None:
@@ -313,6 +314,8 @@ class Gossip(Communication):
     def drain(self, seconds: float) -> None:
         """Begins no more exchanges, and waits up to `seconds` for those under way."""
         self._traffic.pause()
+        # Peers are still admitted one by one, or some exchange may always be under way.
+        self._traffic.hurry.clear()
         with self._state:
             is_done = self._state.wait_for(self._traffic.is_idle, seconds)
         if not is_done:

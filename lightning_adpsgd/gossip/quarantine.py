@@ -145,6 +145,15 @@ class Quarantine:
             if self._num_far[section] >= MOST_FAR_EXCHANGES:
                 self._symptom = "had gone far from those of its peers"
 
+    def begin_anew(self) -> None:
+        """Forgets what exchanges have found, before training goes on from new weights.
+
+        Those under way, which have read the old ones, will not count either.
+        """
+        with self._replica.guard:  # one of them may be noted now
+            self._since, self._symptom = self._replica.step, None
+            self._num_far.clear()
+
     @property
     def wants_reload(self) -> bool:
         """Whether this learner's weights have diverged and it may reload now.
@@ -208,9 +217,7 @@ class Quarantine:
     def _go_on_from(self, values: Sequence[Tensor]) -> None:
         self._replica.put(values)
         gather_shards(self._vectors, self._group, self._timeout)
-        with self._replica.guard:  # an exchange of the old weights may be noted now
-            self._since, self._symptom = self._replica.step, None
-            self._num_far.clear()
+        self.begin_anew()
 
     def _healthy_weights(
         self, peers: Sequence[int], weights_of: WeightsOf

@@ -20,7 +20,7 @@ from lightning_adpsgd.gossip import exchange, peers
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import CoreShare
-from lightning_adpsgd.gossip.protocol import Pulled, exchange_weight
+from lightning_adpsgd.gossip.protocol import Outcome, Pulled, exchange_weight
 from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
@@ -491,6 +491,52 @@ def test_the_training_thread_goes_on_while_all_its_exchanges_hang() -> None:
             transport.gate.set()
 
 
+def test_one_whose_threads_do_not_end_says_which(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, (gossip,) = engines(random_rows(1), "ring")
+    monkeypatch.setattr(gossip, "say_goodbye", lambda seconds: ["adpsgd-answer-3"])
+    with pytest.raises(RuntimeError, match=r"not end cleanly: \['adpsgd-answer-3'\]"):
+        gossip.stop()
+    monkeypatch.undo()
+    gossip.stop()
+
+
+def test_who_waits_for_the_last_exchange_admits_no_two_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two that take turns might leave no moment without one."""
+    _, (gossip,) = engines(random_rows(1), "ring")
+    gossip._traffic._under_way[0].enter(2, now=time.monotonic())
+    gossip.drain(0.0)
+    waits = list[float]()
+    monkeypatch.setattr(gossip._state, "wait", waits.append)
+    gossip._traffic.admit(1, seconds=0.01)
+    assert waits
+    gossip.abort()
+
+
+def test_what_is_lost_of_an_exchange_at_the_end_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, (gossip,) = engines(random_rows(1), "ring")
+    gossip.drain(0.0)
+    assert caplog.messages == []
+    monkeypatch.setattr(gossip._traffic, "is_idle", lambda: False)
+    gossip.drain(0.0)
+    assert caplog.messages == ["the rest of an exchange that took over 0 s is lost"]
+    gossip.abort()
+
+
+def test_what_was_found_of_weights_does_not_count_for_those_of_a_checkpoint() -> None:
+    _, (gossip,) = engines(random_rows(1), "ring")
+    gossip._quarantine.note(Outcome(False, 0, first_step=0, is_to_blame=True))
+    assert gossip._quarantine.wants_reload
+    gossip.go_on_from(7, 7)
+    assert not gossip._quarantine.wants_reload
+    gossip.abort()
+
+
 def test_one_learner_alone_in_the_world_is_idle() -> None:
     vectors, gossips = engines(random_rows(1), "ring")
     with running(gossips):
@@ -576,6 +622,8 @@ def test_a_learner_that_is_too_stale_does_not_rest(
     with running(gossips):
         together([lambda i=i: train(i) for i in range(2)])
         assert all(gossip.statistics().exchanges >= 2 for gossip in gossips)
+        # From here on, exchanges rest again.
+        assert not any(gossip._traffic.hurry.is_set() for gossip in gossips)
 
 
 @pytest.mark.parametrize(("name", "size"), [*topologies_of(3), ("hypercube", 4)])

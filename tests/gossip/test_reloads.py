@@ -153,6 +153,42 @@ def test_weights_that_go_on_being_too_far_have_diverged() -> None:
     assert learner.quarantine.wants_reload
 
 
+def test_an_exchange_of_the_step_of_a_reload_may_have_read_the_old_weights() -> None:
+    patient = Patient()
+    patient.fall_ill()
+    patient.reload()
+    patient.clock.now += 60
+    patient.quarantine.note(ILL._replace(first_step=patient._replica.step))
+    assert not patient.quarantine.wants_reload
+    patient.quarantine.note(ILL._replace(first_step=patient._replica.step + 1))
+    assert patient.quarantine.wants_reload
+
+
+def test_a_reload_asks_eight_peers_at_most() -> None:
+    """All learners of a super-learner agree on as many numbers."""
+    patient, asked = Patient(), list[int]()
+    patient.fall_ill()
+    patient.quarantine.reload(range(1, 20), lambda peer, seconds: asked.append(peer))
+    assert asked == [*range(1, 9)]
+
+
+def test_training_that_goes_on_from_an_earlier_step_begins_anew() -> None:
+    """A program has loaded a checkpoint of before the last reload."""
+    patient = Patient()
+    patient._replica.step = 1000
+    patient.fall_ill()
+    patient.reload()
+    patient.clock.now += 60
+    patient.fall_ill()
+    patient._replica.step = 10
+    patient.quarantine.begin_anew()
+    assert not patient.quarantine.wants_reload
+    patient.quarantine.note(ILL._replace(first_step=10))  # of the weights of before
+    assert not patient.quarantine.wants_reload
+    patient.quarantine.note(ILL._replace(first_step=11))
+    assert patient.quarantine.wants_reload
+
+
 class Late:
     """An outcome of the old weights; in the middle of its note something happens."""
 
