@@ -380,13 +380,20 @@ class Peers:
             )
             self._askers[peer] = asker
             self._account.open(peer)
-        self._threads.start(f"ask-{peer}", lambda: self._ask_all(peer, asker))
+        try:
+            self._threads.start(f"ask-{peer}", lambda: self._ask_all(peer, asker))
+        except RuntimeError:  # the system refuses a thread; it may not the next time
+            self.drop(peer)
+            asker.give_up()
+            raise
 
     def answer(self, peer: int) -> None:
         """Starts the thread that answers a peer until it leaves or is lost."""
         self._answering[peer] = lane = self._lanes.answering(peer)
         work = functools.partial(self._answer_all, peer, lane)
         with self._state:
+            if (before := self._forgotten.get(peer)) is not None:
+                before.set()  # the peer itself has replaced the lane of that thread
             self._forgotten[peer] = forgotten = threading.Event()
         self._threads.start(
             f"answer-{peer}", lambda: self._until_lost(peer, work, forgotten)

@@ -70,7 +70,7 @@ class Played:
         self.asker = Asker(1, lane, self.traffic, self.threads, 0)
         self.replica = Replica([[torch.zeros(4)]], 1 << 20, self.state)
         members = self.members = Members.fixed(Schedule(find_topology("ring"), 4), 0)
-        quarantine: Any = SimpleNamespace(note=lambda outcome, section: None)
+        quarantine: Any = SimpleNamespace(note=lambda *_: None, num_reloads=0)
         self.account = Account(members, self.replica, quarantine, self.state)
         lanes: Any = SimpleNamespace(
             asking=lambda peer: self.lane,
@@ -95,6 +95,95 @@ def test_the_loss_of_another_is_raised(played: Played) -> None:
     played.lane.is_lost = played.threads.is_over = True
     with pytest.raises(PeerLost):
         played.peers._ask_all(1, played.asker)
+
+
+def test_a_lane_that_its_peer_replaces_is_no_loss(played: Played) -> None:
+    """A late report of it would end the new one."""
+    threads = list[Callable[[], None]]()
+    played.threads.start = lambda name, work: threads.append(work)
+    played.peers.answer(1)
+    played.peers.answer(1)
+    played.lane.is_lost = True
+    threads[0]()
+    with pytest.raises(PeerLost):
+        threads[1]()
+
+
+def test_a_peer_that_is_forgotten_is_asked_no_more_and_its_loss_is_no_news(
+    played: Played,
+) -> None:
+    threads = list[Callable[[], None]]()
+    played.threads.start = lambda name, work: threads.append(work)
+    played.peers.answer(1)
+    played.peers.add(1)
+    asker = played.peers._askers[1]
+    played.peers.forget(1)
+    assert asker.gone.is_set()
+    played.lane.is_lost = True
+    for work in threads:
+        work()
+
+
+def test_a_peer_has_one_asking_thread(played: Played) -> None:
+    threads = list[str]()
+    played.threads.start = lambda name, work: threads.append(name)
+    for _ in range(2):
+        played.peers.add(1)
+    assert threads == ["ask-1"]
+
+
+def test_a_thread_that_ends_leaves_the_one_that_has_followed(played: Played) -> None:
+    """Its peer was dropped in the middle of an exchange, and is asked again."""
+    played.peers.add(1)
+    old = played.peers._askers[1]
+    played.peers.drop(1)
+    played.peers.add(1)
+    new = played.peers._askers[1]
+    played.peers._ask_all(1, old)
+    assert played.peers._askers == {1: new}
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_who_ends_or_declines_keeps_nobody_waiting(
+    played: Played, is_lost: bool
+) -> None:
+    """A learner stays free for one that it has admitted."""
+    declined, lane = list[tuple[int, int]](), played.lane
+    played.traffic.declined_by = lambda *who: declined.append(who)
+    played.peers._answer_word(1, lane, DECLINE)  # pyright: ignore
+    assert declined == [(1, 0)]
+    lane.is_lost = is_lost
+    with pytest.raises(PeerLost) if is_lost else nullcontext():
+        played.peers._answer_all(1, lane)  # pyright: ignore[reportArgumentType]
+    assert declined == [(1, 0)] * 2
+
+
+def test_what_is_asked_of_an_asker_wakes_it(played: Played) -> None:
+    asker = played.asker
+    acts = [asker.call, asker.pull, asker.drop, lambda: asker.say(ALIVE)]
+    for act in acts:
+        asker.called.clear()
+        act()
+        assert asker.called.is_set()
+
+
+def test_an_asker_whose_thread_cannot_start_is_none(played: Played) -> None:
+    """Or the next attempt would find it, and nobody would ask that peer."""
+    threads, tries = list[str](), iter([RuntimeError("can't start new thread"), None])
+
+    def start(name: str, work: Callable[[], None]) -> None:
+        if (error := next(tries)) is not None:
+            raise error
+        threads.append(name)
+
+    played.threads.start = start
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        played.peers.add(1)
+    assert isinstance(played.peers.pull(1).exception(0), PeerLost)
+    assert played.peers.drop(1).is_set()
+    assert played.account.peers_by_age() == []
+    played.peers.add(1)
+    assert threads == ["ask-1"]
 
 
 @pytest.mark.parametrize("for_good", [False, True])
@@ -288,6 +377,38 @@ def test_the_peer_that_was_heard_of_last_is_the_first_by_age(played: Played) -> 
     assert played.account.peers_by_age() == [1, 3, 2]
 
 
+def test_who_has_diverged_asks_one_last_that_it_refuses_itself(played: Played) -> None:
+    """Weights that are far too large are finite, and would be taken."""
+    refused = Outcome(finite=True, bytes_sent=1, first_step=0, near=False)
+    for peer, outcome in ((1, refused._replace(is_to_blame=True)), (2, refused)):
+        played.replica.step += 1
+        played.account.open(peer)
+        played.account.exchanged(peer, outcome)
+        played.account.warn_of(peer, outcome)
+    assert played.account.peers_by_age() == [1, 2]
+
+
+def test_a_peer_that_is_refused_again_after_an_average_is_warned_of_again(
+    played: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = Outcome(finite=False, bytes_sent=1, first_step=0)
+    for outcome in (refused, refused, refused._replace(finite=True), refused):
+        played.account.warn_of(1, outcome)
+    assert [text[-15:] for text in caplog.messages] == ["infinite or NaN"] * 2
+
+
+def test_no_age_is_below_zero_where_training_goes_on_from_an_earlier_step(
+    played: Played,
+) -> None:
+    played.replica.step = 1000
+    played.account.open(1)
+    played.replica.step = 10
+    played.account.go_on_from(10)
+    played.replica.step += 3
+    assert played.account.statistics(0.0).peer_ages == {1: 3}
+    assert played.account.steps_alone == 3
+
+
 @pytest.mark.parametrize("has_been_met", [False, True])
 def test_who_is_not_free_any_more_declines_and_requests_again_unless_they_have_met(
     played: Played, has_been_met: bool
@@ -345,6 +466,15 @@ def test_the_others_hear_the_type_of_an_error_but_for_a_loss(
     threads.fail(error)
     assert heard[0].startswith(said)
     assert not heard[0].endswith(": ")
+
+
+def test_threads_that_have_ended_are_not_kept() -> None:
+    """Islands come and go for weeks."""
+    threads = threads_of([])
+    for _ in range(3):
+        threads.start("ask-1", lambda: None)
+        threads.join(time.perf_counter() + PATIENCE_S)
+    assert len(threads._threads) == 1
 
 
 def test_a_thread_that_the_system_refuses_is_not_waited_for(

@@ -70,7 +70,7 @@ class LinkTransport(Transport):
         wanted = Wanted(number, incarnation, str(address))
         try:
             sock, info = self._dial(address, deadline, wanted)
-            self._lanes.put(number, lane, sock, info.incarnation)
+            _break_off(self._lanes.put(number, lane, sock, info.incarnation))
         except (OSError, Malformed) as error:
             raise PeerLost(number, doing, str(error), evidence_of(error)) from error
         except Refused as error:
@@ -105,12 +105,16 @@ class LinkTransport(Transport):
         """
 
         def welcome(sock: socket.socket, deadline: Deadline) -> None:
-            number = self._answer(sock, deadline, str(listener.address), objection)
+            here = str(listener.address)
+            number, replaced = self._answer(sock, deadline, here, objection)
             try:
                 on_lane(number)
             except BaseException:
                 self._lanes.drop(number, lane_of(number, self.index))
                 raise
+            finally:
+                # Only now: `on_lane` may tell who waits on it that it is no loss.
+                _break_off(replaced)
 
         listener = Listener(address, self._credentials.check_address, welcome)
         listener.start()
@@ -174,7 +178,7 @@ class LinkTransport(Transport):
         deadline: Deadline,
         address: str,
         objection: Callable[[PeerInfo], str],
-    ) -> int:
+    ) -> tuple[int, Connection | None]:
         def whole_objection(dialer: PeerInfo) -> str:
             lane = lane_of(dialer.member, self.index)
             holder = self._lanes.holder(dialer.member, lane)
@@ -191,8 +195,8 @@ class LinkTransport(Transport):
             sock.close()
             raise
         lane = lane_of(info.member, self.index)
-        self._lanes.put(info.member, lane, sock, info.incarnation)
-        return info.member
+        replaced = self._lanes.put(info.member, lane, sock, info.incarnation)
+        return info.member, replaced
 
     def _prepare(
         self, sock: socket.socket, deadline: Deadline, server_side: bool
@@ -214,6 +218,11 @@ def _await_first_byte(sock: socket.socket, deadline: Deadline) -> None:
     sock.settimeout(deadline.left())
     if not sock.recv(1, socket.MSG_PEEK):
         raise Probe("the other end has closed the connection without sending a byte")
+
+
+def _break_off(replaced: Connection | None) -> None:
+    if replaced is not None:
+        replaced.break_off("the peer has connected again")
 
 
 class _OpenConnections:
@@ -242,7 +251,10 @@ class _OpenConnections:
         self._used.connections[key] = connection
         return connection
 
-    def put(self, peer: int, lane: int, sock: socket.socket, whose: str) -> None:
+    def put(
+        self, peer: int, lane: int, sock: socket.socket, whose: str
+    ) -> Connection | None:
+        """Returns the connection that it replaces, which the caller breaks off."""
         key = peer, lane
         with self._lock:
             if self._closed:
@@ -253,8 +265,7 @@ class _OpenConnections:
                 sock, peer, lambda: self._used.connections.pop(key, None)
             )
             self._connections[key] = connection, whose
-        if old is not None:
-            old.break_off("the peer has connected again")
+        return old
 
     def holder(self, peer: int, lane: int) -> str:
         """The incarnation of the peer whose lane is connected; empty if none is."""
@@ -269,12 +280,19 @@ class _OpenConnections:
             return [key for key, (one, _) in held if not one.is_broken]
 
     def drop(self, peer: int, lane: int | None = None) -> None:
+        """Ends all lanes of a peer, or the one that the calling thread has used."""
         with self._lock:
             lanes = [key for key in self._connections if key[0] == peer]
-            keys = [key for key in lanes if lane in (None, key[1])]
+            keys = lanes if lane is None else [k for k in lanes if self._is(k, lane)]
             dropped = [self._connections.pop(key) for key in keys]
         for connection, _ in dropped:
             connection.break_off("this end has disconnected it")
+
+    def _is(self, key: tuple[int, int], lane: int) -> bool:
+        """Whether it is the lane, and has not replaced what this thread has used."""
+        connection, _ = self._connections[key]
+        used = self._used.connections.get(key, connection)
+        return key[1] == lane and used is connection
 
     def close(self) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ from lightning_adpsgd.transport.base import (
     Transport,
     lane_of,
 )
+from lightning_adpsgd.transport.links.connection import Connection
 from lightning_adpsgd.transport.links.credentials import BadCredentials, Credentials
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.listener import Listener
@@ -69,6 +70,42 @@ def test_a_broken_lane_is_nobodys() -> None:
         assert lanes.holder(1, 1) == lanes.holder(2, 0) == ""
         lanes.get(1, 0).break_off("the peer has gone")
         assert lanes.holder(1, 0) == ""
+
+
+def test_a_thread_ends_no_lane_that_has_replaced_its_own() -> None:
+    """It hears a goodbye late, when the peer has connected again."""
+    lanes = _OpenConnections()
+    with tcp_pair() as (first, _), tcp_pair() as (second, other):
+        lanes.put(1, 0, first, "start 1")
+        lanes.get(1, 0)
+        lanes.put(1, 0, second, "start 1")
+        lanes.drop(1, 0)
+        assert lanes.connected() == [(1, 0)]
+        together([lambda: lanes.drop(1, 0)])  # who has used none ends any
+        assert lanes.connected() == []
+        assert other.recv(1) == b""
+
+
+def test_a_lane_that_is_replaced_is_broken_off_once_the_new_one_has_been_told_of() -> (
+    None
+):
+    """Who waits on it is told first that this is no loss."""
+    second, came = LinkTransport(info(1), TOKEN), list[bool]()
+    old = list[Connection]()
+
+    def on_lane(number: int) -> None:
+        came.append(bool(old) and not old[0].is_broken)
+        old.append(second._lanes._connections[0, 0][0])
+
+    listener = second.listen(LOOPBACK, on_lane)
+    dialers = [LinkTransport(info(0), TOKEN) for _ in range(2)]
+    for number, dialer in enumerate(dialers, 1):
+        dialer.connect(1, listener.address)
+        until(lambda n=number: len(old) == n, "the lane")
+    until(lambda: old[0].is_broken, "the end of the old one")
+    assert came == [False, True]
+    assert not old[1].is_broken
+    end(listener, *dialers, second)
 
 
 def test_no_lane_is_put_where_links_are_closed() -> None:
@@ -260,6 +297,63 @@ def test_without_a_token_it_listens_on_loopback_alone() -> None:
     transport.listen(LOOPBACK, ignore).close()
     with pytest.raises(BadCredentials, match=r"0\.0\.0\.0 is not a loopback address"):
         transport.listen(Address("0.0.0.0", 0), ignore)
+
+
+def test_who_cannot_be_answered_is_not_connected() -> None:
+    def on_lane(number: int) -> None:
+        raise ConnectionRefusedError("too many already ask")
+
+    second, dialer = LinkTransport(info(1), TOKEN), LinkTransport(info(0), TOKEN)
+    listener = second.listen(LOOPBACK, on_lane)
+    dialer.connect(1, listener.address)
+    with pytest.raises(PeerLost):
+        dialer.post_receive(1, 0, torch.zeros(1)).wait(PATIENCE)
+    until(lambda: bool(listener.turned_away), "its own notice")
+    assert second.callers() == []
+    end(listener, dialer, second)
+
+
+def test_nobody_takes_the_lane_of_a_process_that_is_connected() -> None:
+    second = LinkTransport(info(1), TOKEN)
+    listener = second.listen(LOOPBACK, ignore)
+    first, other = (
+        LinkTransport(info(0, incarnation=name), TOKEN) for name in ("one", "other")
+    )
+    first.connect(1, listener.address)
+    until(lambda: second.callers() == [0], "the lane")
+    with pytest.raises(Refused, match="number 0 belongs to another process, now conn"):
+        other.connect(1, listener.address)
+    second.disconnect(0)
+    other.connect(1, listener.address)
+    end(listener, first, other, second)
+
+
+def test_a_dialer_hears_of_a_further_objection() -> None:
+    second, dialer = LinkTransport(info(1), TOKEN), LinkTransport(info(0), TOKEN)
+    seen = list[PeerInfo]()
+
+    def objection(theirs: PeerInfo) -> str:
+        seen.append(theirs)
+        return "not today"
+
+    listener = second.listen(LOOPBACK, ignore, objection)
+    with pytest.raises(Refused, match="not today"):
+        dialer.connect(1, listener.address)
+    assert seen == [info(0)]
+    assert second.callers() == []
+    end(listener, dialer, second)
+
+
+def test_no_link_that_leaves_the_host_is_dialed_without_protection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = "lightning_adpsgd.transport.links.credentials.is_loopback"
+    second, dialer = (LinkTransport(info(n), Credentials()) for n in (1, 0))
+    listener = second.listen(LOOPBACK, ignore)
+    monkeypatch.setattr(module, lambda host: False)
+    with pytest.raises(BadCredentials, match="is not a loopback address"):
+        dialer.connect(1, listener.address)
+    end(listener, dialer, second)
 
 
 @pytest.mark.parametrize("size", [2, 3])
