@@ -205,4 +205,5 @@ def _certificates_of(environment: Mapping[str, str]) -> Certificates | None:
     if len(given) < len(names):
         absent = ", ".join(name for name in names if name not in given)
         raise BadCredentials(f"TLS needs {absent} beside {', '.join(given)}")
-    return Certificates(*(Path(environment[name]) for name in names))
+    # They are read again at each connection, wherever the program works by then.
+    return Certificates(*(Path(environment[name]).absolute() for name in names))

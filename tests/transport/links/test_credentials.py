@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 from lightning_adpsgd.transport.links.credentials import (
+    AUTHORITY,
     CERTIFICATE,
     FOLDER,
+    KEY,
     TOKEN,
     TOKEN_FILE,
     UNPROTECTED,
     BadCredentials,
+    Certificates,
     Credentials,
     read_token,
 )
@@ -48,6 +51,16 @@ def test_a_token_has_16_to_4096_bytes(
         else:
             with pytest.raises(BadCredentials, match=f"bytes, got {length};"):
                 Credentials.from_environment(environment)
+
+
+def test_certificates_stay_where_they_are_if_the_program_changes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {CERTIFICATE: "own.pem", KEY: "own.key", AUTHORITY: "all/job.pem"}
+    found = Credentials.from_environment(names).tls
+    monkeypatch.chdir("/")
+    assert found == Certificates(*(tmp_path / name for name in names.values()))
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
