@@ -17,10 +17,10 @@ from typing_extensions import override
 from lightning_adpsgd.gossip import exchange as exchange_module
 from lightning_adpsgd.gossip import pairing
 from lightning_adpsgd.gossip.codecs import INT4, WireChoice
-from lightning_adpsgd.gossip.exchange import ALIVE, ASKS, PULL, Lane, Lanes
+from lightning_adpsgd.gossip.exchange import ADMIT, ALIVE, ASKS, PULL, Lane, Lanes
 from lightning_adpsgd.gossip.protocol import Outcome, Position, Pulled
 from lightning_adpsgd.gossip.quarantine import NUM_FIRST
-from lightning_adpsgd.gossip.wire import Buffers
+from lightning_adpsgd.gossip.wire import Buffers, Loan
 from lightning_adpsgd.transport.base import PeerLost, Pending, Transport
 from lightning_adpsgd.transport.links.peer_info import PROTOCOL
 from lightning_adpsgd.weights.replica import CHUNK_ELEMENTS, PART_ELEMENTS, Replica
@@ -336,6 +336,43 @@ def test_a_lane_knows_since_when_it_waits_for_a_message() -> None:
     assert hearing.channel.waits_since == math.inf
 
 
+def test_a_lane_knows_when_it_has_said_something_last() -> None:
+    """Or it would say that it is alive in each turn, or never."""
+    ends = two_ends(torch.zeros(2), torch.ones(2))
+    lane, begin = ends[0].lane, time.monotonic()
+    lane.said_at = 0.0
+    together([lambda: lane.say(ALIVE), ends[1].lane.hear])
+    assert begin <= lane.said_at <= time.monotonic()
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+def test_weights_that_arrive_damaged_are_not_taken(number: int) -> None:
+    """A position, two chunks, and the sums of all three, after a word."""
+    plain, other = ThreadTransport.connect(2)
+    transports = [plain, Flipping(other, number, 0.0, 1)]
+    ends = two_ends(torch.zeros(6), torch.ones(6), transports=transports)
+
+    def give() -> None:
+        ends[1].lane.hear()
+        ends[1].lane.give(Position())
+
+    with pytest.raises(PeerLost, match="arrived damaged"):
+        together([ends[0].lane.pull, give])
+
+
+def test_an_admission_that_arrives_damaged_is_a_loss() -> None:
+    plain, other = ThreadTransport.connect(2)
+    transports = [plain, Flipping(other, 0, 0.0, 1)]
+    ends = two_ends(torch.zeros(2), torch.ones(2), transports=transports)
+
+    def admit() -> None:
+        ends[1].lane.hear()
+        ends[1].lane.say(ADMIT)
+
+    with pytest.raises(PeerLost, match="arrived damaged"):
+        together([ends[0].lane.request, admit])
+
+
 def test_words_carry_no_exchange() -> None:
     ends = two_ends(torch.zeros(2), torch.ones(2))
     _, word = together([lambda: ends[0].lane.say(ALIVE), lambda: ends[1].lane.hear()])
@@ -491,3 +528,19 @@ def test_buffers_are_lent_again_and_only_as_many_as_are_in_use() -> None:
             assert first.room.data_ptr() != second.room.data_ptr()
         with buffers.lent() as third:
             assert third.room.data_ptr() == second.room.data_ptr()
+
+
+def test_memory_of_an_exchange_that_failed_is_not_lent_again() -> None:
+    """A message may still be written into it."""
+    replica = Replica([[torch.zeros(8)]], 8, threading.Condition())
+    buffers, lent = Buffers(replica, None), list[Loan]()
+
+    def fail() -> None:
+        with buffers.lent() as loan:
+            lent.append(loan)
+            raise PeerLost(1, "a test", "it is gone")
+
+    with pytest.raises(PeerLost):
+        fail()
+    with buffers.lent() as loan:
+        assert loan is not lent[0]

@@ -279,6 +279,33 @@ def test_only_contiguous_tensors_are_taken(tensor: torch.Tensor) -> None:
         first.post_send(tensor)
 
 
+def test_no_reader_is_woken_later_than_the_last_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked_for = list[int]()
+    monkeypatch.setattr(
+        "lightning_adpsgd.transport.links.connection.wake_after",
+        lambda sock, num_bytes: asked_for.append(num_bytes),
+    )
+    with half() as (connection, other):
+        receive = connection.post_receive(torch.zeros(2))
+        for sent in (b"", make_header(8), b"12345"):
+            other.sendall(sent)
+            with pytest.raises(PeerLost, match="was not done within"):
+                receive.wait(timedelta(milliseconds=10))
+    assert (asked_for[0], asked_for[-1]) == (12, 3)
+
+
+def test_the_first_reason_of_a_break_is_the_one_that_is_told() -> None:
+    with connected() as (first, _):
+        first.break_off("this end has left")
+        first.break_off("again")
+        first._fail("nothing is acknowledged", "silence")
+        with pytest.raises(PeerLost, match="this end has left") as lost:
+            first.post_send(torch.zeros(1))
+    assert lost.value.evidence == ""
+
+
 def test_nothing_is_left_open() -> None:
     with tcp_pair() as (first, _):
         connection = Connection(first, 1)

@@ -135,6 +135,28 @@ def test_an_error_of_this_process_may_pass(monkeypatch: pytest.MonkeyPatch) -> N
     welcomed[0].close()
 
 
+def test_a_thread_that_the_system_refuses_takes_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, welcomed = threading.Thread.start, list[socket.socket]()
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "adpsgd-greet":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with listening(lambda sock, _: welcomed.append(sock)) as listener:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with dial(listener) as sock:
+                assert sock.recv(1) == b""
+        until(lambda: listener.turned_away["RuntimeError"] == 1, "its notice")
+        assert listener._pending == {}
+        with dial(listener):
+            until(lambda: len(welcomed) == 1, "the next one")
+    welcomed[0].close()
+
+
 def test_it_waits_whatever_the_default_timeout_of_sockets() -> None:
     welcomed: list[socket.socket] = []
     with (

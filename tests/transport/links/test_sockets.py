@@ -11,10 +11,12 @@ from lightning_adpsgd.transport.links.sockets import (
     _KEEPALIVE,
     Address,
     Deadline,
+    connect,
     evidence_of,
     is_cut,
     probe,
     receive_all,
+    send_all,
     tune,
     wake_after,
 )
@@ -72,6 +74,28 @@ def test_one_who_sends_a_byte_now_and_then_gets_no_more_time() -> None:
         first.sendall(b"abc")
         with pytest.raises(TimeoutError):
             receive_all(second, 4, Deadline(0.05))
+
+
+def test_what_a_reader_does_not_take_in_time_is_not_sent() -> None:
+    with tcp_pair() as (first, _):
+        first.settimeout(1.0)
+        with pytest.raises(TimeoutError):
+            send_all(first, bytes(1 << 26), Deadline(0.05))
+        assert (first.gettimeout() or 1.0) <= 0.05
+
+
+def test_a_dark_host_costs_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = list[float]()
+
+    def note(address: Address, timeout: float) -> socket.socket:
+        seconds.append(timeout)
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", note)
+    for left in (0.25, 5.0):
+        connect(Address("10.0.0.1", 1), left).close()
+    assert probe(Address("10.0.0.1", 1)) is None
+    assert seconds == [0.25, 1.0, 1.0]
 
 
 def test_a_silent_host_is_asked_whether_it_is_there() -> None:
