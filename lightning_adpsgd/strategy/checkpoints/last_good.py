@@ -19,7 +19,11 @@ from typing import Any
 import lightning.pytorch as pl
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+)
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
@@ -76,9 +80,10 @@ def newest_whole(paths: Iterable[str]) -> str:
 
 
 def _at_exceptions(trainer: pl.Trainer) -> list[str]:
-    found = (one.ckpt_path for one in callbacks_of(trainer, OnExceptionCheckpoint))
+    callbacks = callbacks_of(trainer, OnExceptionCheckpoint)
+    found = (url_to_fs(str(one.ckpt_path)) for one in callbacks)
     # As a search of their folder names them.
-    return [os.path.abspath(path) for path in found if os.path.exists(path)]
+    return [_with_protocol(fs, path) for fs, path in found if fs.exists(path)]
 
 
 def _last_checkpoints(trainer: pl.Trainer) -> set[str]:
@@ -92,7 +97,7 @@ def _last_checkpoints(trainer: pl.Trainer) -> set[str]:
         for saver in savers
         for path in saver._find_last_checkpoints(trainer)
     )
-    return {*found, *_at_exceptions(trainer), *_preempted(trainer, savers)}
+    return {*found, *_at_exceptions(trainer), *_preempted(trainer)}
 
 
 def _in_order(lasts: set[str]) -> Iterator[str]:
@@ -113,11 +118,19 @@ def _in_order(lasts: set[str]) -> Iterator[str]:
     yield from unfit
 
 
-def _preempted(trainer: pl.Trainer, savers: Iterable[ModelCheckpoint]) -> list[str]:
+def _preempted(trainer: pl.Trainer) -> list[str]:
     """The checkpoints that islands saved when they were told to end."""
-    chosen = {saver.dirpath for saver in savers} or {None}
-    folders = {str(path or trainer.default_root_dir) for path in chosen}
+    savers = trainer.checkpoint_callbacks or [None]
+    folders = {str(_folder_of(saver, trainer)) for saver in savers}
     return [path for one in folders for path in _found(one, f"{PREEMPTED}*.ckpt")]
+
+
+def _folder_of(saver: Checkpoint | None, trainer: pl.Trainer) -> Any:
+    """The folder into which a callback will save."""
+    if isinstance(saver, ModelCheckpoint):  # which has no `dirpath` before its set-up
+        name = f"_{ModelCheckpoint.__name__}__resolve_ckpt_dir"
+        return getattr(saver, name)(trainer)
+    return getattr(saver, "dirpath", None) or trainer.default_root_dir
 
 
 def _found(folder: str, pattern: str) -> list[str]:
@@ -131,7 +144,7 @@ def _found(folder: str, pattern: str) -> list[str]:
 
 def _with_protocol(system: Any, path: str) -> str:
     is_local = isinstance(system, LocalFileSystem)
-    return path if is_local else system.unstrip_protocol(path)
+    return os.path.abspath(path) if is_local else system.unstrip_protocol(path)
 
 
 def _age(path: str) -> tuple[float, int, str]:

@@ -9,7 +9,7 @@ import fsspec
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from typing_extensions import override
 
 from lightning_adpsgd.strategy.checkpoints import last_good
@@ -144,9 +144,43 @@ def test_an_island_goes_on_from_where_it_was_told_to_end(tmp_path: Path) -> None
 def test_what_an_island_saved_at_a_url_is_found() -> None:
     folder = "memory://islands"
     fsspec.filesystem("memory").pipe("/islands/preempted-3-abc.ckpt", b"x")
-    saver = ModelCheckpoint(dirpath=folder)
-    found = last_good._preempted(pl.Trainer(logger=False), [saver])
-    assert found == ["memory:///islands/preempted-3-abc.ckpt"]
+    trainer = pl.Trainer(logger=False, callbacks=[ModelCheckpoint(dirpath=folder)])
+    assert last_good._preempted(trainer) == ["memory:///islands/preempted-3-abc.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "folder"),
+    [
+        ([], "checkpoints"),  # Lightning's own `ModelCheckpoint`
+        ([OnExceptionCheckpoint("memory://run/ended"), ModelCheckpoint("b")], "ended"),
+        ([OnExceptionCheckpoint("memory://run/ended")], "ended"),
+        (None, ""),
+    ],
+)
+def test_what_an_island_saved_is_found_wherever_it_was_told_to_save(
+    callbacks: list[Any] | None, folder: str
+) -> None:
+    root, memory = "memory://run", fsspec.filesystem("memory")
+    saves = {"logger": False, "enable_checkpointing": callbacks is not None}
+    trainer = pl.Trainer(callbacks=callbacks, default_root_dir=root, **saves)
+    path = os.path.join("/run", folder, "preempted-3-abc.ckpt")
+    memory.store.clear()
+    memory.pipe(path, b"x")
+    assert last_good._preempted(trainer) == [f"memory://{path}"]
+
+
+@pytest.mark.parametrize("at", ["memory://run", "file://{}", "{}"])
+def test_what_was_saved_at_an_exception_is_found_wherever_it_is(
+    tmp_path: Path, at: str
+) -> None:
+    folder = at.format(tmp_path)
+    callback = OnExceptionCheckpoint(folder)
+    trainer = pl.Trainer(logger=False, callbacks=[callback])
+    WholeCheckpointIO().save_checkpoint({"n": 1}, callback.ckpt_path)
+    (path,) = last_good._at_exceptions(trainer)
+    assert path in last_good._found(folder, "*.ckpt")
+    WholeCheckpointIO().remove_checkpoint(path)
+    assert last_good._at_exceptions(trainer) == []
 
 
 def test_a_pipe_is_passed_over_and_not_read_for_ever(tmp_path: Path) -> None:
