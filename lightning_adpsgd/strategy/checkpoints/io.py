@@ -6,6 +6,7 @@ it. `format` describes the files, which torch and Lightning read without this pa
 
 import errno
 import os
+import socket
 import tempfile
 import time
 import warnings
@@ -36,6 +37,9 @@ PATIENCE_S = 120.0
 """Seconds for which a save is retried while its error may be temporary."""
 
 _MAY_PASS = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT}
+# A server that is away, mounted or at a URL, and one whose name is not known for now.
+_MAY_PASS |= {errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH, socket.EAI_AGAIN}
+_MAY_PASS |= {errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE}
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _LOOK_S = 1.0
 """Seconds after which a pause looks again whether the training ends."""

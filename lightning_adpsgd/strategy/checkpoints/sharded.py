@@ -320,10 +320,11 @@ def _opened(path: Path) -> Any:
 
 
 def _sums_of(files: Iterable[Path]) -> dict[str, Any]:
-    return {path.name: [path.stat().st_size, _sum_of(path)] for path in files}
+    return {path.name: [path.stat().st_size, sum_of(path)] for path in files}
 
 
-def _sum_of(path: Path) -> str:
+def sum_of(path: Path) -> str:
+    """The SHA-256 of a file; that of ``meta.pt`` tells one save from all others."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -340,7 +341,7 @@ def _check_files(path: Path, written: Mapping[str, Any]) -> None:
 
 
 def _check_sum(path: Path, name: str, written: Mapping[str, Any]) -> None:
-    if _sum_of(path / name) != written[name][1]:
+    if sum_of(path / name) != written[name][1]:
         _refuse(path, f"the SHA-256 of {name} is another than when it was written")
 
 

@@ -607,7 +607,7 @@ def test_the_step_is_read_without_tensors_and_without_the_classes_of_the_file(
         "global_step": 7,
         "optimizer_states": [{"state": {0: torch.zeros(3)}}],
         "hyper_parameters": Namespace(lr=1.0, path=Path("a"), names={"b"}),
-        "callbacks": {Path("key"): [Trap()]},
+        "callbacks": {Path("key"): [Trap(), Trap.Within()]},
     }
     assert step_of(value, tmp_path) == 7
     assert Trap.num_sprung == 0
@@ -617,6 +617,9 @@ class Trap:
     """Runs when it is unpickled as what it is."""
 
     num_sprung = 0
+
+    class Within:
+        """A pickle names it by the class that it is in."""
 
     def __reduce__(self) -> Any:
         return Trap.spring, ()

@@ -16,12 +16,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 
+from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.__main__ import main
+from lightning_adpsgd.coordination import gather
 from lightning_adpsgd.strategy.checkpoints import sharded
 from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.last_good import newest_whole
+from lightning_adpsgd.strategy.checkpoints.loading_shards import load_weights
 from lightning_adpsgd.strategy.checkpoints.sharded import (
     META,
     check_folder,
@@ -452,6 +457,32 @@ def test_a_model_of_another_shape_is_told_so(folder: Path) -> None:
     with pytest.raises(RuntimeError, match="extra"):
         read_shards(missing, folder)
     read_shards(missing, folder, strict=False)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a_file_of_a_model_of_another_shape_is_told_so(
+    group: dist.ProcessGroup, rows: int
+) -> None:
+    """It must not be cut to what fits."""
+    module = torch.nn.Linear(2, 3, bias=False)
+    whole = distribute_tensor(torch.zeros(3, 2), init_device_mesh("cpu", (1,)))
+    module.weight = torch.nn.Parameter(whole)
+    file = {"state_dict": {"weight": torch.ones(rows, 2)}}
+    said = rf"`weight` has the shape \({rows}, 2\) there and \(3, 2\) here"
+    with pytest.raises(RuntimeError, match=said):
+        load_weights(module, file, True)
+
+
+def test_learners_that_see_different_folders_do_not_begin(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one step or not: they would join shards of two trainings."""
+    strategy = HADPSGDStrategy("ring", "sync", 1, inside="model_parallel")
+    assert strategy.load_checkpoint(folder)["epoch"] == 5
+    monkeypatch.setattr(gather, "_texts_of_all", lambda *_: ["", "of another"])
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [])
+    with pytest.raises(ValueError, match=rf"the same checkpoint .*{folder} of step"):
+        strategy.load_checkpoint(folder)
 
 
 def test_a_shard_that_is_gone_is_damage_and_no_misfit(folder: Path) -> None:
