@@ -26,8 +26,12 @@ from lightning.pytorch.callbacks import (
 )
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
-from lightning_adpsgd.strategy.checkpoints.io import check_file, step_in_file
+from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint, named
+from lightning_adpsgd.strategy.checkpoints.io import (
+    OF_NO_FILE,
+    check_file,
+    step_in_file,
+)
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 
 PREEMPTED = "preempted-"
@@ -63,12 +67,15 @@ def newest_whole(paths: Iterable[str]) -> str:
 
     Raises:
         DamagedCheckpoint: None is intact; the message says what is wrong with each.
+        OSError: A file cannot be read for now, such as from a server that is away.
     """
     problems: list[str] = []
     for path in paths:
         try:
             check_file(path)
         except (DamagedCheckpoint, OSError) as error:
+            if getattr(error, "errno", None) in OF_NO_FILE:
+                raise named(error, path, "checked") from error
             problems.append(_problem(path, error))
             rank_zero_warn(f"Skipped: {problems[-1]}")
         else:

@@ -1,5 +1,6 @@
 """`ckpt_path="last"`: damaged checkpoints are passed over, by name."""
 
+import errno
 import os
 import warnings
 from pathlib import Path
@@ -219,6 +220,28 @@ def test_training_does_not_begin_anew_where_none_is_whole(tmp_path: Path) -> Non
         pytest.raises(DamagedCheckpoint, match=r"last\.ckpt.*step=2\.ckpt.*start over"),
     ):
         fit(tmp_path, 4, "last")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ESTALE, errno.ECONNREFUSED])
+def test_a_checkpoint_that_cannot_be_read_for_now_is_not_taken_for_a_damaged_one(
+    tmp_path: Path, number: int
+) -> None:
+    """An older one would replace it; the folder for copies may be full."""
+    read = list[str]()
+
+    def fails(self: object, place: str, copy: str) -> None:
+        read.append(place)
+        raise OSError(number, os.strerror(number), copy)
+
+    for name in ("last", "older"):
+        WholeCheckpointIO().save_checkpoint({"n": 1}, f"memory://away/{name}.ckpt")
+    paths = [f"memory://away/{name}.ckpt" for name in ("last", "older")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(fsspec.filesystem("memory")), "get_file", fails)
+        said = rf"{paths[0]} could not be checked \({os.strerror(number)}\)$"
+        with pytest.raises(OSError, match=said):
+            newest_whole(paths)
+    assert read == ["/away/last.ckpt"]
 
 
 def test_training_begins_where_there_is_none(tmp_path: Path) -> None:
