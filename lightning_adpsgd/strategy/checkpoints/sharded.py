@@ -25,6 +25,8 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -156,17 +158,20 @@ def export(folder: Path, file: Path, weights_only: bool = True) -> None:
         raise FileExistsError(f"`--out` must not exist yet, got {file}")
     _check_is_checkpoint(folder)
     rest = read_rest(folder, weights_only, slice(None))
-    found = _Reader(folder).read_metadata().state_dict_metadata
-    weights = {
-        name.removeprefix(_WEIGHTS): torch.empty(
-            kept.size, dtype=kept.properties.dtype, device="cpu"
-        )
-        for name, kept in found.items()
-        if name.startswith(_WEIGHTS) and isinstance(kept, TensorStorageMetadata)
-    }
-    read_shards({"state_dict": weights}, folder)
+    index, state = _Reader(folder).read_metadata(), {"state_dict": {}}
+    for name, kept in index.state_dict_metadata.items():
+        if name.startswith(_WEIGHTS):
+            set_element(state, index.planner_data[name], _room_for(kept))
+    read_shards(state, folder, weights_only=weights_only)
     with bytes_written_whole(file) as whole:
-        write_checkpoint({**rest, "state_dict": weights}, whole)
+        write_checkpoint({**rest, **state}, whole)
+
+
+def _room_for(kept: object) -> Tensor | None:
+    """A tensor to read into; None for other values, as a module's extra state has."""
+    if not isinstance(kept, TensorStorageMetadata):
+        return None
+    return torch.empty(kept.size, dtype=kept.properties.dtype, device="cpu")
 
 
 def _check_is_checkpoint(folder: Path) -> None:

@@ -506,6 +506,17 @@ def test_one_file_can_be_made_of_it(folder: Path, tmp_path: Path) -> None:
     assert main(["export", str(folder), "--out", str(file)]) == 2
 
 
+def test_an_export_has_what_a_module_keeps_beside_its_tensors(
+    group: dist.ProcessGroup, tmp_path: Path
+) -> None:
+    extra = {"mean": torch.ones(2), "counts": [3, torch.ones(1)]}
+    kept = {**weights(1.0), "scale._extra_state": extra, "n._extra_state": 7}
+    write_shards({"state_dict": kept}, {}, tmp_path / "last.ckpt", group)
+    sharded.export(tmp_path / "last.ckpt", tmp_path / "one.ckpt")
+    found = WholeCheckpointIO().load_checkpoint(tmp_path / "one.ckpt")["state_dict"]
+    torch.testing.assert_close(found, kept, rtol=0, atol=0)
+
+
 def test_an_export_of_no_checkpoint_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
