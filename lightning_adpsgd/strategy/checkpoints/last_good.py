@@ -32,6 +32,7 @@ from lightning_adpsgd.strategy.checkpoints.io import (
     check_file,
     step_in_file,
 )
+from lightning_adpsgd.strategy.checkpoints.sharded import left_aside
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 
 PREEMPTED = "preempted-"
@@ -104,7 +105,12 @@ def _last_checkpoints(trainer: pl.Trainer) -> set[str]:
         for saver in savers
         for path in saver._find_last_checkpoints(trainer)
     )
-    return {*found, *_at_exceptions(trainer), *_preempted(trainer)}
+    aside = (
+        str(path)
+        for saver in savers
+        for path in left_aside(_folder_of(saver, trainer), saver.CHECKPOINT_NAME_LAST)
+    )
+    return {*found, *aside, *_at_exceptions(trainer), *_preempted(trainer)}
 
 
 def _in_order(lasts: set[str]) -> Iterator[str]:
@@ -128,16 +134,16 @@ def _in_order(lasts: set[str]) -> Iterator[str]:
 def _preempted(trainer: pl.Trainer) -> list[str]:
     """The checkpoints that islands saved when they were told to end."""
     savers = trainer.checkpoint_callbacks or [None]
-    folders = {str(_folder_of(saver, trainer)) for saver in savers}
+    folders = {_folder_of(saver, trainer) for saver in savers}
     return [path for one in folders for path in _found(one, f"{PREEMPTED}*.ckpt")]
 
 
-def _folder_of(saver: Checkpoint | None, trainer: pl.Trainer) -> Any:
+def _folder_of(saver: Checkpoint | None, trainer: pl.Trainer) -> str:
     """The folder into which a callback will save."""
     if isinstance(saver, ModelCheckpoint):  # which has no `dirpath` before its set-up
         name = f"_{ModelCheckpoint.__name__}__resolve_ckpt_dir"
-        return getattr(saver, name)(trainer)
-    return getattr(saver, "dirpath", None) or trainer.default_root_dir
+        return str(getattr(saver, name)(trainer))
+    return str(getattr(saver, "dirpath", None) or trainer.default_root_dir)
 
 
 def _found(folder: str, pattern: str) -> list[str]:

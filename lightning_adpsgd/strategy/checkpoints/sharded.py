@@ -16,7 +16,7 @@ import os
 import pickle
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import partial
@@ -59,7 +59,7 @@ META, INDEX = "meta.pt", ".metadata"
 _FILES = "lightning_adpsgd/files"
 """The key of the size and SHA-256 of each file, by its name."""
 
-_WEIGHTS, _NONE = "state_dict.", slice(0)
+_WEIGHTS, _NONE, _ASIDE = "state_dict.", slice(0), ".replaced"
 _AT_WORKING_FOLDER, _EXCHANGE = -100, 2
 
 _MODULES_OF_INDEX = (
@@ -356,7 +356,7 @@ def _refuse(path: Path, what: str) -> NoReturn:
 
 def _put_in_place(folder: Path, path: Path) -> None:
     """Gives a folder its name, and removes what had the name before."""
-    before = path.with_name(f".{path.name}.replaced")
+    before = path.with_name(f".{path.name}{_ASIDE}")
     if not os.path.lexists(path):
         os.rename(folder, path)
     elif _exchange(folder, path):
@@ -370,6 +370,18 @@ def _put_in_place(folder: Path, path: Path) -> None:
     _remove(before)
 
 
+def left_aside(folder: str, begin: str) -> Iterator[Path]:
+    """Checkpoints that a save has put aside and, as it was killed, not replaced.
+
+    Args:
+        begin: what their names of before begin with.
+    """
+    for path in Path(folder).glob(f".{begin}*{_ASIDE}*"):
+        name = path.name[1:].rpartition(_ASIDE)[0]
+        if not os.path.lexists(path.with_name(name)):
+            yield path
+
+
 def _free_name(path: Path) -> Path:
     """A name for the folder that is replaced; removes what earlier saves have left."""
 
@@ -377,7 +389,7 @@ def _free_name(path: Path) -> Path:
         _remove(name)
         return not os.path.lexists(name)
 
-    names = (f".{path.name}.replaced{number or ''}" for number in itertools.count())
+    names = (f".{path.name}{_ASIDE}{number or ''}" for number in itertools.count())
     return next(filter(is_free, map(path.with_name, names)))
 
 

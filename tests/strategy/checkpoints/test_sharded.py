@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import re
+import shutil
 import sys
 import warnings
 from argparse import Namespace
@@ -11,9 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,7 +25,7 @@ from torch.distributed.tensor import distribute_tensor
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.__main__ import main
 from lightning_adpsgd.coordination import gather
-from lightning_adpsgd.strategy.checkpoints import sharded
+from lightning_adpsgd.strategy.checkpoints import last_good, sharded
 from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.last_good import newest_whole
@@ -131,6 +134,17 @@ def test_what_a_killed_save_put_aside_stands_in_the_way_of_none(
     write_shards(state(3.0), {"epoch": 7}, folder, group)
     assert read_rest(folder) == {"epoch": 7}
     assert not aside.exists()
+
+
+def test_what_a_killed_save_put_aside_is_gone_on_from(folder: Path) -> None:
+    """Nothing has the name that it had, so training would begin anew."""
+    aside = folder.with_name(f".{folder.name}.replaced")
+    callbacks: Any = [ModelCheckpoint(folder.parent)]
+    trainer = pl.Trainer(logger=False, callbacks=callbacks)
+    shutil.copytree(folder, aside)
+    assert last_good._last_checkpoints(trainer) == {str(folder)}
+    shutil.rmtree(folder)  # as a kill between both renames leaves it
+    assert last_good._last_checkpoints(trainer) == {str(aside)}
 
 
 @pytest.mark.parametrize("exchange", [sharded._exchange, lambda *_: False])
