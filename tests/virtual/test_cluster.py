@@ -152,6 +152,9 @@ def test_a_step_that_ctrl_c_has_ended_is_made_again(mode: Any) -> None:
     whole.fit(same, 160)
     with pytest.raises(KeyboardInterrupt):
         halves.fit(same, 160)
+    own = [halves.learners.shown(index)[0] for index in range(3)]
+    weights = torch.cat([weight.flatten() for weight in halves.module.parameters()])
+    torch.testing.assert_close(weights, torch.stack(own).mean(0))
     assert halves.fit(same, 160).steps == whole.learners.steps
     assert torch.equal(whole.weights()[0], halves.weights()[0])
 
