@@ -56,7 +56,9 @@ def whole_checkpoint_path(
             warnings.filterwarnings("ignore", ".*no last checkpoint available")
         chosen = lightnings(state_fn, ckpt_path, **arguments)
     if ckpt_path == "hpc" or (
-        chosen and chosen == trainer._checkpoint_connector._hpc_resume_path
+        ckpt_path is None
+        and chosen
+        and chosen == trainer._checkpoint_connector._hpc_resume_path
     ):
         numbered = sorted(_numbered(trainer.default_root_dir), reverse=True)
         return newest_whole(path for _, path in numbered) if numbered else chosen

@@ -272,6 +272,20 @@ def test_of_slurms_checkpoints_the_highest_whole_one_is_taken(tmp_path: Path) ->
         assert fit(tmp_path, 6, "hpc") == 2
 
 
+def test_one_of_slurms_that_is_asked_for_by_name_is_replaced_by_no_other(
+    tmp_path: Path,
+) -> None:
+    for number in (1, 2):
+        path = tmp_path / f"hpc_ckpt_{number}.ckpt"
+        WholeCheckpointIO().save_checkpoint({"global_step": number}, path)
+    truncate(path)
+    trainer = pl.Trainer(logger=False, default_root_dir=tmp_path)
+    taken = last_good.whole_checkpoint_path(
+        trainer, lambda state, path: path, None, str(path)
+    )
+    assert taken == str(path)
+
+
 def test_slurms_checkpoint_in_a_remote_store_is_taken(tmp_path: Path) -> None:
     fit(tmp_path, 4)
     content = torch.load(tmp_path / "last.ckpt", weights_only=True)

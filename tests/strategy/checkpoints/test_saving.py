@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -305,6 +306,36 @@ def test_a_thread_ends_with_its_save_though_nobody_waits(tmp_path: Path) -> None
     beside.save_in_background({"n": 1}, tmp_path / "a.ckpt")
     until(lambda: not saving_threads(), "the end of the thread")
     assert beside.load_checkpoint(tmp_path / "a.ckpt") == {"n": 1}
+
+
+def test_a_snapshot_goes_once_it_is_written_though_nobody_waits() -> None:
+    written = list[weakref.ref[Any]]()
+
+    class Notes(TorchCheckpointIO):
+        @override
+        def save_checkpoint(self, checkpoint: Any, *_: Any, **__: Any) -> None:
+            written.append(weakref.ref(checkpoint["w"]))
+
+    beside = BackgroundCheckpointIO(Notes())
+    beside.save_in_background({"w": torch.zeros(1)}, "a.ckpt")
+    until(lambda: not saving_threads(), "the end of the thread")
+    assert [one() for one in written] == [None]
+    beside.teardown()
+
+
+def test_the_end_of_the_plugin_comes_though_a_save_has_failed() -> None:
+    ended = list[str]()
+
+    class Ends(FullDisk):
+        @override
+        def teardown(self) -> None:
+            ended.append("ended")
+
+    beside = BackgroundCheckpointIO(Ends())
+    beside.save_in_background({}, "a.ckpt")
+    with pytest.raises(OSError, match="No space left"):
+        beside.teardown()
+    assert ended == ["ended"]
 
 
 def saving_threads() -> list[threading.Thread]:

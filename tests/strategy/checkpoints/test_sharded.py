@@ -25,7 +25,11 @@ from torch.distributed.tensor import distribute_tensor
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.__main__ import main
 from lightning_adpsgd.coordination import gather
-from lightning_adpsgd.strategy.checkpoints import last_good, sharded
+from lightning_adpsgd.strategy.checkpoints import (
+    last_good,
+    loading_shards,
+    sharded,
+)
 from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.last_good import newest_whole
@@ -281,6 +285,36 @@ def test_a_file_that_is_missing_or_short_is_seen_at_once_and_named(
     damage(folder / name)
     with pytest.raises(DamagedCheckpoint, match=rf"last\.ckpt.*{name}|{name}.*damaged"):
         read_rest(folder)
+
+
+def test_a_flipped_bit_in_the_index_is_seen_at_once(folder: Path) -> None:
+    flip(folder / ".metadata")
+    with pytest.raises(DamagedCheckpoint, match=r"SHA-256 of \.metadata is another"):
+        check_folder(folder)
+
+
+@pytest.mark.parametrize("exchange", [sharded._exchange, lambda *_: False])
+def test_the_name_of_a_folder_reaches_the_disk(
+    group: dist.ProcessGroup,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    exchange: Any,
+) -> None:
+    synced = list[tuple[Path, int]]()
+    monkeypatch.setattr(sharded, "_exchange", exchange)
+    note = lambda of: synced.append((of, read_rest(folder)["epoch"]))  # noqa: E731
+    monkeypatch.setattr(sharded, "sync_folder", note)
+    write_shards(state(2.0), {"epoch": 6}, folder, group)
+    assert synced == [(folder.parent, 6)]
+
+
+def test_shards_of_a_file_have_memory_of_their_own(group: dist.ProcessGroup) -> None:
+    """The rest of the file would stay as long as they do."""
+    own = distribute_tensor(torch.zeros(3, 2), init_device_mesh("cpu", (1,)))
+    whole = torch.ones(3, 2)
+    part = loading_shards._cut_like({"weight": whole}, {"weight": own})["weight"]
+    assert torch.equal(part.to_local(), whole)
+    assert part.to_local().data_ptr() != whole.data_ptr()
 
 
 def test_a_flipped_bit_in_a_shard_is_seen_when_it_is_resumed(folder: Path) -> None:
