@@ -146,7 +146,8 @@ def test_what_an_island_saved_at_a_url_is_found() -> None:
     folder = "memory://islands"
     fsspec.filesystem("memory").pipe("/islands/preempted-3-abc.ckpt", b"x")
     trainer = pl.Trainer(logger=False, callbacks=[ModelCheckpoint(dirpath=folder)])
-    assert last_good._preempted(trainer) == ["memory:///islands/preempted-3-abc.ckpt"]
+    found = last_good._last_checkpoints(trainer)
+    assert found == {"memory:///islands/preempted-3-abc.ckpt"}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_what_an_island_saved_is_found_wherever_it_was_told_to_save(
     path = os.path.join("/run", folder, "preempted-3-abc.ckpt")
     memory.store.clear()
     memory.pipe(path, b"x")
-    assert last_good._preempted(trainer) == [f"memory://{path}"]
+    assert last_good._last_checkpoints(trainer) == {f"memory://{path}"}
 
 
 @pytest.mark.parametrize("at", ["memory://run", "file://{}", "{}"])

@@ -24,7 +24,7 @@ from torch.distributed.tensor import distribute_tensor
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.__main__ import main
-from lightning_adpsgd.coordination import gather
+from lightning_adpsgd.strategy import model_parallel
 from lightning_adpsgd.strategy.checkpoints import (
     last_good,
     loading_shards,
@@ -527,10 +527,11 @@ def test_learners_that_see_different_folders_do_not_begin(
     """Of one step or not: they would join shards of two trainings."""
     strategy = HADPSGDStrategy("ring", "sync", 1, inside="model_parallel")
     assert strategy.load_checkpoint(folder)["epoch"] == 5
-    monkeypatch.setattr(gather, "_texts_of_all", lambda *_: ["", "of another"])
-    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [])
+    told = list[str]()
+    monkeypatch.setattr(model_parallel, "is_same_in_all", told.append)
     with pytest.raises(ValueError, match=rf"the same checkpoint .*{folder} of step"):
         strategy.load_checkpoint(folder)
+    assert told == [sharded.sum_of(folder / META)]
 
 
 def test_a_shard_that_is_gone_is_damage_and_no_misfit(folder: Path) -> None:
