@@ -41,6 +41,11 @@ def ending_together(
             raise OSError(f"{what}: learner {rank} raised {text}")
 
 
+def is_same_in_all(text: str, group: dist.ProcessGroup | None = None) -> bool:
+    """Whether all learners of a group have the same text; a collective over them."""
+    return len({*_texts_of_all(text, group)}) == 1
+
+
 def device_of(group: dist.ProcessGroup | None) -> torch.device:
     """The device of the tensors that a group carries."""
     return torch.device("cpu" if dist.get_backend(group) == "gloo" else "cuda")

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from lightning_adpsgd.coordination.gather import ending_together
+from lightning_adpsgd.coordination.gather import ending_together, is_same_in_all
 from lightning_adpsgd.coordination.groups import make_mesh, make_super_learner_group
 from lightning_adpsgd.strategy.checkpoints.loading_shards import (
     Folder,
@@ -40,9 +40,11 @@ from lightning_adpsgd.strategy.checkpoints.loading_shards import (
 )
 from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.sharded import (
+    META,
     has_optimizer,
     is_folder,
     read_rest,
+    sum_of,
     write_shards,
 )
 from lightning_adpsgd.strategy.gradients import reduce_gradients
@@ -219,7 +221,13 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         # Each learner checks some of the files; all end if one file is damaged.
         with ending_together(f"checkpoint {checkpoint_path} was not read"):
             share = slice(self.global_rank, None, self.world_size)
-            rest = read_rest(path, allowed, share)
+            rest, written = read_rest(path, allowed, share), sum_of(path / META)
+        if not is_same_in_all(written):
+            raise ValueError(
+                "all learners must resume from the same checkpoint in shards, got "
+                f"different ones, here {path} of step {rest.get('global_step')}: start "
+                "again once each learner sees the same folder, or has a copy of it"
+            )
         self._source = Folder(path, allowed)
         if has_optimizer(path, 0):
             rest["optimizer_states"] = []  # Lightning asks whether there are any

@@ -174,11 +174,16 @@ class VirtualCluster:
         every = every_samples or -(-(max_samples - self.samples) // 20)
         score = self._objective.score(evaluate, self._samples_in)
         curve = _Curve(self, score, local_losses, on_point)
-        with self._own_generators(), without_logging(self.module):
-            self._deal(data, local_batch_size)
-            curve.add()
-            self._run(curve, max_samples, every, lr_schedule)
-        self._give_consensus()
+        try:
+            with self._own_generators(), without_logging(self.module):
+                self._deal(data, local_batch_size)
+                curve.add()
+                self._run(curve, max_samples, every, lr_schedule)
+        except BaseException:  # such as Ctrl-C, after which a program may go on
+            curve.take_consensus()
+            raise
+        finally:
+            self._give_consensus()
         return Report(
             curve.points,
             self.samples,
@@ -318,7 +323,7 @@ class _Curve:
         if losses and not math.isfinite(loss):
             samples = cluster.samples
             self.diverged = f"the training loss was {loss} after {samples} samples"
-        distance, relative_distance = self._take_consensus()
+        distance, relative_distance = self.take_consensus()
         held_out_loss, own = self._score_held(), self._own_scores()
         point = Point(
             samples=cluster.samples,
@@ -339,7 +344,7 @@ class _Curve:
             cluster._give_consensus()  # local scores have put other weights there
             self.on_point(point)
 
-    def _take_consensus(self) -> tuple[float, float]:
+    def take_consensus(self) -> tuple[float, float]:
         learners = self.cluster.learners
         try:
             consensus = learners.consensus()

@@ -69,7 +69,8 @@ class VirtualLearners(ABC):
     def turn(self) -> int:
         """Begins the next turn, and returns the number of its super-learner.
 
-        The module then holds the weights at which to compute the gradient.
+        The module then holds the weights at which to compute the gradient. A turn that
+        an error has ended before its step begins again.
         """
 
     @abstractmethod
@@ -176,19 +177,18 @@ class LockstepLearners(VirtualLearners):
         )
         from_start = hidden and dials.communication == "sync"
         self._ends = lockstep(scenario, num_bytes, hidden, from_start)
-        self._turn, self._started = size - 1, False
+        self._turn, self._started = 0, False
 
     @property
     @override
     def between_rounds(self) -> bool:
-        return self._turn == self._scenario.num_super_learners - 1
+        return self._turn == 0
 
     @override
     def turn(self) -> int:
         if not self._started:
             self._communication.start()
             self._started = True
-        self._turn = (self._turn + 1) % self._scenario.num_super_learners
         if self._turn == 0:
             # Joins the round that ran beside these gradients. Each row takes in its
             # change of the round when its own gradient is ready.
@@ -202,6 +202,7 @@ class LockstepLearners(VirtualLearners):
         output = step(averaging_closure(closure, lambda: self._mixer.take_in(row)))
         self.rows.take_assigned()
         self.steps[row] += 1
+        self._turn = (row + 1) % self._scenario.num_super_learners
         if self.between_rounds:
             self._communication.after_update()
             self.seconds = max(next(self._ends))
@@ -244,9 +245,11 @@ class AsynchronousLearners(VirtualLearners):
 
     @override
     def turn(self) -> int:
-        while not isinstance(event := next(self._timeline), Stepped):
-            self._follow(event)
-        self.seconds, self._turn = event
+        while self._turn < 0:
+            if isinstance(event := next(self._timeline), Stepped):
+                self.seconds, self._turn = event
+            else:
+                self._follow(event)
         self._exchanges.before_change(self._turn)  # the forward may change buffers
         self.hold(self._turn)
         return self._turn
@@ -258,6 +261,7 @@ class AsynchronousLearners(VirtualLearners):
         self.rows.take_assigned()
         side.after_update()
         self.steps[self._turn] += 1
+        self._turn = -1
         return output
 
     @override

@@ -15,9 +15,19 @@ class Block:
 
     Attributes:
         length: number of elements that they take in a vector.
+
+    Raises:
+        ValueError: Some are complex conjugates of the others, which torch computes from
+            the same memory when they are read.
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
+        if len({tensor.is_conj() for tensor in tensors.values()}) > 1:
+            raise ValueError(
+                f"{' and '.join(f'`{name}`' for name in tensors)} must not be complex "
+                "conjugates over the same memory: give one of them memory of its own "
+                "(`.resolve_conj()`)"
+            )
         self._tensors = tensors
         first, *others = tensors.values()
         self._begin = first.data_ptr()

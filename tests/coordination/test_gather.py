@@ -9,6 +9,7 @@ import torch.distributed as dist
 from lightning_adpsgd.coordination.gather import (
     ending_together,
     gather_weights_only,
+    is_same_in_all,
     number_from_learner_0,
 )
 from tests.helpers import forked
@@ -49,6 +50,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         return {
             "values": gather_weights_only(value_of(rank), CPU),
             "number": number_from_learner_0(10 + rank, CPU),
+            "same": (is_same_in_all("a"), is_same_in_all("a" * (1 + rank // 2))),
             "fine": ending(rank + 3, KeyError()),
             "long": ending(rank, ValueError("x" + "é" * 800)),
             "pair": gather_weights_only(rank, CPU, pair) if is_in else None,
@@ -70,6 +72,10 @@ def test_learner_0_has_the_values_of_all_by_rank(told: list[dict[str, Any]]) -> 
 
 def test_all_have_the_number_of_learner_0(told: list[dict[str, Any]]) -> None:
     assert [one["number"] for one in told] == [10] * 3
+
+
+def test_all_hear_whether_all_have_the_same_text(told: list[dict[str, Any]]) -> None:
+    assert [one["same"] for one in told] == [(True, False)] * 3
 
 
 def test_an_error_in_one_learner_ends_all_with_its_words(

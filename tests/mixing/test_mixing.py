@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from typing import Literal
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -285,6 +286,19 @@ def test_the_end_waits_for_a_round_and_an_abort_only_for_seconds() -> None:
         rounds.abort()
         rounds.stop()
         assert worker.stopped == [2.0, None]
+
+
+@pytest.mark.parametrize(("goes_on", "num_launched"), [(False, 1), (True, 0)])
+def test_a_resumed_run_does_not_repeat_the_round_that_was_joined_for_its_checkpoint(
+    goes_on: bool, num_launched: int
+) -> None:
+    mixer = Mock()
+    rounds = Rounds(mixer, "sync", "average_then_step", worker=InlineWorker())
+    if goes_on:
+        rounds.go_on_from(5, 4)
+    rounds.start()
+    assert mixer.take_snapshot.call_count == num_launched
+    assert rounds.step_and_round == ((5, 4) if goes_on else (1, mixer.round))
 
 
 def test_an_optimizer_that_calls_its_closure_often_averages_once_a_step() -> None:

@@ -37,6 +37,7 @@ READ = (
     _of(_SAVER, "_last_global_step_saved", "work_sharing", "when it saved last"),
     _of(_SAVER, "_should_skip_saving_checkpoint", "clocks", "whether it has saved"),
     _of(_SAVER, "_find_last_checkpoints", "last_good", "files that `last` may mean"),
+    _of(_SAVER, "__resolve_ckpt_dir", "last_good", "where it will save"),
     _of(_SAVER, "_fs", "file_names last_good", "has the files"),
     _of(_SWA, "_average_model", "weight_callbacks", "its average; also of EMA"),
     _of("ParallelStrategy", "_layer_sync", "trainer compatibility", _GIVEN),

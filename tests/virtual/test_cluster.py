@@ -133,6 +133,32 @@ def test_to_go_on_is_one_longer_run(mode: Any) -> None:
     assert report.points[0].samples == 240
 
 
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_step_that_ctrl_c_has_ended_is_made_again(mode: Any) -> None:
+    """No super-learner is a step behind the others, and no average is lost."""
+    calls = itertools.count()
+
+    def interrupted(module: nn.Module, batch: Batch) -> Tensor:
+        if next(calls) == 10:
+            raise KeyboardInterrupt
+        return classify(module, batch)
+
+    def same(learner: int) -> Iterator[Batch]:
+        return itertools.repeat(next(batches_of(learner)))
+
+    whole, halves = (
+        cluster(3, loss=loss, **UNEVEN, **mode) for loss in (classify, interrupted)
+    )
+    whole.fit(same, 160)
+    with pytest.raises(KeyboardInterrupt):
+        halves.fit(same, 160)
+    own = [halves.learners.shown(index)[0] for index in range(3)]
+    weights = torch.cat([weight.flatten() for weight in halves.module.parameters()])
+    torch.testing.assert_close(weights, torch.stack(own).mean(0))
+    assert halves.fit(same, 160).steps == whole.learners.steps
+    assert torch.equal(whole.weights()[0], halves.weights()[0])
+
+
 def test_the_common_generator_is_left_as_it_was() -> None:
     virtual = cluster(2, perceptron(nn.Dropout(0.5)))
     state = torch.get_rng_state()

@@ -129,6 +129,15 @@ def test_weights_over_some_of_the_same_memory_stay_over_it(case: str) -> None:
         assert torch.equal(module.last, wanted[-1])
 
 
+def test_conjugates_over_the_same_memory_are_refused_by_name() -> None:
+    """One of them would take the values of the other."""
+    wave = torch.randn(2, dtype=torch.complex64)
+    with pytest.raises(ValueError, match=r"`weight` and `other` must not .*conjugates"):
+        FlatParameters(Overlapping(wave, wave.conj(), torch.ones(1)))
+    FlatParameters(module := Overlapping(wave, wave.conj().clone(), torch.ones(1)))
+    assert torch.equal(module.other, wave.conj())
+
+
 def test_weights_over_the_same_memory_take_it_once() -> None:
     wide = torch.randn(3, 4)
     flat = FlatParameters(Overlapping(wide, wide.T))

@@ -6,6 +6,7 @@ it. `format` describes the files, which torch and Lightning read without this pa
 
 import errno
 import os
+import socket
 import tempfile
 import time
 import warnings
@@ -35,7 +36,12 @@ from lightning_adpsgd.strategy.checkpoints.sharded import META, check_folder, is
 PATIENCE_S = 120.0
 """Seconds for which a save is retried while its error may be temporary."""
 
-_MAY_PASS = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT}
+# A server that is away, mounted or at a URL, and one whose name is not known for now.
+_AWAY = {errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH, socket.EAI_AGAIN}
+_AWAY |= {errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE}
+OF_NO_FILE = {errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT, *_AWAY}
+"""Numbers of errors that may pass, and do not say that a file is damaged."""
+_MAY_PASS = {errno.EIO, *OF_NO_FILE}
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _LOOK_S = 1.0
 """Seconds after which a pause looks again whether the training ends."""

@@ -19,11 +19,20 @@ from typing import Any
 import lightning.pytorch as pl
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+)
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
-from lightning_adpsgd.strategy.checkpoints.io import check_file, step_in_file
+from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint, named
+from lightning_adpsgd.strategy.checkpoints.io import (
+    OF_NO_FILE,
+    check_file,
+    step_in_file,
+)
+from lightning_adpsgd.strategy.checkpoints.sharded import left_aside
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 
 PREEMPTED = "preempted-"
@@ -47,7 +56,9 @@ def whole_checkpoint_path(
             warnings.filterwarnings("ignore", ".*no last checkpoint available")
         chosen = lightnings(state_fn, ckpt_path, **arguments)
     if ckpt_path == "hpc" or (
-        chosen and chosen == trainer._checkpoint_connector._hpc_resume_path
+        ckpt_path is None
+        and chosen
+        and chosen == trainer._checkpoint_connector._hpc_resume_path
     ):
         numbered = sorted(_numbered(trainer.default_root_dir), reverse=True)
         return newest_whole(path for _, path in numbered) if numbered else chosen
@@ -59,12 +70,15 @@ def newest_whole(paths: Iterable[str]) -> str:
 
     Raises:
         DamagedCheckpoint: None is intact; the message says what is wrong with each.
+        OSError: A file cannot be read for now, such as from a server that is away.
     """
     problems: list[str] = []
     for path in paths:
         try:
             check_file(path)
         except (DamagedCheckpoint, OSError) as error:
+            if getattr(error, "errno", None) in OF_NO_FILE:
+                raise named(error, path, "checked") from error
             problems.append(_problem(path, error))
             rank_zero_warn(f"Skipped: {problems[-1]}")
         else:
@@ -76,9 +90,10 @@ def newest_whole(paths: Iterable[str]) -> str:
 
 
 def _at_exceptions(trainer: pl.Trainer) -> list[str]:
-    found = (one.ckpt_path for one in callbacks_of(trainer, OnExceptionCheckpoint))
+    callbacks = callbacks_of(trainer, OnExceptionCheckpoint)
+    found = (url_to_fs(str(one.ckpt_path)) for one in callbacks)
     # As a search of their folder names them.
-    return [os.path.abspath(path) for path in found if os.path.exists(path)]
+    return [_with_protocol(fs, path) for fs, path in found if fs.exists(path)]
 
 
 def _last_checkpoints(trainer: pl.Trainer) -> set[str]:
@@ -92,7 +107,12 @@ def _last_checkpoints(trainer: pl.Trainer) -> set[str]:
         for saver in savers
         for path in saver._find_last_checkpoints(trainer)
     )
-    return {*found, *_at_exceptions(trainer), *_preempted(trainer, savers)}
+    aside = (
+        str(path)
+        for saver in savers
+        for path in left_aside(_folder_of(saver, trainer), saver.CHECKPOINT_NAME_LAST)
+    )
+    return {*found, *aside, *_at_exceptions(trainer), *_preempted(trainer)}
 
 
 def _in_order(lasts: set[str]) -> Iterator[str]:
@@ -113,11 +133,19 @@ def _in_order(lasts: set[str]) -> Iterator[str]:
     yield from unfit
 
 
-def _preempted(trainer: pl.Trainer, savers: Iterable[ModelCheckpoint]) -> list[str]:
+def _preempted(trainer: pl.Trainer) -> list[str]:
     """The checkpoints that islands saved when they were told to end."""
-    chosen = {saver.dirpath for saver in savers} or {None}
-    folders = {str(path or trainer.default_root_dir) for path in chosen}
+    savers = trainer.checkpoint_callbacks or [None]
+    folders = {_folder_of(saver, trainer) for saver in savers}
     return [path for one in folders for path in _found(one, f"{PREEMPTED}*.ckpt")]
+
+
+def _folder_of(saver: Checkpoint | None, trainer: pl.Trainer) -> str:
+    """The folder into which a callback will save."""
+    if isinstance(saver, ModelCheckpoint):  # which has no `dirpath` before its set-up
+        name = f"_{ModelCheckpoint.__name__}__resolve_ckpt_dir"
+        return str(getattr(saver, name)(trainer))
+    return str(getattr(saver, "dirpath", None) or trainer.default_root_dir)
 
 
 def _found(folder: str, pattern: str) -> list[str]:
@@ -131,7 +159,7 @@ def _found(folder: str, pattern: str) -> list[str]:
 
 def _with_protocol(system: Any, path: str) -> str:
     is_local = isinstance(system, LocalFileSystem)
-    return path if is_local else system.unstrip_protocol(path)
+    return os.path.abspath(path) if is_local else system.unstrip_protocol(path)
 
 
 def _age(path: str) -> tuple[float, int, str]:

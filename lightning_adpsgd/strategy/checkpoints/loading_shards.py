@@ -65,15 +65,23 @@ def load_optimizers(
         set_optimizer_state_dict(model, optimizer, own)
 
 
-def _cut_like(whole: Any, own: Any) -> Any:
+def _cut_like(whole: Any, own: Any, of: str = "") -> Any:
     """A learner's shards of whole tensors, in nested dicts like its own values.
 
     Where its own values are not shards, the tensor stays whole.
+
+    Raises:
+        RuntimeError: A tensor `of` a name has another shape.
     """
     if isinstance(whole, Mapping) and isinstance(own, Mapping):
-        return {name: _cut_like(value, own.get(name)) for name, value in whole.items()}
+        return {n: _cut_like(value, own.get(n), n) for n, value in whole.items()}
     if not (isinstance(whole, torch.Tensor) and isinstance(own, DTensor)):
         return whole
+    if whole.shape != own.shape:
+        raise RuntimeError(
+            f"the checkpoint does not fit the model: `{of}` has the shape "
+            f"{tuple(whole.shape)} there and {tuple(own.shape)} here"
+        )
     mesh, placements = own.device_mesh, own.placements
     lengths, begins = compute_local_shape_and_global_offset(own.shape, mesh, placements)
     for dimension, (begin, length) in enumerate(zip(begins, lengths, strict=True)):

@@ -240,7 +240,7 @@ class _Snapshot:
         is_plain = type(tensor) in (Tensor, Parameter)  # others may have no address
         if not is_plain or tensor.numel() == 0 or tensor.layout != torch.strided:
             return self._copy_of(tensor)
-        at = tensor.device, tensor.data_ptr()
+        at = tensor.device, tensor.data_ptr(), tensor.is_conj(), tensor.is_neg()
         key = (*at, tensor.dtype, tensor.shape, tensor.stride())
         if key not in self._copies:
             self._copies[key] = tensor, self._copy_of(tensor)

@@ -16,7 +16,7 @@ import os
 import pickle
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import partial
@@ -25,6 +25,8 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -57,7 +59,7 @@ META, INDEX = "meta.pt", ".metadata"
 _FILES = "lightning_adpsgd/files"
 """The key of the size and SHA-256 of each file, by its name."""
 
-_WEIGHTS, _NONE = "state_dict.", slice(0)
+_WEIGHTS, _NONE, _ASIDE = "state_dict.", slice(0), ".replaced"
 _AT_WORKING_FOLDER, _EXCHANGE = -100, 2
 
 _MODULES_OF_INDEX = (
@@ -156,17 +158,20 @@ def export(folder: Path, file: Path, weights_only: bool = True) -> None:
         raise FileExistsError(f"`--out` must not exist yet, got {file}")
     _check_is_checkpoint(folder)
     rest = read_rest(folder, weights_only, slice(None))
-    found = _Reader(folder).read_metadata().state_dict_metadata
-    weights = {
-        name.removeprefix(_WEIGHTS): torch.empty(
-            kept.size, dtype=kept.properties.dtype, device="cpu"
-        )
-        for name, kept in found.items()
-        if name.startswith(_WEIGHTS) and isinstance(kept, TensorStorageMetadata)
-    }
-    read_shards({"state_dict": weights}, folder)
+    index, state = _Reader(folder).read_metadata(), {"state_dict": {}}
+    for name, kept in index.state_dict_metadata.items():
+        if name.startswith(_WEIGHTS):
+            set_element(state, index.planner_data[name], _room_for(kept))
+    read_shards(state, folder, weights_only=weights_only)
     with bytes_written_whole(file) as whole:
-        write_checkpoint({**rest, "state_dict": weights}, whole)
+        write_checkpoint({**rest, **state}, whole)
+
+
+def _room_for(kept: object) -> Tensor | None:
+    """A tensor to read into; None for other values, as a module's extra state has."""
+    if not isinstance(kept, TensorStorageMetadata):
+        return None
+    return torch.empty(kept.size, dtype=kept.properties.dtype, device="cpu")
 
 
 def _check_is_checkpoint(folder: Path) -> None:
@@ -320,10 +325,11 @@ def _opened(path: Path) -> Any:
 
 
 def _sums_of(files: Iterable[Path]) -> dict[str, Any]:
-    return {path.name: [path.stat().st_size, _sum_of(path)] for path in files}
+    return {path.name: [path.stat().st_size, sum_of(path)] for path in files}
 
 
-def _sum_of(path: Path) -> str:
+def sum_of(path: Path) -> str:
+    """The SHA-256 of a file; that of ``meta.pt`` tells one save from all others."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -340,7 +346,7 @@ def _check_files(path: Path, written: Mapping[str, Any]) -> None:
 
 
 def _check_sum(path: Path, name: str, written: Mapping[str, Any]) -> None:
-    if _sum_of(path / name) != written[name][1]:
+    if sum_of(path / name) != written[name][1]:
         _refuse(path, f"the SHA-256 of {name} is another than when it was written")
 
 
@@ -350,7 +356,7 @@ def _refuse(path: Path, what: str) -> NoReturn:
 
 def _put_in_place(folder: Path, path: Path) -> None:
     """Gives a folder its name, and removes what had the name before."""
-    before = path.with_name(f".{path.name}.replaced")
+    before = path.with_name(f".{path.name}{_ASIDE}")
     if not os.path.lexists(path):
         os.rename(folder, path)
     elif _exchange(folder, path):
@@ -364,6 +370,18 @@ def _put_in_place(folder: Path, path: Path) -> None:
     _remove(before)
 
 
+def left_aside(folder: str, begin: str) -> Iterator[Path]:
+    """Checkpoints that a save has put aside and, as it was killed, not replaced.
+
+    Args:
+        begin: what their names of before begin with.
+    """
+    for path in Path(folder).glob(f".{begin}*{_ASIDE}*"):
+        name = path.name[1:].rpartition(_ASIDE)[0]
+        if not os.path.lexists(path.with_name(name)):
+            yield path
+
+
 def _free_name(path: Path) -> Path:
     """A name for the folder that is replaced; removes what earlier saves have left."""
 
@@ -371,7 +389,7 @@ def _free_name(path: Path) -> Path:
         _remove(name)
         return not os.path.lexists(name)
 
-    names = (f".{path.name}.replaced{number or ''}" for number in itertools.count())
+    names = (f".{path.name}{_ASIDE}{number or ''}" for number in itertools.count())
     return next(filter(is_free, map(path.with_name, names)))
 
 

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,10 +25,12 @@ from lightning_adpsgd.strategy.checkpoints import io as checkpoint_io
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.strategy.run import TrainingRun
-from tests.helpers import PATIENCE_S, forked
+from tests.helpers import PATIENCE_S, forked, free_port
 from tests.learners import Linear, gossip, loader, trainer_of
 
 MAY_PASS = [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT]
+MAY_PASS += [errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EPIPE]
+MAY_PASS += [errno.ECONNREFUSED, errno.ECONNRESET, socket.EAI_AGAIN]
 
 
 def checkpoint(number: int) -> dict[str, Any]:
@@ -95,6 +98,16 @@ def test_a_save_whose_error_does_not_pass_ends_after_its_bound(
     assert disk.now == 100
     assert max(pauses_told(record.list)) == 30
     assert number_in(path) == 1
+
+
+def test_a_server_that_is_away_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, path = Disk(monkeypatch, 0, 0), f"ftp://127.0.0.1:{free_port()}/a.ckpt"
+    with (
+        pytest.warns(UserWarning, match="next attempt"),
+        pytest.raises(OSError, match="Connection refused"),
+    ):
+        WholeCheckpointIO(patience_s=3).save_checkpoint(checkpoint(1), path)
+    assert disk.now == 3
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EFBIG])

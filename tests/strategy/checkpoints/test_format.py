@@ -384,6 +384,27 @@ def test_what_a_dead_writer_left_goes_and_what_a_living_one_writes_stays(
     assert [p.name for p in tmp_path.iterdir()] == ["a.ckpt"]
 
 
+def test_what_another_user_writes_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = left_by_a_dead_writer(tmp_path)
+
+    def refused(*_: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refused)
+    assert leftovers_removed_from(tmp_path) == []
+    assert left.exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="lists open files")
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with bytes_written_whole(tmp_path / "a") as file:
+        file.write(b"new")
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_the_writers_own_error_is_raised_though_its_file_was_removed(
     tmp_path: Path,
 ) -> None:
@@ -456,6 +477,20 @@ def test_a_checkpoint_is_saved_loaded_and_removed(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == []
     with pytest.raises(FileNotFoundError, match=str(path)):
         plugin.load_checkpoint(path)
+
+
+def test_a_checkpoint_comes_onto_the_host_unless_it_is_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Onto the GPU it would come beside the weights that are there already."""
+    where = list[Any]()
+    plugin, path = WholeCheckpointIO(), tmp_path / "a.ckpt"
+    plugin.save_checkpoint({}, path)
+    read = lambda file, name, place, allowed: where.append(place)  # noqa: E731
+    monkeypatch.setattr(checkpoint_io, "read_checkpoint", read)
+    plugin.load_checkpoint(path)
+    plugin.load_checkpoint(path, "cuda:1")
+    assert where == ["cpu", "cuda:1"]
 
 
 def test_a_remote_path_takes_the_same_checkpoint() -> None:
@@ -607,7 +642,7 @@ def test_the_step_is_read_without_tensors_and_without_the_classes_of_the_file(
         "global_step": 7,
         "optimizer_states": [{"state": {0: torch.zeros(3)}}],
         "hyper_parameters": Namespace(lr=1.0, path=Path("a"), names={"b"}),
-        "callbacks": {Path("key"): [Trap()]},
+        "callbacks": {Path("key"): [Trap(), Trap.Within()]},
     }
     assert step_of(value, tmp_path) == 7
     assert Trap.num_sprung == 0
@@ -617,6 +652,9 @@ class Trap:
     """Runs when it is unpickled as what it is."""
 
     num_sprung = 0
+
+    class Within:
+        """A pickle names it by the class that it is in."""
 
     def __reduce__(self) -> Any:
         return Trap.spring, ()

@@ -1,5 +1,6 @@
 """`ckpt_path="last"`: damaged checkpoints are passed over, by name."""
 
+import errno
 import os
 import warnings
 from pathlib import Path
@@ -9,7 +10,7 @@ import fsspec
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from typing_extensions import override
 
 from lightning_adpsgd.strategy.checkpoints import last_good
@@ -144,9 +145,44 @@ def test_an_island_goes_on_from_where_it_was_told_to_end(tmp_path: Path) -> None
 def test_what_an_island_saved_at_a_url_is_found() -> None:
     folder = "memory://islands"
     fsspec.filesystem("memory").pipe("/islands/preempted-3-abc.ckpt", b"x")
-    saver = ModelCheckpoint(dirpath=folder)
-    found = last_good._preempted(pl.Trainer(logger=False), [saver])
-    assert found == ["memory:///islands/preempted-3-abc.ckpt"]
+    trainer = pl.Trainer(logger=False, callbacks=[ModelCheckpoint(dirpath=folder)])
+    found = last_good._last_checkpoints(trainer)
+    assert found == {"memory:///islands/preempted-3-abc.ckpt"}
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "folder"),
+    [
+        ([], "checkpoints"),  # Lightning's own `ModelCheckpoint`
+        ([OnExceptionCheckpoint("memory://run/ended"), ModelCheckpoint("b")], "ended"),
+        ([OnExceptionCheckpoint("memory://run/ended")], "ended"),
+        (None, ""),
+    ],
+)
+def test_what_an_island_saved_is_found_wherever_it_was_told_to_save(
+    callbacks: list[Any] | None, folder: str
+) -> None:
+    root, memory = "memory://run", fsspec.filesystem("memory")
+    saves = {"logger": False, "enable_checkpointing": callbacks is not None}
+    trainer = pl.Trainer(callbacks=callbacks, default_root_dir=root, **saves)
+    path = os.path.join("/run", folder, "preempted-3-abc.ckpt")
+    memory.store.clear()
+    memory.pipe(path, b"x")
+    assert last_good._last_checkpoints(trainer) == {f"memory://{path}"}
+
+
+@pytest.mark.parametrize("at", ["memory://run", "file://{}", "{}"])
+def test_what_was_saved_at_an_exception_is_found_wherever_it_is(
+    tmp_path: Path, at: str
+) -> None:
+    folder = at.format(tmp_path)
+    callback = OnExceptionCheckpoint(folder)
+    trainer = pl.Trainer(logger=False, callbacks=[callback])
+    WholeCheckpointIO().save_checkpoint({"n": 1}, callback.ckpt_path)
+    (path,) = last_good._at_exceptions(trainer)
+    assert path in last_good._found(folder, "*.ckpt")
+    WholeCheckpointIO().remove_checkpoint(path)
+    assert last_good._at_exceptions(trainer) == []
 
 
 def test_a_pipe_is_passed_over_and_not_read_for_ever(tmp_path: Path) -> None:
@@ -187,6 +223,28 @@ def test_training_does_not_begin_anew_where_none_is_whole(tmp_path: Path) -> Non
         fit(tmp_path, 4, "last")
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ESTALE, errno.ECONNREFUSED])
+def test_a_checkpoint_that_cannot_be_read_for_now_is_not_taken_for_a_damaged_one(
+    tmp_path: Path, number: int
+) -> None:
+    """An older one would replace it; the folder for copies may be full."""
+    read = list[str]()
+
+    def fails(self: object, place: str, copy: str) -> None:
+        read.append(place)
+        raise OSError(number, os.strerror(number), copy)
+
+    for name in ("last", "older"):
+        WholeCheckpointIO().save_checkpoint({"n": 1}, f"memory://away/{name}.ckpt")
+    paths = [f"memory://away/{name}.ckpt" for name in ("last", "older")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(fsspec.filesystem("memory")), "get_file", fails)
+        said = rf"{paths[0]} could not be checked \({os.strerror(number)}\)$"
+        with pytest.raises(OSError, match=said):
+            newest_whole(paths)
+    assert read == ["/away/last.ckpt"]
+
+
 def test_training_begins_where_there_is_none(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="no last checkpoint available"):
         assert fit(tmp_path, 2, "last") == 0
@@ -213,6 +271,20 @@ def test_of_slurms_checkpoints_the_highest_whole_one_is_taken(tmp_path: Path) ->
     truncate(tmp_path / "hpc_ckpt_10.ckpt")
     with pytest.warns(UserWarning, match=r"Skipped.*hpc_ckpt_10\.ckpt"):
         assert fit(tmp_path, 6, "hpc") == 2
+
+
+def test_one_of_slurms_that_is_asked_for_by_name_is_replaced_by_no_other(
+    tmp_path: Path,
+) -> None:
+    for number in (1, 2):
+        path = tmp_path / f"hpc_ckpt_{number}.ckpt"
+        WholeCheckpointIO().save_checkpoint({"global_step": number}, path)
+    truncate(path)
+    trainer = pl.Trainer(logger=False, default_root_dir=tmp_path)
+    taken = last_good.whole_checkpoint_path(
+        trainer, lambda state, path: path, None, str(path)
+    )
+    assert taken == str(path)
 
 
 def test_slurms_checkpoint_in_a_remote_store_is_taken(tmp_path: Path) -> None:

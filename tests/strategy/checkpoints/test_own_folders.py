@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -60,6 +61,12 @@ def test_a_folder_is_free_once_its_island_is_dead(tmp_path: Path) -> None:
         hold_folders(trainer)
     (held,) = hold_folders(trainer)
     held.close()
+
+
+def test_one_learner_holds_the_folder_for_all_of_its_island(tmp_path: Path) -> None:
+    savers = [ModelCheckpoint(str(tmp_path))]
+    other: Any = SimpleNamespace(callbacks=savers, is_global_zero=False)
+    assert hold_folders(other) == []
 
 
 def test_what_cannot_be_locked_is_left_to_the_first_save(tmp_path: Path) -> None:

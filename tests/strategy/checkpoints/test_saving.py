@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +94,13 @@ def test_tied_tensors_stay_tied_and_views_are_not_taken_for_the_whole() -> None:
     scale = torch.ones(1)
     tied = snapshot_of({"a": scale, "b": scale})
     assert tied["a"] is tied["b"]
+
+
+def test_a_conjugate_is_not_taken_for_what_it_is_computed_from() -> None:
+    wave = torch.tensor([1 + 2j])
+    values = [wave, wave.conj(), wave.imag, wave.conj().imag]
+    for copied, value in zip(snapshot_of(values), values, strict=True):
+        assert torch.equal(copied, value)
 
 
 def test_a_snapshot_of_a_modules_state_has_the_versions_of_its_layers() -> None:
@@ -298,6 +306,36 @@ def test_a_thread_ends_with_its_save_though_nobody_waits(tmp_path: Path) -> None
     beside.save_in_background({"n": 1}, tmp_path / "a.ckpt")
     until(lambda: not saving_threads(), "the end of the thread")
     assert beside.load_checkpoint(tmp_path / "a.ckpt") == {"n": 1}
+
+
+def test_a_snapshot_goes_once_it_is_written_though_nobody_waits() -> None:
+    written = list[weakref.ref[Any]]()
+
+    class Notes(TorchCheckpointIO):
+        @override
+        def save_checkpoint(self, checkpoint: Any, *_: Any, **__: Any) -> None:
+            written.append(weakref.ref(checkpoint["w"]))
+
+    beside = BackgroundCheckpointIO(Notes())
+    beside.save_in_background({"w": torch.zeros(1)}, "a.ckpt")
+    until(lambda: not saving_threads(), "the end of the thread")
+    assert [one() for one in written] == [None]
+    beside.teardown()
+
+
+def test_the_end_of_the_plugin_comes_though_a_save_has_failed() -> None:
+    ended = list[str]()
+
+    class Ends(FullDisk):
+        @override
+        def teardown(self) -> None:
+            ended.append("ended")
+
+    beside = BackgroundCheckpointIO(Ends())
+    beside.save_in_background({}, "a.ckpt")
+    with pytest.raises(OSError, match="No space left"):
+        beside.teardown()
+    assert ended == ["ended"]
 
 
 def saving_threads() -> list[threading.Thread]:
@@ -512,6 +550,36 @@ def test_an_exception_of_the_training_is_not_hidden_by_one_of_a_save(
         pytest.raises(ValueError, match="of the training"),
     ):
         trainer.fit(Fails(), loader(6))
+
+
+def test_what_a_save_after_an_exception_was_to_replace_stays(tmp_path: Path) -> None:
+    """That save may have failed, which is only a warning."""
+    old = tmp_path / "old.ckpt"
+    old.touch()
+
+    class FullNow(FullDisk):
+        remove_checkpoint = TorchCheckpointIO.remove_checkpoint
+
+    class Replaces(Callback):
+        """As `ModelCheckpoint(save_on_exception=True)` with a name of the step."""
+
+        @override
+        def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+            raise ValueError("of the training")
+
+        @override
+        def on_exception(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "new.ckpt")
+            trainer.strategy.remove_checkpoint(old)
+
+    plugin = BackgroundCheckpointIO(FullNow())
+    trainer = trainer_of(gossip(), 1, callbacks=[Replaces()], plugins=[plugin])
+    with (
+        pytest.warns(UserWarning, match="No space left"),
+        pytest.raises(ValueError, match="of the training"),
+    ):
+        trainer.fit(Linear(), loader(2))
+    assert old.exists()
 
 
 def test_the_default_is_replaced_by_what_the_user_gives() -> None:

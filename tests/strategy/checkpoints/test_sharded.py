@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import re
+import shutil
 import sys
 import warnings
 from argparse import Namespace
@@ -11,17 +12,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 
+from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.__main__ import main
-from lightning_adpsgd.strategy.checkpoints import sharded
+from lightning_adpsgd.strategy import model_parallel
+from lightning_adpsgd.strategy.checkpoints import (
+    last_good,
+    loading_shards,
+    sharded,
+)
 from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.last_good import newest_whole
+from lightning_adpsgd.strategy.checkpoints.loading_shards import load_weights
 from lightning_adpsgd.strategy.checkpoints.sharded import (
     META,
     check_folder,
@@ -126,6 +138,17 @@ def test_what_a_killed_save_put_aside_stands_in_the_way_of_none(
     write_shards(state(3.0), {"epoch": 7}, folder, group)
     assert read_rest(folder) == {"epoch": 7}
     assert not aside.exists()
+
+
+def test_what_a_killed_save_put_aside_is_gone_on_from(folder: Path) -> None:
+    """Nothing has the name that it had, so training would begin anew."""
+    aside = folder.with_name(f".{folder.name}.replaced")
+    callbacks: Any = [ModelCheckpoint(folder.parent)]
+    trainer = pl.Trainer(logger=False, callbacks=callbacks)
+    shutil.copytree(folder, aside)
+    assert last_good._last_checkpoints(trainer) == {str(folder)}
+    shutil.rmtree(folder)  # as a kill between both renames leaves it
+    assert last_good._last_checkpoints(trainer) == {str(aside)}
 
 
 @pytest.mark.parametrize("exchange", [sharded._exchange, lambda *_: False])
@@ -262,6 +285,36 @@ def test_a_file_that_is_missing_or_short_is_seen_at_once_and_named(
     damage(folder / name)
     with pytest.raises(DamagedCheckpoint, match=rf"last\.ckpt.*{name}|{name}.*damaged"):
         read_rest(folder)
+
+
+def test_a_flipped_bit_in_the_index_is_seen_at_once(folder: Path) -> None:
+    flip(folder / ".metadata")
+    with pytest.raises(DamagedCheckpoint, match=r"SHA-256 of \.metadata is another"):
+        check_folder(folder)
+
+
+@pytest.mark.parametrize("exchange", [sharded._exchange, lambda *_: False])
+def test_the_name_of_a_folder_reaches_the_disk(
+    group: dist.ProcessGroup,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    exchange: Any,
+) -> None:
+    synced = list[tuple[Path, int]]()
+    monkeypatch.setattr(sharded, "_exchange", exchange)
+    note = lambda of: synced.append((of, read_rest(folder)["epoch"]))  # noqa: E731
+    monkeypatch.setattr(sharded, "sync_folder", note)
+    write_shards(state(2.0), {"epoch": 6}, folder, group)
+    assert synced == [(folder.parent, 6)]
+
+
+def test_shards_of_a_file_have_memory_of_their_own(group: dist.ProcessGroup) -> None:
+    """The rest of the file would stay as long as they do."""
+    own = distribute_tensor(torch.zeros(3, 2), init_device_mesh("cpu", (1,)))
+    whole = torch.ones(3, 2)
+    part = loading_shards._cut_like({"weight": whole}, {"weight": own})["weight"]
+    assert torch.equal(part.to_local(), whole)
+    assert part.to_local().data_ptr() != whole.data_ptr()
 
 
 def test_a_flipped_bit_in_a_shard_is_seen_when_it_is_resumed(folder: Path) -> None:
@@ -454,6 +507,33 @@ def test_a_model_of_another_shape_is_told_so(folder: Path) -> None:
     read_shards(missing, folder, strict=False)
 
 
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a_file_of_a_model_of_another_shape_is_told_so(
+    group: dist.ProcessGroup, rows: int
+) -> None:
+    """It must not be cut to what fits."""
+    module = torch.nn.Linear(2, 3, bias=False)
+    whole = distribute_tensor(torch.zeros(3, 2), init_device_mesh("cpu", (1,)))
+    module.weight = torch.nn.Parameter(whole)
+    file = {"state_dict": {"weight": torch.ones(rows, 2)}}
+    said = rf"`weight` has the shape \({rows}, 2\) there and \(3, 2\) here"
+    with pytest.raises(RuntimeError, match=said):
+        load_weights(module, file, True)
+
+
+def test_learners_that_see_different_folders_do_not_begin(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one step or not: they would join shards of two trainings."""
+    strategy = HADPSGDStrategy("ring", "sync", 1, inside="model_parallel")
+    assert strategy.load_checkpoint(folder)["epoch"] == 5
+    told = list[str]()
+    monkeypatch.setattr(model_parallel, "is_same_in_all", told.append)
+    with pytest.raises(ValueError, match=rf"the same checkpoint .*{folder} of step"):
+        strategy.load_checkpoint(folder)
+    assert told == [sharded.sum_of(folder / META)]
+
+
 def test_a_shard_that_is_gone_is_damage_and_no_misfit(folder: Path) -> None:
     os.unlink(folder / SHARDS)
     with pytest.raises(DamagedCheckpoint, match=r"is damaged: .*No such file"):
@@ -473,6 +553,17 @@ def test_one_file_can_be_made_of_it(folder: Path, tmp_path: Path) -> None:
     assert torch.equal(found["state_dict"]["bias"], torch.ones(4))
     # It never replaces a file.
     assert main(["export", str(folder), "--out", str(file)]) == 2
+
+
+def test_an_export_has_what_a_module_keeps_beside_its_tensors(
+    group: dist.ProcessGroup, tmp_path: Path
+) -> None:
+    extra = {"mean": torch.ones(2), "counts": [3, torch.ones(1)]}
+    kept = {**weights(1.0), "scale._extra_state": extra, "n._extra_state": 7}
+    write_shards({"state_dict": kept}, {}, tmp_path / "last.ckpt", group)
+    sharded.export(tmp_path / "last.ckpt", tmp_path / "one.ckpt")
+    found = WholeCheckpointIO().load_checkpoint(tmp_path / "one.ckpt")["state_dict"]
+    torch.testing.assert_close(found, kept, rtol=0, atol=0)
 
 
 def test_an_export_of_no_checkpoint_says_so(
