@@ -207,7 +207,9 @@ class Lease:
         name = self._name
         self._note_finished()
         out, finished = as_ranges(self.out), as_ranges(self._finished)
-        if found.life != self.ledger.life and not self.is_fresh:
+        # Others may remember it although it has told them, if it was evicted meanwhile.
+        is_asked = found.life != self.ledger.life or name in found.awaited
+        if is_asked and not self.is_fresh:
             mine = union(out, as_ranges(self.ahead), finished)
             found = found.joined(self.ledger, name, mine)
         # Only then, because it must be known to own the units that it gives back.

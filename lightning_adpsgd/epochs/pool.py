@@ -12,6 +12,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torch._C._distributed_c10d import Store
@@ -33,6 +34,9 @@ _TRIES = 200
 # Training continues without an answer after the time of this number of turns. An epoch
 # ends without live islands that have not reached its end after so many seconds.
 _PATIENCE_TURNS, _SLOWEST_S = 3, 300.0
+# An island may validate while others run through several epochs, and must find that
+# these are done.
+_KEPT_EPOCHS = 100
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class IslandPool(ServiceThread):
         self._lease: Lease | None = None
         self._closed: list[Lease] = []
         self._asked, self._is_alone, self._told_alone = False, False, False
+        self._is_apart = False  # from the pool of the others, since the last answer
         self._heard_at = 0.0
         self.away = ""
         self._seen, self._absent_since = set[str](), dict[str, float]()
@@ -103,6 +108,8 @@ class IslandPool(ServiceThread):
         num = num_units(terms)
         ledger = Ledger(uuid.uuid4().hex, terms, ((0, num),) if num else ())
         is_first = self._lease is None
+        # Else it would have terms of its own, and go on alone, in each epoch.
+        expects = is_first or self._is_apart
         with self._state:
             self._close(leaves=False)
             lease = Lease(
@@ -111,7 +118,7 @@ class IslandPool(ServiceThread):
             self._lease = lease
             self._ask()
         limit = self._times.start_s if is_first else self._times.end_s
-        self._wait(lambda: not lease.is_fresh or (self.away and not is_first), limit)
+        self._wait(lambda: not lease.is_fresh or (self.away and not expects), limit)
         with self._state:
             lease.is_fresh = False
             agreed = lease.ledger.terms
@@ -256,16 +263,18 @@ class IslandPool(ServiceThread):
         try:
             self._rendezvous.ask(self._meet)
         except (RendezvousUnreachable, OtherTerms) as error:
+            self._is_apart |= isinstance(error, OtherTerms)
             self._note_absence(str(error))
 
     def _meet(self, store: Store) -> None:
         if not self._members.is_in and not self._ending:
             return
         for lease in self._closed:
-            self._update(store, lease)
+            with suppress(OtherTerms):  # nothing of it is known there
+                self._update(store, lease)
             with self._state:
                 self._closed = [one for one in self._closed if one is not lease]
-            store.delete_key(_key(lease, before=2))
+            store.delete_key(_key(lease, before=_KEPT_EPOCHS))
         if (lease := self._lease) is not None:
             begin = time.monotonic()
             self._update(store, lease)
@@ -342,7 +351,7 @@ class IslandPool(ServiceThread):
         if not lease.ledger.is_settled:
             return
         with self._state:
-            self._heard_at, self.away = time.monotonic(), ""
+            self._heard_at, self.away, self._is_apart = time.monotonic(), "", False
             told, self._told_alone = self._told_alone, False
             self._state.notify_all()
         if told:

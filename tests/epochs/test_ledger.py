@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lightning_adpsgd.epochs.claims import ClaimRate
 from lightning_adpsgd.epochs.lease import Lead, Lease
 from lightning_adpsgd.epochs.ledger import Ledger, OtherTerms
-from lightning_adpsgd.epochs.ranges import Ranges, as_ranges, numbers
+from lightning_adpsgd.epochs.ranges import Ranges, as_ranges, numbers, union
 from lightning_adpsgd.epochs.work_units import Terms
 
 TERMS = Terms(3, ((0, 100),), "100 samples")
@@ -402,6 +402,21 @@ def test_a_claim_whose_answer_was_lost_with_the_books_is_not_lost() -> None:
     assert claimed == ((2, 3),)
     found = written.joined(known, "me", ((0, 1),))
     assert found.left == ((2, 3),)
+
+
+@pytest.mark.parametrize("gives_back", [False, True])
+def test_who_was_evicted_and_is_back_tells_those_that_remember_it_what_it_has(
+    gives_back: bool,
+) -> None:
+    """Nothing is claimed while they wait, also in a life that it has seen."""
+    lease, found = lease_on(9)
+    if gives_back:
+        lease._give_back(lease.ahead)
+    # It was evicted, and one that had not seen this life has joined it since.
+    late = found._replace(held={"you": ()}, awaited={"me": ((0, 2),)})
+    after = lease.plan(late, set()).ledger
+    assert after.is_settled
+    assert union(after.left, after.held["me"]) == ((0, 9),)
 
 
 class Sailor:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
@@ -17,15 +18,18 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from lightning_adpsgd.epochs import pool
 from lightning_adpsgd.epochs.batches import SharedBatches
-from lightning_adpsgd.epochs.claims import LeaderBroadcast, LearnerIndex
+from lightning_adpsgd.epochs.claims import ClaimRate, LeaderBroadcast, LearnerIndex
+from lightning_adpsgd.epochs.lease import Lead, Lease
+from lightning_adpsgd.epochs.ledger import Ledger
 from lightning_adpsgd.epochs.pool import IslandPool, PoolTimeouts
-from lightning_adpsgd.epochs.work_units import EpochState
+from lightning_adpsgd.epochs.work_units import EpochState, Terms
 from lightning_adpsgd.islands.member_list import Member, MemberList
-from lightning_adpsgd.islands.rendezvous import Rendezvous
+from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
 from lightning_adpsgd.islands.service import MOST_ERRORS
+from lightning_adpsgd.islands.signatures import Signatures
 from lightning_adpsgd.transport.links.credentials import Credentials
 from tests.helpers import PATIENCE_S, together, until
-from tests.islands.archipelago import Server, rendezvous
+from tests.islands.archipelago import Server, rendezvous, still_clock
 
 T = TypeVar("T")
 QUICK = PoolTimeouts(look_s=0.02, wait_s=0.01, answer_s=60.0, end_s=60.0)
@@ -299,6 +303,38 @@ def test_who_joins_late_gets_the_rest_of_the_epoch_though_its_first_island_left(
         assert rows([first, second, late]) == Counter(range(60))
 
 
+def test_who_comes_several_epochs_late_finds_that_they_are_done() -> None:
+    """As after a long validation, which the others have left out."""
+    with rendezvous() as server, pools(server, 2, num_rows=9) as (one, late):
+        together([one.run, late.run])
+        for epoch in range(1, 6):
+            one.run(epoch)
+        for epoch in range(1, 6):
+            late.run(epoch)
+        assert rows([one, late]) == Counter(list(range(9)) * 6)
+
+
+def test_who_began_without_the_others_shares_their_next_epoch() -> None:
+    """Its seed is another, so it has no part in theirs until an epoch begins."""
+    with rendezvous() as server, pools(server, 2) as (one, apart):
+        pool: Any = apart.pool
+        ask, pool._times = pool._rendezvous.ask, replace(QUICK, start_s=0.1)
+
+        def is_away(action: object) -> None:
+            raise RendezvousUnreachable("it is away")
+
+        pool._rendezvous.ask = is_away
+        one.begin()
+        apart.begin()
+        pool._rendezvous.ask, pool._times = ask, QUICK
+        until(lambda: pool._is_apart, "the ledger of the other")
+        together([one.go_on, apart.go_on])
+        before = rows([one, apart])
+        together([partial(one.run, 1), partial(apart.run, 1)])
+        assert rows([one, apart]) - before == Counter(range(60))
+        assert one.batches.seed == apart.batches.seed
+
+
 def test_one_that_takes_weights_of_another_training_ends_its_own_epoch_first() -> None:
     """What it has trained on is done for the weights that it had, and for no others."""
     with rendezvous() as server, pools(server, 2) as (one, ahead):
@@ -424,3 +460,153 @@ def test_a_ledger_of_more_units_than_ones_own_is_not_taken_for_damage(
         rest.batches.close()
         rest.pool.leave(5.0)
     assert "starts over" not in caplog.text
+
+
+# --- turns of the thread, taken by hand
+
+
+class ByHand:
+    """A pool without its thread, over a store, and the time that it sees."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num: int = 1) -> None:
+        self.clock = still_clock(monkeypatch, pool)
+        self.store, self.closed = HashStore(), list[int]()
+        rendezvous: Any = SimpleNamespace(
+            ask=lambda action: action(self.store),
+            signatures=Signatures(Credentials(), "job"),
+            close=lambda: self.closed.append(1),
+        )
+        self.members: Any = Members(0, [f"name {n}" for n in range(num)])
+        self.pool: Any = IslandPool(rendezvous, self.members, lambda: None, TIMES)
+        ledger = Ledger("life", TERMS, ((0, 40),))
+        rate, lead = ClaimRate(), Lead()
+        self.lease = Lease(0, ledger, "name 0", rate, lead, lambda: 0)
+        self.pool._lease = self.lease
+
+    def written(self) -> Ledger:
+        return Ledger.from_json(self.store.get("pool/origin/0").decode())
+
+
+TIMES, TERMS = PoolTimeouts(), Terms(7, ((0, 40),), "40 samples")
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> ByHand:
+    return ByHand(monkeypatch)
+
+
+def test_who_is_off_the_list_claims_nothing_and_gives_all_back_at_its_end(
+    by_hand: ByHand,
+) -> None:
+    by_hand.pool._take_turn()
+    assert by_hand.written().held == {"name 0": ((0, 2),)}
+    by_hand.members.is_in = False
+    assert [by_hand.lease.hand_out() for _ in range(2)] == [0, 1]
+    by_hand.pool._take_turn()
+    assert by_hand.written().held == {"name 0": ((0, 2),)}
+    by_hand.pool._close(leaves=True)
+    by_hand.pool._ending = True
+    by_hand.pool._work()
+    assert by_hand.written() == by_hand.written()._replace(left=((0, 40),), held={})
+    assert by_hand.closed == [1]
+
+
+def test_a_store_that_has_lost_the_ledger_since_it_was_read_is_away(
+    by_hand: ByHand,
+) -> None:
+    by_hand.pool._take_turn()
+    by_hand.lease.close(leaves=True)
+    swap = by_hand.store.compare_set
+
+    class Emptied:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(by_hand.store, name)
+
+        def compare_set(self, key: str, old: str, new: str) -> bytes:
+            return swap(key, old, new) if old == new else old.encode()
+
+    emptied: Any = Emptied()
+    by_hand.pool._rendezvous.ask = lambda action: action(emptied)
+    by_hand.pool._ending = True  # it rests after the absence
+    by_hand.pool._take_turn()
+    assert by_hand.pool.away == "it has lost its data"
+
+
+def test_an_island_that_was_never_seen_is_gone_after_a_while_and_others_at_once(
+    by_hand: ByHand,
+) -> None:
+    ledger = Ledger("life", TERMS, (), {"name 0": (), "seen": (), "new": ()})
+    by_hand.pool._seen.add("seen")
+    for seconds, gone in ((0.0, {"seen"}), (3.0, {"seen"}), (0.25, {"seen", "new"})):
+        by_hand.clock.now += seconds
+        assert by_hand.pool._gone(ledger) == gone
+    # It was on the list meanwhile: the time of its absence begins anew.
+    assert by_hand.pool._gone(ledger._replace(held={})) == set()
+    assert by_hand.pool._gone(ledger) == {"seen"}
+
+
+@pytest.mark.parametrize(
+    ("num_left", "turn_s", "patience_s"),
+    [(40, 0.01, 0.25), (8, 0.01, 3.0), (8, 2.0, 6)],
+)
+def test_an_answer_is_waited_for_longer_near_the_end_and_over_a_long_link(
+    by_hand: ByHand, num_left: int, turn_s: float, patience_s: float
+) -> None:
+    by_hand.lease.ledger = by_hand.lease.ledger._replace(left=((0, num_left),))
+    by_hand.pool._lead.took(turn_s)
+    begin = by_hand.clock.now
+    for seconds, is_over in ((patience_s, False), (patience_s + 0.125, True)):
+        by_hand.clock.now = begin + seconds
+        assert by_hand.pool._hears_nothing(by_hand.lease, begin) == is_over
+    by_hand.pool._heard_at = by_hand.clock.now
+    assert not by_hand.pool._hears_nothing(by_hand.lease, begin)
+
+
+def test_a_ledger_that_others_have_yet_to_complete_is_no_answer(
+    by_hand: ByHand, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, ledger = by_hand.pool, by_hand.lease.ledger
+    pool.away = "it is away"
+    for _ in range(2):
+        pool._say_it_is_alone()
+    by_hand.lease.ledger = ledger._replace(awaited={"name 1": ((0, 1),)})
+    pool._note_presence(by_hand.lease)
+    assert (pool.away, pool._heard_at) == ("it is away", 0.0)
+    by_hand.lease.ledger = ledger
+    for _ in range(2):
+        pool._note_presence(by_hand.lease)
+    assert (pool.away, pool._heard_at) == ("", 100.0)
+    away, back = caplog.messages
+    assert "goes on with a share of what is left" in away
+    assert back == "the pool of batches is back"
+
+
+@pytest.mark.parametrize(
+    ("is_awaited", "fails", "pause_s"), [(0, 0, 0.5), (1, 0, 0.05), (1, 1, 0.5)]
+)
+def test_a_pool_that_is_waited_for_looks_more_often_unless_it_fails(
+    by_hand: ByHand, is_awaited: bool, fails: int, pause_s: float
+) -> None:
+    pauses = list[float]()
+    by_hand.pool._state.wait_for = lambda _, seconds: pauses.append(seconds)
+    by_hand.lease.is_awaited, by_hand.pool._in_a_row = bool(is_awaited), fails
+    by_hand.pool._asked = True
+    by_hand.pool._rest()
+    assert (pauses, by_hand.pool._asked) == ([pause_s], False)
+
+
+def test_training_waits_for_the_pool_only_while_it_asks_for_a_unit(
+    by_hand: ByHand,
+) -> None:
+    """An island that waits lets the others give back what they have claimed ahead."""
+    waited = list[bool]()
+
+    def fail() -> None:
+        waited.append(by_hand.lease.is_awaited)
+        raise RuntimeError("a learner has failed")
+
+    by_hand.pool._raise_if_failed = fail
+    by_hand.pool._state.wait = lambda seconds: None
+    with pytest.raises(RuntimeError, match="a learner has failed"):
+        by_hand.pool.next(0, waits=True)
+    assert (waited, by_hand.lease.is_awaited) == ([True], False)
