@@ -180,10 +180,15 @@ def ahead_of(
 
 
 def furthest_origin(members: MemberList, steps_of: Mapping[str, int]) -> str:
-    """The origin of the member with the most steps; the least origin in a tie."""
-    known = [one for one in members.by_number.values() if one.origin]
-    ranked = sorted(known, key=lambda m: (-steps_of.get(m.incarnation, 0), m.origin))
-    return ranked[0].origin if ranked else ""
+    """The origin of the training that others give way to, by the rule of `ahead_of`.
+
+    Else an island that gives way would take the weights of its own training from
+    another member, come back, and give way again.
+    """
+    listed = members.by_number.values()
+    known = [(steps_of.get(m.incarnation, 0), m.origin) for m in listed if m.origin]
+    most, _ = max(known, default=(0, ""))
+    return min((origin for steps, origin in known if 2 * steps >= most), default="")
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What a member list says: pure functions."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -117,14 +118,16 @@ def test_members_are_foreign_whose_trainings_are_known_to_differ(
         ({}, "a"),  # the least of several that are as far
         ({1: 5, 2: 5, 3: 5}, "a"),
         ({1: 4, 2: 5, 3: 4}, "a"),
-        ({1: 5, 2: 4, 3: 4}, "b"),
-        ({1: 4, 2: 4, 3: 5}, "c"),
+        ({1: 8, 2: 4, 3: 4}, "a"),  # as far
+        ({1: 9, 2: 4, 3: 4}, "b"),
+        ({1: 4, 2: 4, 3: 9}, "c"),
+        ({1: 5, 2: 4, 3: 9}, "b"),
         ({1: 1}, "b"),  # who has shown no steps has made none
         ({2: 1, 9: 99}, "a"),
         ({4: 99}, "a"),  # whose training nobody knows is not asked
     ],
 )
-def test_the_furthest_training_is_that_of_most_steps(
+def test_the_furthest_training_has_half_of_the_most_steps_and_the_least_name(
     steps_of: dict[int, int], origin: str
 ) -> None:
     trainings = enumerate(("b", "a", "c", ""), start=1)
@@ -173,6 +176,16 @@ def test_of_two_trainings_one_gives_way() -> None:
             steps_of = {one.incarnation: steps for one, steps in pair}
             behind = [ahead_of(*one, listed, steps_of) for one in pair]
             assert behind.count(None) == 1
+
+
+def test_who_gives_way_takes_the_weights_that_it_gives_way_to() -> None:
+    """Not those of its own training from another member that is as far."""
+    for mine, theirs in product(range(1, 30), range(1, 30)):
+        for own, other in (("a", "b"), ("b", "a")):
+            rest = {1: of_training(1, own), 2: of_training(2, other)}
+            listed, known = MemberList(0, rest), by_incarnation({1: mine, 2: theirs})
+            if ahead_of(of_training(3, own), mine, listed, known):
+                assert furthest_origin(listed, known) == other
 
 
 def test_a_list_holds_an_incarnation_and_objects_to_another() -> None:
