@@ -573,3 +573,57 @@ def test_learners_that_never_claim_open_no_connection(
     monkeypatch.setattr(claims, "own_connection", opened.append)
     ClaimCounter(HashStore(), LearnerIndex(0, 1, learner, 2), lambda name: None)
     assert len(opened) == (learner == 0)
+
+
+def held_by(learner: Learner) -> list[list[int]]:
+    """The batches that a new iterator hands out, of which one was fetched before."""
+    return list(learner.shared)
+
+
+def begun() -> Learner:
+    """One that trains on its first batch of four, and has fetched the next."""
+    learner = Learner(LearnerIndex(0, 1), HashStore(), 8, 2, 1)
+    learner.start_epoch(0)
+    assert learner.step()
+    return learner
+
+
+def test_what_is_held_of_an_epoch_is_no_part_of_the_next() -> None:
+    learner = begun()
+    learner.shared.start_epoch(1)
+    assert sorted(chain.from_iterable(held_by(learner))) == [*range(8)]
+
+
+def test_an_epoch_that_begins_again_goes_on_with_what_is_held() -> None:
+    learner = begun()
+    learner.shared.start_epoch(0)
+    rest = chain.from_iterable(held_by(learner))
+    assert sorted([*learner.trained, *rest]) == [*range(8)]
+
+
+def test_a_loader_that_was_replaced_hands_nothing_out() -> None:
+    learner = begun()
+    learner.shared.retire()
+    assert held_by(learner) == []
+
+
+def test_a_loader_that_is_closed_hands_out_what_is_held_and_knows_what_remains() -> (
+    None
+):
+    learner = begun()
+    state = learner.shared.state()
+    assert state is not None
+    learner.shared.close()
+    assert [len(batch) for batch in held_by(learner)] == [2]
+    assert learner.shared.state() == state
+
+
+def test_what_remains_can_be_asked_for_again_and_leaves_nothing_in_the_store() -> None:
+    store = HashStore()
+    counter = opened(store, LearnerIndex(0, 1), 9)
+    counter.next(0, True)
+    nums = set[int]()
+    for _ in range(3):
+        assert counter.remaining(()) == ((1, 9),)
+        nums.add(store.num_keys())
+    assert len(nums) == 1

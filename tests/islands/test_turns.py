@@ -707,3 +707,12 @@ def test_a_member_that_dies_during_an_outage_is_evicted_afterwards(
     turns.is_away = False
     turns.take()
     assert turns.numbers == {0}
+
+
+def test_who_has_waited_in_vain_for_an_empty_list_begins_none_later(
+    turns: Turns,
+) -> None:
+    turns.take()
+    assert not turns.one.begin_list(0.0)
+    turns.take(40)
+    assert turns.numbers == set()
