@@ -4,6 +4,7 @@ A look at the ledger is three steps: an island reads it, puts another one in its
 if it is still there, and applies the answer. Between any two of them its own training
 goes on, and so do all other islands. An answer may get lost, a rendezvous may be away
 or come back empty, an island may be killed or told to end, and others hear late of it.
+One may also be evicted, and cut off from the rendezvous, until it comes back.
 
     python -m tests.epochs.test_ledger_model 14000   # epochs with and without faults
 """
@@ -51,7 +52,7 @@ class Voyager(Sailor):
         """One step of the thread of its pool."""
         sea = self._sea
         assert isinstance(sea, Ocean)
-        if sea.is_away:
+        if sea.is_cut_off(self):
             self.asked = None
         elif self.asked is None:
             self.asked = self._read(sea)
@@ -126,7 +127,7 @@ class Ocean(Sea):
         self, dice: random.Random, num_islands: int, num_units: int, faults: set[str]
     ) -> None:
         self.dice, self.faults = dice, faults
-        self.is_away, self.left = False, list[Sailor]()
+        self.is_away, self.left, self.evicted = False, list[Sailor](), ""
         self._buried, self.of_the_gone = set[str](), set[int]()
         super().__init__(num_islands, num_units)
         self.roll = sorted(self.live)
@@ -143,8 +144,11 @@ class Ocean(Sea):
         """Islands on the member list: it is late to tell of the dead."""
         if self.dice.random() < 0.3:
             self._buried |= {one.name for one in self.dead}
-        gone = self._buried | {one.name for one in self.left}
+        gone = self._buried | {one.name for one in self.left} | {self.evicted}
         return {f"island {number}" for number in range(9)} - gone
+
+    def is_cut_off(self, one: Sailor) -> bool:
+        return self.is_away or one.name == self.evicted
 
     def voyagers(self) -> Iterator[Voyager]:
         for one in list(self.live.values()):
@@ -156,6 +160,9 @@ class Ocean(Sea):
             self.is_away = not self.is_away
         elif fault == "empty" and not self.is_away:
             self.text = ""
+        elif fault == "evict":
+            name = self.dice.choice(sorted(self.live))
+            self.evicted = "" if self.evicted else name
         elif len(self.live) > 1 and fault in ("kill", "end"):
             one = self.kill(self.dice.randrange(9))
             assert isinstance(one, Voyager)
@@ -177,7 +184,7 @@ class Ocean(Sea):
         one = self.dice.choice(list(self.voyagers()))
         if self.dice.random() < 0.6:
             one.look()
-        elif self.is_away and not one.has_ended and self.dice.random() < 0.5:
+        elif self.is_cut_off(one) and not one.has_ended and self.dice.random() < 0.5:
             one.ask_alone()
         else:
             self._train(one)
@@ -203,7 +210,7 @@ class Ocean(Sea):
             if self.faults and number < 8 * self.num_units and dice < 0.03:
                 self.meet_with(self.dice.choice(sorted(self.faults)))
             if number == 8 * self.num_units:
-                self.is_away = False
+                self.is_away, self.evicted = False, ""
             self.step()
             if all(one.has_ended and not one._in_hand for one in self.live.values()):
                 return
@@ -264,7 +271,7 @@ def test_a_lost_reply_loses_no_unit_and_doubles_none(seed: int) -> None:
         [
             *(("away",), ("empty",), ("away", "empty")),
             *(("away", "lost reply"), ("empty", "lost reply")),
-            ("away", "empty", "lost reply"),
+            *(("away", "empty", "lost reply"), ("empty", "evict")),
         ]
     ),
 )
