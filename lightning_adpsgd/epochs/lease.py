@@ -199,6 +199,14 @@ class Lease:
             return False
         return found.revision < newest or found.life != self.ledger.life
 
+    def _known_beside(self, found: Ledger) -> Ledger:
+        """What this island knows beside a ledger, as `Ledger.joined` takes it."""
+        known = self.ledger
+        if found.life != known.life:
+            return known
+        # Of this life all that others have told is in the ledger that was found.
+        return found._replace(left=union(found.left, known.left))
+
     def plan(self, found: Ledger, gone: set[str]) -> Plan:
         """The plan for a ledger from the rendezvous, including its replacement.
 
@@ -211,7 +219,7 @@ class Lease:
         is_asked = found.life != self.ledger.life or name in found.awaited
         if is_asked and not self.is_fresh:
             mine = union(out, as_ranges(self.ahead), finished)
-            found = found.joined(self.ledger, name, mine)
+            found = found.joined(self._known_beside(found), name, mine)
         # Only then, because it must be known to own the units that it gives back.
         if found.another_waits(name) and not self.is_awaited:
             self._give_back(self.ahead)

@@ -419,6 +419,17 @@ def test_who_was_evicted_and_is_back_tells_those_that_remember_it_what_it_has(
     assert union(after.left, after.held["me"]) == ((0, 9),)
 
 
+def test_who_is_back_in_the_same_life_remembers_nobody_who_has_ended_since() -> None:
+    """What such an island had held was finished, and would be trained on again."""
+    ledger = Ledger("life", TERMS, ((6, 12),), {"gone": ((0, 4),), "me": ((4, 6),)})
+    lease = Lease(0, ledger, "me", ClaimRate(), Lead(), lambda: 0)
+    lease.ahead, lease.is_fresh = [4, 5], False
+    found = ledger._replace(held={"late": ()}, awaited={"me": ((4, 6),)}, revision=7)
+    after = lease.plan(found, set()).ledger
+    assert after.names == {"late", "me"}
+    assert union(after.left, after.held["me"]) == ((4, 12),)
+
+
 class Sailor:
     """An island without threads: it claims, trains, and dies when it is told to."""
 
