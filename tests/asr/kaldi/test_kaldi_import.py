@@ -379,3 +379,9 @@ def test_the_command_for_kaldi_names_the_files(tmp_path):
         "ark:|gzip -c > out/swb.lat.gz",
     ]
     assert "--acoustic-scale=0.1" in words
+
+
+def test_a_folder_with_a_blank_in_its_name_is_one_word_in_kaldis_pipe_too():
+    files = (Path("m"), Path("g"), Path("my out/swb.scp"))
+    command = latgen_command(*files, acoustic_scale=0.1, beam=13.0, max_active=7000)
+    assert shlex.split(command)[-1] == "ark:|gzip -c > 'my out/swb.lat.gz'"
