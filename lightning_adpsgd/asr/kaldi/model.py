@@ -15,7 +15,6 @@ import numpy as np
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.parsing import ObjectReader
 
-
 _PARTS = {"<GCONSTS>", "<WEIGHTS>", "<MEANS_INVVARS>", "<INV_VARS>"}
 
 

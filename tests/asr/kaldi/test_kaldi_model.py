@@ -157,6 +157,7 @@ def test_a_text_model_that_contradicts_itself_is_refused(tmp_path, old, new, mes
         (b"<INV_VARS> ", b"<OUT_VARS> "),
         (integers([-1, 0, 1, 1]), integers([-1, 0, 1, 7])),
     ],
+    ids=["name", "entry"],
 )
 def test_a_binary_model_with_a_wrong_byte_is_named_with_the_place(tmp_path, old, new):
     assert old in binary_model()
