@@ -150,6 +150,19 @@ def test_alignments_of_another_model_are_refused_with_their_utterance(
     assert not (tmp_path / "l.npy").exists()
 
 
+def test_an_utterance_that_two_archives_have_counts_once_as_in_the_first(
+    tmp_path, transitions
+):
+    store = make_store(tmp_path / "store", {"u1": 3})
+    first, second = tmp_path / "ali.1", tmp_path / "ali.2"
+    write_alignments(first, {"u1": [2, 1, 8]})
+    write_alignments(second, {"u1": [10, 10, 10]})
+    labels = tmp_path / "labels.npy"
+    imported = import_labels([first, second], transitions, store, labels)
+    assert np.load(labels).tolist() == [0, 0, 1]
+    assert imported.counts.tolist() == [2, 1, 0, 0]
+
+
 def test_alignments_of_other_utterances_are_refused(tmp_path, transitions):
     store = make_store(tmp_path / "store", {"u1": 2})
     write_alignments(tmp_path / "ali.1", {"other": [1, 2]})
