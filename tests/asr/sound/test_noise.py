@@ -62,6 +62,7 @@ def test_every_stretch_of_recorded_noise_lies_in_its_file(
     soundfile.write(str(tmp_path / "hum.wav"), hum, 8000, subtype="FLOAT")
     for seed in range(12):
         noisy = add_noise(SPEECH, noise_files(tmp_path), (5.0, 5.0), dice_of(seed, "a"))
+        assert noisy is not SPEECH
         assert np.isfinite(noisy).all()
 
 
