@@ -73,7 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
     for path in options.sounds:
         try:
             _transcribe(recogniser, path, options.format)
-        except AudioError as error:
+        except BrokenPipeError:  # nobody reads on
+            raise
+        except (AudioError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             failed = 1
     return failed
@@ -84,7 +86,7 @@ def _transcribe(recogniser: "Recogniser", path: Path, style: str) -> None:
     from lightning_adpsgd.asr.sound.audio import SoundFile
     from lightning_adpsgd.files import written_whole
 
-    sound = SoundFile(path)
+    sound, name_of_file = SoundFile(path), _printable(path.stem)
     sides: dict[str, list[TimedWord]] = {
         channel_name(number): [] for number in range(sound.num_channels)
     }
@@ -93,7 +95,7 @@ def _transcribe(recogniser: "Recogniser", path: Path, style: str) -> None:
         name = channel_name(said.channel)
         sides[name].append(said.timed)
         if style == "ctm":
-            print(ctm_line(path.stem, name, said.timed), flush=True)
+            print(ctm_line(name_of_file, name, said.timed), flush=True)
     if poor := recogniser.num_poor - before:
         print(
             f"{path}: {poor} stretches of sound have no words, because they fit the "
@@ -103,11 +105,16 @@ def _transcribe(recogniser: "Recogniser", path: Path, style: str) -> None:
         )
     if style == "json":
         for name, words in sides.items():
-            print(json_line(f"{path.stem} {name}", words), flush=True)
+            print(json_line(f"{name_of_file} {name}", words), flush=True)
     if style == "textgrid":
         with written_whole(grid_of(path)) as file:
             file.write(text_grid(sides, sound.duration_s))
-        print(grid_of(path), flush=True)
+        print(_printable(str(grid_of(path))), flush=True)
+
+
+def _printable(name: str) -> str:
+    """The name of a file, whose bytes need not be valid text: those are escaped."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def alike(sounds: Sequence[Path]) -> str:

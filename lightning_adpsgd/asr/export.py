@@ -17,11 +17,11 @@ lexicon. `recogniser.Recogniser` reads such a folder.
 import importlib.util
 import os
 import shutil
-import tempfile
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ class KaldiStates:
         """Copies them into a folder; returns the names of the pdfs."""
         shutil.copy(self.transitions, folder / "transitions.npz")
         shutil.copy(self.graph / "pairs.npy", folder / "pairs.npy")
-        shutil.copytree(self.graph / "phones", folder / "phones")
+        shutil.copytree(self.graph / "phones", folder / "phones", dirs_exist_ok=True)
         num_pdfs = Transitions.load(folder / "transitions.npz").num_pdfs
         return tuple(f"pdf{pdf}" for pdf in range(num_pdfs))
 
@@ -104,7 +104,7 @@ class Adaptation:
 
     def write(self, folder: Path) -> int:
         """Copies the files into a folder; returns the values added to a frame."""
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         for name in self.options.files:
             places = [place / name for place in self.folders]
             found = next((path for path in places if path.exists()), places[0])
@@ -153,8 +153,8 @@ def export(parts: Parts, folder: Path, onnx: bool = False) -> None:
     """
     if folder.exists():
         raise FileExistsError(f"{folder} exists; choose another folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    partial = folder.with_name(f".{folder.name}.{uuid4().hex[:8]}.partial")
+    partial.mkdir(parents=True)
     try:
         write_files(parts, partial, onnx)
         os.replace(partial, folder)
@@ -164,6 +164,8 @@ def export(parts: Parts, folder: Path, onnx: bool = False) -> None:
 
 def write_files(parts: Parts, folder: Path, onnx: bool = False) -> None:
     """Writes the files of `export` into an existing folder, incomplete until the end.
+
+    Files that an interrupted call has left there are replaced.
 
     Raises:
         ModuleNotFoundError: `onnx` is set and the package is not installed.

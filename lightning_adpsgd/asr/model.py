@@ -144,6 +144,7 @@ class AcousticModel(LightningModule):
         Returns:
             `[batch, time, num_states]`.
         """
+        frames = frames.to(self.output.weight.dtype)  # of `precision="bf16-true"`, say
         return self.output(self.bottleneck(self.lstm(frames)[0]))
 
     @override

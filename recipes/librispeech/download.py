@@ -11,10 +11,15 @@ from pathlib import Path
 from torchaudio.datasets import LIBRISPEECH
 
 PARTS = ("train-clean-100", "dev-clean", "test-clean")
+UTTERANCES = {
+    **{"train-clean-100": 28_539, "train-clean-360": 104_014},
+    **{"train-other-500": 148_688, "dev-clean": 2703, "dev-other": 2864},
+    **{"test-clean": 2620, "test-other": 2939},
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Fetch what is not there; 0 when it is there, 1 with a message if it cannot be."""
+    """Fetch what is not there; 0 when all is there, 1 with a message if it is not."""
     parser = argparse.ArgumentParser(
         prog="python -m recipes.librispeech.download",
         description="Fetch parts of LibriSpeech by torchaudio.",
@@ -29,7 +34,16 @@ def main(arguments: list[str] | None = None) -> int:
         except (OSError, RuntimeError, ValueError) as error:
             print(f"error: {part} could not be fetched: {error}", file=sys.stderr)
             return 1
-        print(f"{part}: {len(found)} utterances in {given.out / 'LibriSpeech' / part}")
+        folder = given.out / "LibriSpeech" / part
+        if len(found) != UTTERANCES[part]:  # torchaudio takes a folder for all of it
+            print(
+                f"error: {folder}: expected {UTTERANCES[part]} utterances, found "
+                f"{len(found)}, as where unpacking was interrupted; delete the folder "
+                "and run this again",
+                file=sys.stderr,
+            )
+            return 1
+        print(f"{part}: {len(found)} utterances in {folder}")
     return 0
 
 

@@ -1,6 +1,7 @@
 """The acoustic model: its size, its loss, what it makes of whole utterances."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -313,6 +314,16 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_weights_in_float32():
     assert seen == [torch.bfloat16] * 2
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert math.isfinite(trainer.callback_metrics["train_loss"].item())
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_weights_of_other_precisions_train_and_evaluate(precision: Any):
+    model, frames = small_model(), torch.randn(25, 4)
+    loader = DataLoader(learnable_batches(16), batch_size=8)
+    trainer = quiet_trainer(max_steps=2, precision=precision)
+    trainer.fit(model, loader, loader)
+    assert math.isfinite(trainer.callback_metrics["val_loss"].item())
+    assert bool(model.log_likelihoods(frames).isfinite().all())
 
 
 @pytest.mark.parametrize("name", ["max_warp", "max_stretch"])

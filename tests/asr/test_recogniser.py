@@ -11,8 +11,18 @@ import soundfile
 import torch
 
 from lightning_adpsgd.asr.__main__ import main, refused_grids
-from lightning_adpsgd.asr.export import OwnStates, Parts, export, write_onnx
+from lightning_adpsgd.asr.export import (
+    Adaptation,
+    KaldiStates,
+    OwnStates,
+    Parts,
+    export,
+    write_files,
+    write_onnx,
+)
+from lightning_adpsgd.asr.frames.front_end import FrontEnd
 from lightning_adpsgd.asr.hmm.states import Topology, write_topology
+from lightning_adpsgd.asr.kaldi.model import Transitions
 from lightning_adpsgd.asr.language.lexicon import write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.recogniser import Recogniser
@@ -23,6 +33,7 @@ from lightning_adpsgd.asr.search.graph_files import write_graph
 from lightning_adpsgd.asr.search.graphs import decoding_graph, symbols_of
 from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
 from lightning_adpsgd.asr.sound.segments import find_segments
+from lightning_adpsgd.asr.speakers.adaptation import AdaptationOptions
 from tests.asr import digits
 
 SCALE = 0.3
@@ -270,6 +281,28 @@ def test_a_file_that_cannot_be_used_does_not_keep_others_back(exported, call, ca
     assert "call A" in found.out
 
 
+def test_a_textgrid_that_cannot_be_written_does_not_keep_others_back(
+    exported, call, tmp_path, capsys
+):
+    sounds = [str(shutil.copy(call, tmp_path / f"{name}.wav")) for name in "ab"]
+    (tmp_path / "a.TextGrid").mkdir()
+    command = ["transcribe", *sounds, "--model", str(exported), "--overwrite"]
+    assert main([*command, "--format", "textgrid"]) == 1
+    found = capsys.readouterr()
+    assert "error: " in found.err
+    assert "a.TextGrid" in found.err
+    assert found.out.split() == [f"{tmp_path}/b.TextGrid"]
+
+
+@pytest.mark.parametrize("style", ["ctm", "json", "textgrid"])
+def test_a_name_that_is_no_text_is_escaped(exported, call, tmp_path, capsys, style):
+    sound = tmp_path / b"caf\xe9.wav".decode(errors="surrogateescape")
+    shutil.copy(call, sound)
+    command = ["transcribe", str(sound), "--model", str(exported)]
+    assert main([*command, "--format", style]) == 0
+    assert "caf\\udce9" in capsys.readouterr().out.replace("\\\\", "\\")
+
+
 def test_a_folder_without_a_recogniser_is_named(tmp_path, capsys):
     assert main(["transcribe", "a.wav", "--model", str(tmp_path)]) == 1
     assert f"error: {tmp_path}: no recogniser" in capsys.readouterr().err
@@ -350,6 +383,37 @@ def test_an_export_that_fails_leaves_nothing(parts, tmp_path):
     with pytest.raises(FileNotFoundError):
         export(broken, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["graph"]
+
+
+def test_an_export_that_was_cut_off_is_written_again(parts, tmp_path):
+    FrontEnd().save(tmp_path / "front_end.npz")
+    options = AdaptationOptions(fmllr=False, ivectors=False)
+    adaptation = Adaptation(options=options, folders=(tmp_path,))
+    (tmp_path / "model").mkdir()
+    for _ in range(2):
+        adapted = dataclasses.replace(parts, adaptation=adaptation)
+        write_files(adapted, tmp_path / "model")
+    assert (tmp_path / "model/adaptation/front_end.npz").exists()
+
+
+def test_states_of_kaldi_that_were_cut_off_are_written_again(tmp_path):
+    numbers, flags = np.zeros(2, np.int32), np.zeros(2, bool)
+    found = Transitions(numbers, numbers, numbers, flags, flags, np.zeros(2))
+    found.save(tmp_path / "transitions.npz")
+    np.save(tmp_path / "pairs.npy", numbers)
+    for folder in ("phones", "model"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "phones/word_boundary.int").touch()
+    states = KaldiStates(transitions=tmp_path / "transitions.npz", graph=tmp_path)
+    for _ in range(2):
+        assert states.write(tmp_path / "model") == ("pdf0",)
+
+
+def test_others_may_read_an_export_as_they_may_read_other_folders(parts, tmp_path):
+    (tmp_path / "other").mkdir()
+    export(parts, tmp_path / "model")
+    modes = [(tmp_path / name).stat().st_mode for name in ("other", "model")]
+    assert modes[0] == modes[1]
 
 
 def test_a_folder_that_is_there_is_not_overwritten(parts, exported):

@@ -63,6 +63,21 @@ def _speakers(data: Path, split: str) -> list[str]:
     return [utterance.speaker for utterance in read_utterances(path)]
 
 
+def test_what_kaldi_writes_beside_its_tables_is_no_change_of_the_corpus(data: Path):
+    assert _run(data, "prepare") == 0
+    read = [path for path in data.rglob("*") if path.is_file()]
+    for name in ("train/feats.scp", "train/split2/1/feats.scp", "lang/words.txt"):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).touch()
+    assert _run(data, "prepare") == 0
+    for path in read:
+        text = path.read_text()
+        path.write_text(text + " ")
+        assert _run(data, "check") == 1, path
+        path.write_text(text)
+    assert _run(data, "prepare") == 0
+
+
 def test_alignments_with_kaldis_names_are_the_labels(data: Path):
     assert _run(data, "lm") == 0
     assert _run(data, "features") == 0

@@ -15,6 +15,7 @@ from recipes.hybrid.pipeline.command import parser, settings_from
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.librispeech import download
 from recipes.librispeech.__main__ import RECIPE, main
+from recipes.librispeech.download import UTTERANCES
 
 
 @pytest.fixture(scope="module")
@@ -187,9 +188,18 @@ def test_the_downloader_is_torchaudios(
         asked.append((root, part, download))
         if part == "test-clean":
             raise OSError("no network")
-        return [0] * 3
+        return [0] * UTTERANCES[part]
 
     monkeypatch.setattr(download, "LIBRISPEECH", fetch)
     assert download.main(["--out", str(tmp_path / "data")]) == 1
     assert [part for _, part, _ in asked] == list(download.PARTS)
     assert "test-clean could not be fetched: no network" in capsys.readouterr().err
+
+
+def test_a_part_whose_unpacking_was_interrupted_is_not_taken_for_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(download, "LIBRISPEECH", lambda *_, **__: [0] * 9)
+    assert download.main(["--out", str(tmp_path), "--parts", "dev-clean"]) == 1
+    told = f"{tmp_path}/LibriSpeech/dev-clean: expected 2703 utterances, found 9"
+    assert told in capsys.readouterr().err

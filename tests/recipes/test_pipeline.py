@@ -1,17 +1,19 @@
 """Stages are run once, whole or not at all, and never again with other settings."""
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
+import resource
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
-from recipes.hybrid.pipeline import contents
+from recipes.hybrid.pipeline import contents, runner
 from recipes.hybrid.pipeline.contents import Contents
 from recipes.hybrid.pipeline.groups import LmSettings
 from recipes.hybrid.pipeline.overrides import override
@@ -114,6 +116,64 @@ def test_a_failed_stage_leaves_no_output_and_can_go_on(settings: Settings):
     assert recorder.calls == ["check", "lm", "lm", "train"]
     # the second attempt found the piece of the first
     assert (settings.directory("lm") / "text").read_text().endswith("lm1")
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """Under which files can be made and emptied, but not filled."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def test_an_attempt_on_a_full_disk_leaves_the_work_of_the_one_before(
+    settings: Settings, capsys
+):
+    recorder = Recorder()
+    recorder.failing = {"check"}
+    with pytest.raises(OSError, match="disk full"):
+        run_stages(settings, recorder.stages())
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        run_stages(settings, recorder.stages())
+    recorder.failing = set()
+    run_stages(settings, recorder.stages())
+    assert (settings.directory("check") / "text").read_text() == " check1"
+
+
+@pytest.mark.parametrize("cut_off_at", ["_sync_files", "write_json", "Path.rename"])
+def test_what_was_cut_off_before_it_had_its_name_is_not_thrown_away(
+    settings: Settings, monkeypatch, cut_off_at: str
+):
+    def breaks(*_: object) -> None:
+        raise OSError("cut off")
+
+    recorder = Recorder()
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{runner.__name__}.{cut_off_at}", breaks)
+        with pytest.raises(OSError, match="cut off"):
+            run_stages(settings, recorder.stages(), last="check")
+    assert not settings.directory("check").exists()
+    run_stages(settings, recorder.stages(), last="check")
+    found = settings.directory("check")
+    names = {"piece0", "piece1", "text"}
+    assert {path.name for path in found.iterdir()} == {*names, STAMP}
+    assert json.loads((found / STAMP).read_text())["outputs"].keys() == names
+
+
+def test_files_are_on_the_disk_before_their_stamp(settings: Settings, monkeypatch):
+    synced: list[tuple[int, bool]] = []
+    stamp = settings.out / f"exp/.check.partial/{STAMP}"
+
+    def sync(number: int) -> None:
+        synced.append((os.fstat(number).st_ino, stamp.exists()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    run_stages(settings, Recorder().stages(), last="check")
+    text = settings.directory("check") / "text"
+    assert (text.stat().st_ino, False) in synced
 
 
 def test_pieces_that_are_soon_made_again_are_thrown_away_under_other_settings(
@@ -397,6 +457,31 @@ def test_another_text_under_the_name_of_a_setting_is_refused(
     run_stages(settings, Recorder().stages(), first="lm", redo=True)
     text.unlink()  # which is not needed any more
     run_stages(settings, Recorder().stages(), first=first)
+
+
+def test_what_kaldi_adds_to_its_folders_is_no_change_of_what_was_read(
+    settings: Settings, tmp_path: Path
+):
+    experiment, data = tmp_path / "tri4", tmp_path / "data"
+    for folder in (experiment, data):
+        folder.mkdir()
+    for path in (experiment / "ali.1.gz", data / "segments"):
+        path.write_text("uno\n")
+    chosen = override(
+        settings, f"kaldi.experiment={experiment}", f"kaldi.data={data},{data}"
+    )
+    stages = [Stage("kaldi", "k", lambda *_: None, depends=("kaldi",))]
+    run_stages(chosen, stages)
+    for added in (experiment / "decode_eval/lat.1.gz", data / "split4/1/segments"):
+        added.parent.mkdir(parents=True)
+        added.write_text("dos\n")
+    run_stages(chosen, stages)
+    for path in (experiment / "ali.1.gz", data / "segments"):
+        _edit(path, "dos\n")
+        with pytest.raises(StageError, match=r"`kaldi`.*contents\.kaldi\..* was \w+"):
+            run_stages(chosen, stages)
+        _edit(path, "uno\n")
+    run_stages(chosen, stages)
 
 
 def test_a_copy_of_the_corpus_with_other_times_is_the_same(settings: Settings):

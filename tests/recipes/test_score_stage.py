@@ -265,6 +265,26 @@ def test_a_run_that_was_scored_on_another_reference_is_said_not_to_be_compared(
     assert f"against {settings.run}: not compared: both systems must have" in said
 
 
+@pytest.mark.parametrize("changed", ["rules", "words"])
+def test_runs_whose_words_were_compared_in_another_way_are_not_compared(
+    settings, monkeypatch, capsys, changed
+):
+    monkeypatch.setattr(scoring, "find_hubscr", lambda: None)
+    run(settings)
+    second = dataclasses.replace(settings, run="other")
+    shutil.copytree(settings.directory("decode"), second.directory("decode"))
+    second.directory("score").mkdir(parents=True)
+    if changed == "rules":
+        second = dataclasses.replace(second, scoring="plain")
+    else:
+        reference = settings.directory("prepare") / "eval.stm"
+        reference.write_text(STM.replace("INDEED", "OF COURSE"))
+    assert run(second)["compared"] == {}
+    said = capsys.readouterr().out
+    assert f"against {settings.run}: not compared: " in said
+    assert "has other words for the same segments, or they were compared in" in said
+
+
 def test_the_lines_of_a_reference_are_in_the_order_of_the_test_sets(settings):
     splits = ("dev-clean", "test-clean", "dev-other", "test-other", "test")
     spoken = {split: [] for split in splits}

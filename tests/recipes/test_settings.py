@@ -87,6 +87,8 @@ def test_settings_are_looked_at_together_in_whatever_order_they_stand(
         assert changed.uses_kaldi
     with pytest.raises(ValueError, match=r"needs `kaldi\.experiment`"):
         override(settings, both[0])
+    with pytest.raises(ValueError, match=r"`out` must have no comma.*got /a,b"):
+        override(settings, *both, "out=/a,b")
 
 
 def test_the_last_of_several_values_holds(settings: _Extended):

@@ -1,9 +1,11 @@
 """The stage `train`: its strategies, its failures, the figures of several attempts."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_adpsgd import HADPSGDStrategy
@@ -78,6 +80,44 @@ def test_a_training_for_a_time_begins_anew_if_it_was_interrupted(tmp_path, monke
         with pytest.raises(StageError, match="no learner"):
             train(Settings(corpus=tmp_path, out=tmp_path, race=race), tmp_path)
     assert left == [".fingerprint", "checkpoints", "logs", ".fingerprint"]
+
+
+def test_a_training_that_has_ended_is_not_begun_anew_if_its_stage_was_cut_off(
+    tmp_path, monkeypatch
+):
+    module, calls = sys.modules[train.__module__], list[str]()
+    settings = Settings(corpus=tmp_path, out=tmp_path)
+
+    def learn(_: Settings, output: Path) -> None:
+        calls.append("learn")
+        (output / "checkpoints").mkdir(exist_ok=True)
+        for name in ("last", "best"):
+            torch.save({"epoch": 3}, output / "checkpoints" / f"{name}.ckpt")
+
+    monkeypatch.setattr(module, "_train_in_process", learn)
+    for _ in range(2):
+        train(settings, tmp_path)
+    assert calls == ["learn"]
+    assert {path.name for path in tmp_path.glob("*.ckpt")} == {
+        "model.ckpt",
+        "best.ckpt",
+    }
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["best_epoch"], summary["other_cores"]) == (4, None)
+
+
+def test_a_training_for_a_time_takes_no_model_of_an_attempt_before(
+    tmp_path, monkeypatch
+):
+    def fail(_: Settings, output: Path) -> None:
+        assert not list(output.glob("*.ckpt"))
+        raise StageError("no learner in this test")
+
+    monkeypatch.setattr(sys.modules[train.__module__], "_train_in_process", fail)
+    (tmp_path / "model.ckpt").touch()
+    settings = Settings(corpus=tmp_path, out=tmp_path, race=RaceSettings(seconds=5.0))
+    with pytest.raises(StageError, match="no learner"):
+        train(settings, tmp_path)
 
 
 def test_figures_of_all_attempts_become_one_table_in_order_of_steps(tmp_path):

@@ -102,12 +102,12 @@ def read_calldata(path: Path, skipped: Skipped) -> dict[tuple[str, int], Caller]
         fields = [field.strip(' "\t') for field in line.split(",")]
         if fields[_CALL].upper() == "CALL_ID":
             continue
-        if len(fields) <= _CALLERS[1] + 1 or not fields[_CALL].isdigit():
+        if len(fields) <= _CALLERS[1] + 1 or not fields[_CALL].isdecimal():
             where = f"{path}:{number}: {line.strip()[:60]!r}"
             skipped.add("malformed line of callers", where, remedy=LINE_LEFT_OUT)
             continue
         for channel, column in enumerate(_CALLERS):
-            if fields[column].isdigit() and int(fields[column]):
+            if fields[column].isdecimal() and int(fields[column]):
                 key = f"fe_03_{int(fields[_CALL]):05d}", channel
                 callers[key] = Caller(f"fe{fields[column]}", fields[column + 1][:1])
     return callers

@@ -110,7 +110,7 @@ def read_sexes(path: Path, skipped: Skipped) -> dict[str, str]:
         fields = [field.strip() for field in line.split("|")]
         if line.lstrip().startswith(";"):
             continue
-        if len(fields) < 3 or not fields[0].isdigit() or fields[1] not in ("M", "F"):
+        if len(fields) < 3 or not fields[0].isdecimal() or fields[1] not in ("M", "F"):
             where = f"{path}:{number}: {line.strip()[:60]!r}"
             skipped.add("malformed line of readers", where, remedy=LINE_LEFT_OUT)
             continue

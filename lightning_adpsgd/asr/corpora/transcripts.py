@@ -137,7 +137,7 @@ def read_speakers(path: Path, skipped: Skipped) -> dict[tuple[str, int], Caller]
     callers: dict[tuple[str, int], Caller] = {}
     for number, line in read_lines(path, skipped):
         fields = [field.strip(' "\t') for field in line.split(",")]
-        if len(fields) < 4 or not all(f.isdigit() for f in (fields[0], *fields[2:4])):
+        if len(fields) < 4 or not all(f.isdecimal() for f in (fields[0], *fields[2:4])):
             if number > 1:  # the first may be the names of the columns
                 where = f"{path}:{number}: {line.strip()[:60]!r}"
                 skipped.add("malformed line of callers", where, remedy=LINE_LEFT_OUT)

@@ -19,6 +19,7 @@ from lightning_adpsgd.asr.frames.shards import (
     write_plan,
     write_rows,
 )
+from lightning_adpsgd.files import bytes_written_whole
 
 WHOLE = "frames.npy"
 _PARTIAL = ".frames.partial.npy"
@@ -166,7 +167,6 @@ def is_stored(folder: Path) -> bool:
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Writes an array, whole or not at all."""
-    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial.npy")
-    np.save(partial, array)
-    os.replace(partial, path)
+    """Writes an array, whole or not at all, also if several machines write it."""
+    with bytes_written_whole(path) as file:
+        np.save(file, array)

@@ -50,7 +50,7 @@ def alignment_files(folder: str | Path) -> list[Path]:
 def _check_jobs(folder: Path, found: int) -> None:
     path = folder / "num_jobs"
     jobs = path.read_text().strip() if path.exists() else ""
-    if jobs.isdigit() and int(jobs) != found:
+    if jobs.isdecimal() and int(jobs) != found:
         raise KaldiError(
             f"{folder}: num_jobs says {jobs} files ali.*.gz, found {found}"
         )

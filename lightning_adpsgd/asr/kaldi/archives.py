@@ -62,17 +62,22 @@ class _Stream:
             raise _Damage(f"the archive ends {size - len(data)} bytes too soon")
         return data
 
-    def up_to(self, end: bytes, most: int) -> bytes:
-        """The bytes before the byte `end`, which is skipped."""
+    def up_to(self, ends: bytes, most: int) -> bytes:
+        """The bytes before the first of the bytes `ends`, which is skipped."""
         size = 64
-        while (found := self.ahead(size).find(end)) < 0:
+        while (found := _first(self.ahead(size), ends)) < 0:
             if size > most or len(self.ahead(size)) < size:
-                raise _Damage(f"expected {end!r}, found {self.ahead(40)!r}")
+                raise _Damage(f"expected {ends!r}, found {self.ahead(40)!r}")
             size *= 2
         return self.read(found + 1)[:-1]
 
     def is_at_end(self) -> bool:
         return not self.ahead(1)
+
+
+def _first(data: bytes, ends: bytes) -> int:
+    places = (data.find(end) for end in ends)
+    return min((place for place in places if place >= 0), default=-1)
 
 
 def _step(missing: int) -> int:
@@ -131,7 +136,7 @@ def _failure(path: Path, at: int, last: str, error: Exception) -> KaldiError:
 
 
 def _name(stream: _Stream) -> str:
-    name = stream.up_to(b" ", 1 << 16).decode("utf-8", "replace").lstrip()
+    name = stream.up_to(b" \t", 1 << 16).decode("utf-8", "replace").lstrip()
     if not name or "\n" in name or "\0" in name:
         raise _Damage(f"expected the name of an utterance, found {name[:40]!r}")
     return name
@@ -157,7 +162,7 @@ def _text_integers(stream: _Stream) -> np.ndarray:
     line = stream.up_to(b"\n", _MOST_BYTES)
     try:
         return np.array([int(field) for field in line.split()], np.int32)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise _Damage(f"expected whole numbers, found {line[:40]!r}") from error
 
 

@@ -16,6 +16,8 @@ from lightning_adpsgd.asr.kaldi.tables import read_speakers
 
 _LEAST_VARIANCE = 1e-20  # as Kaldi's
 _STATISTICS = 2
+# As Kaldi's programs read them: `--norm-vars` alone is true.
+_TRUE, _FALSE = ("true", "t", "1", ""), ("false", "f", "0")
 
 
 class Cmvn:
@@ -83,10 +85,8 @@ def cmvn_beside(source: str | Path, options: Path | None = None) -> Cmvn | None:
     table = Path(str(source).removeprefix("scp:"))
     if table.name != "feats.scp" or not (table.parent / "cmvn.scp").exists():
         return None
-    has_options = options is not None and options.exists()
-    text = options.read_text(encoding="utf-8") if options and has_options else ""
-    with_variance = "--norm-vars=true" in text.split()
-    if "--norm-means=false" not in text.split():
+    with_variance = _option(options, "norm-vars", False)
+    if _option(options, "norm-means", True):
         return Cmvn(table.parent, with_variance=with_variance)
     if with_variance:
         raise KaldiError(
@@ -94,3 +94,16 @@ def cmvn_beside(source: str | Path, options: Path | None = None) -> Cmvn | None:
             "true"
         )
     return None
+
+
+def _option(options: Path | None, name: str, default: bool) -> bool:
+    """An option of `cmvn_opts` in any of Kaldi's spellings, the last one if several."""
+    text = options.read_text("utf-8") if options and options.exists() else ""
+    given = [word.partition("=") for word in text.split()]
+    values = [value.lower() for found, _, value in given if found == f"--{name}"]
+    for value in values:
+        if value not in _TRUE + _FALSE:
+            raise KaldiError(
+                f"{options}: `--{name}` must be true or false, got {value!r}"
+            )
+    return values[-1] in _TRUE if values else default

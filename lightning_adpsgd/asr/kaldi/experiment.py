@@ -89,7 +89,7 @@ def check_experiment(experiment: Experiment) -> Transitions:
     read_words(experiment.graph / "words.txt")
     path = experiment.graph / "num_pdfs"
     number = path.read_text().strip() if path.exists() else ""
-    if number.isdigit() and int(number) != transitions.num_pdfs:
+    if number.isdecimal() and int(number) != transitions.num_pdfs:
         raise KaldiError(
             f"{path}: the graph is for {number} pdfs, {experiment.model} has "
             f"{transitions.num_pdfs}; they do not belong together"

@@ -71,6 +71,6 @@ def latgen_command(
         str(model),
         str(graph / "HCLG.fst"),
         f"scp:{table}",
-        f"ark:|gzip -c > {lattices}",
+        f"ark:|gzip -c > {shlex.quote(str(lattices))}",
     ]
     return " ".join(shlex.quote(word) for word in words)

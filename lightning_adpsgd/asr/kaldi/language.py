@@ -18,7 +18,7 @@ def read_words(path: str | Path) -> dict[int, str]:
     """
     words = {}
     for number, fields in _fields(Path(path)):
-        if len(fields) != 2 or not fields[1].isdigit():
+        if len(fields) != 2 or not fields[1].isdecimal():
             raise KaldiError(f"{path}:{number}: expected `word label`, got {fields}")
         words[int(fields[1])] = fields[0]
     return words
@@ -90,7 +90,7 @@ def _read_kinds(path: Path) -> dict[int, str]:
     known = ("nonword", "begin", "end", "internal", "singleton")
     kinds = {}
     for number, fields in _fields(path):
-        if len(fields) != 2 or not fields[0].isdigit() or fields[1] not in known:
+        if len(fields) != 2 or not fields[0].isdecimal() or fields[1] not in known:
             problem = f"expected `phone {'|'.join(known)}`, got {fields}"
             raise KaldiError(f"{path}:{number}: {problem}")
         kinds[int(fields[0])] = fields[1]
@@ -102,7 +102,7 @@ def _read_lexicon(path: Path) -> Boundaries:
     pronunciations: dict[int, list[list[int]]] = {}
     silence = 0
     for number, fields in _fields(path):
-        if len(fields) < 3 or not all(field.isdigit() for field in fields):
+        if len(fields) < 3 or not all(field.isdecimal() for field in fields):
             problem = f"expected `word word phone ...`, got {fields}"
             raise KaldiError(f"{path}:{number}: {problem}")
         word, phones = int(fields[0]), [int(field) for field in fields[2:]]

@@ -15,6 +15,8 @@ import numpy as np
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.parsing import ObjectReader
 
+_PARTS = {"<GCONSTS>", "<WEIGHTS>", "<MEANS_INVVARS>", "<INV_VARS>"}
+
 
 class HmmState(NamedTuple):
     """A state of a topology.
@@ -144,7 +146,7 @@ def _mixture(reader: ObjectReader) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     while (token := reader.token()) not in ("</DiagGMM>", "<DiagGMMEnd>"):
         is_vector = token in ("<GCONSTS>", "<WEIGHTS>")
         fields[token] = reader.vector() if is_vector else reader.matrix()
-    if len(fields) < 4:
+    if not fields.keys() >= _PARTS:
         raise reader.fail("constants, weights, means and variances before it")
     return fields["<GCONSTS>"], fields["<MEANS_INVVARS>"], fields["<INV_VARS>"]
 
@@ -217,7 +219,10 @@ def _binary_topology(reader: ObjectReader) -> dict[int, list[HmmState]]:
         [_binary_state(reader, has_loop_pdfs) for _ in range(reader.integer())]
         for _ in range(count)
     ]
-    return {int(phone): entries[entry_of[phone]] for phone in phones}
+    try:
+        return {int(phone): entries[entry_of[phone]] for phone in phones}
+    except IndexError as error:
+        raise reader.fail("an entry for each phone before it") from error
 
 
 def _binary_state(reader: ObjectReader, has_loop_pdfs: bool) -> HmmState:

@@ -154,9 +154,10 @@ def read_cmudict(path: Path, skipped: Skipped) -> Dictionary:
     """
     found: dict[str, dict[Pronunciation, None]] = {}
     for number, line in read_lines(path, skipped):
-        if line.startswith(";;;"):
+        fields = line.partition(" #")[0].split()
+        if line.startswith((";;;", "# ")) or not fields:
             continue
-        written, *phones = line.partition(" #")[0].split()
+        written, *phones = fields
         if not phones:
             where = f"{path}:{number}: {written}"
             skipped.add("dictionary line without phones", where, remedy=LINE_LEFT_OUT)

@@ -166,7 +166,8 @@ def _spread(
         if not words:
             problem = "a rule of the GLM offers an alternative without words"
             raise ScoringError(f"{where}: {problem}; NIST's tools require `@` for it")
-        start, share = float(place[2]), float(place[3]) / len(words)
+        start, share = (seconds_of(text, where) for text in place[2:4])
+        share /= len(words)
         lines.append(
             [
                 f"{place[0]} {place[1]} {start + share * index:.3f} {share:.3f} {word} "

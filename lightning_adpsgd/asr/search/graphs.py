@@ -176,7 +176,9 @@ def grammar_from_arpa(arpa: str | Path, symbols: Symbols) -> kaldifst.StdVectorF
 
 
 def _write_table(symbols: Symbols) -> Path:
-    with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as file:
+    with tempfile.NamedTemporaryFile(
+        "w", suffix=".txt", delete=False, encoding="utf-8"
+    ) as file:
         file.writelines(f"{word} {label}\n" for word, label in symbols.words.items())
     return Path(file.name)
 

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,16 @@ _LENGTH = 16  # characters of a digest
 _SOUND = frozenset(
     (".sph", ".wav", ".flac", ".ogg", ".mp3", ".aif", ".aiff", ".w64", ".ark", ".npy")
 )
+# Of folders into which Kaldi's programs write other things, too: what is read.
+_READ = {
+    "kaldi.experiment": (
+        *("final.mdl", "ali.*", "num_jobs", "cmvn_opts"),
+        *("graph*/HCLG.fst", "graph*/words.txt", "graph*/num_pdfs"),
+        "graph*/phones/*.int",
+    ),
+    "kaldi.more_alignments": ("ali.*", "num_jobs"),
+    "kaldi.data": ("segments", "reco2file_and_channel"),
+}
 # A file may change twice within what its clock tells apart, as on FAT.
 _CLOCK_NS = 3 * 10**9
 
@@ -50,12 +60,20 @@ class Contents:
         with suppress(OSError, ValueError):
             self._known = {k: (a, b) for k, (a, b) in _read(memory).items()}
 
-    def of(self, path: Path) -> str | None:
-        """The digest of a file or a folder; None if there is neither."""
+    def of(self, path: Path, setting: str = "") -> str | None:
+        """The digest of a file or a folder, if it is there.
+
+        Args:
+            path: the file or folder.
+            setting: name of the setting that names it.
+        """
         if path.is_file():
             return self._of_file(path, True)
         if not path.is_dir():
             return None
+        if setting in _READ:
+            found = {one for pattern in _READ[setting] for one in path.glob(pattern)}
+            return self.of_files(sorted(found))
         with suppress(CorpusError):
             return self.of_files(one.path for one in find_files([path], Skipped()))
         return None
@@ -91,18 +109,24 @@ class Contents:
         return digest
 
 
-def digests_in(folder: Path) -> dict[str, str]:
+def digests_in(folder: Path, besides: Collection[str] = ()) -> dict[str, str]:
     """Digests of all files in a folder, by their names there.
 
     Of archives of frames a few blocks count; all others count whole.
+
+    Args:
+        folder: the folder.
+        besides: names of files and folders in it that are left out.
     """
     found = {}
     for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if name.parts[0] in besides:
+            continue
         with suppress(OSError):  # what others write, and take away
             if path.is_file():
                 whole, size = path.suffix not in _SOUND, path.stat().st_size
-                name = path.relative_to(folder).as_posix()
-                found[name] = _digest(path, size, whole)
+                found[name.as_posix()] = _digest(path, size, whole)
     return found
 
 

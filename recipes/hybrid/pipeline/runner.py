@@ -23,6 +23,7 @@ import dataclasses
 import fcntl
 import functools
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,6 +33,7 @@ from typing import Any, Literal, NamedTuple
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.corpora.discs import find_files
+from lightning_adpsgd.files import write_json, written_whole
 from recipes.hybrid.pipeline.contents import (
     Contents,
     digest_of,
@@ -84,6 +86,7 @@ class Stage(NamedTuple):
             does not read.
         needs: names of stages that must be finished, and that may be made again
             without making this one out of date.
+        of_corpus: patterns of the files below the corpus that it reads; empty: all.
         work: glob pattern of the files from which an interrupted one continues, where
             they are hours of work; empty: it is soon begun anew.
     """
@@ -99,6 +102,7 @@ class Stage(NamedTuple):
     is_last: bool = False
     apart: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    of_corpus: tuple[str, ...] = ()
     work: str = ""
 
 
@@ -196,7 +200,7 @@ def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
         StageError: A stage that it reads is not finished.
     """
     values = _settings_of(stage, settings)
-    files = _corpus_files(settings) if "corpus" in values else []
+    files = _corpus_files(stage, settings) if "corpus" in values else []
     if "corpus" in values:
         digest = _names_and_sizes(files)
         values["corpus"] = {"path": str(settings.corpus), "files": digest}
@@ -216,10 +220,10 @@ def _contents_of(
     crew = settings.crew
     found = Contents(settings.out / "exp" / _CONTENTS, crew.leads)
     digests = {
-        label: found.of(path)
+        label: found.of(path, setting)
         for name in stage.depends
         for label, path in paths_of(attrgetter(name)(settings), name)
-        if label.partition("[")[0] not in stage.apart
+        if (setting := label.partition("[")[0]) not in stage.apart
     }
     if corpus:
         digests["corpus"] = found.of_files(corpus)
@@ -243,11 +247,13 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def _corpus_files(settings: Settings) -> list[Path]:
+def _corpus_files(stage: Stage, settings: Settings) -> list[Path]:
     try:
-        return [file.path for file in find_files(settings.roots, Skipped())]
+        found = [file.path for file in find_files(settings.roots, Skipped())]
     except CorpusError as error:
         raise StageError(f"--corpus: {error}") from error
+    reads = stage.of_corpus or ("*",)
+    return [path for path in found if any(map(path.match, reads))]
 
 
 def _names_and_sizes(files: Iterable[Path]) -> str:
@@ -487,7 +493,9 @@ def _claim(stage: Stage, partial: Path, fingerprint: dict[str, Any]) -> None:
     if partial.exists() and _claimed(stage, partial, fingerprint) != fingerprint:
         shutil.rmtree(partial)  # left by an attempt with other settings or inputs
     partial.mkdir(exist_ok=True)
-    (partial / _CLAIM).write_text(json.dumps(fingerprint, sort_keys=True))
+    # Whole even on a full disk: without it, the next attempt removes the work.
+    with written_whole(partial / _CLAIM) as file:
+        file.write(json.dumps(fingerprint, sort_keys=True))
 
 
 def _claimed(
@@ -504,21 +512,36 @@ def _claimed(
 def _publish(
     partial: Path, target: Path, fingerprint: dict[str, Any], seconds: float
 ) -> None:
-    (partial / _CLAIM).unlink()
-    shutil.rmtree(partial / PARTS, ignore_errors=True)
+    """Stamps an attempt and gives it its final name.
+
+    Claim and shares go last: cut off before, the next attempt continues from them.
+    """
+    own = (_CLAIM, STAMP, PARTS)  # a stamp, where an attempt was cut off after it
     stamp = {
         "fingerprint": fingerprint,
-        _OUTPUTS: digests_in(partial),
+        _OUTPUTS: digests_in(partial, own),
         "seconds": seconds,
         "finished": time.time(),
     }
-    (partial / STAMP).write_text(json.dumps(stamp, indent=1))
+    _sync_files(partial)
+    write_json(partial / STAMP, stamp)
     old = target.parent / f".{target.name}.old"
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         target.rename(old)
     partial.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+    (target / _CLAIM).unlink()
+    for folder in (target / PARTS, old):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync_files(folder: Path) -> None:
+    """Writes all files to the disk: a stamp must not reach it before them."""
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # what others write, and take away
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

@@ -117,6 +117,11 @@ class Settings:
         self._check_race()
         if self.decode.export_likelihoods and not self.uses_kaldi:
             raise ValueError("`decode.export_likelihoods` needs `kaldi.experiment`")
+        if self.decode.export_likelihoods and "," in str(self.out):
+            raise ValueError(
+                "`out` must have no comma with `decode.export_likelihoods`, because "
+                f"Kaldi parts the names of files there, got {self.out}"
+            )
         self._check_adapted_labels()
         if self.uses_kaldi and self.realign.run is not None:
             raise ValueError(

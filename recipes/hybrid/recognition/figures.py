@@ -92,12 +92,27 @@ def compared_with(
         theirs = json.loads(path.read_text())
         try:
             found = compare({k: Errors(*v) for k, v in theirs.items()}, mine)
+            _check_alike(path.parent, output)
         except ScoringError as error:  # another reference
             print(f"  against {other}: not compared: {error}", flush=True)
             continue
         told = {key: _json_number(value) for key, value in found._asdict().items()}
         compared[other] = told
     return compared
+
+
+def _check_alike(other: Path, output: Path) -> None:
+    """Refuses errors that were counted against other words of the same segments.
+
+    Raises:
+        ScoringError: They were.
+    """
+    theirs, mine = (folder / "reference.stm" for folder in (other, output))
+    if not theirs.exists() or theirs.read_bytes() != mine.read_bytes():
+        raise ScoringError(
+            f"{theirs} has other words for the same segments, or they were compared in "
+            "another way; score both again"
+        )
 
 
 def _scored(others: Path, output: Path) -> Iterator[tuple[str, Path]]:

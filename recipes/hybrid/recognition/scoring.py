@@ -97,7 +97,7 @@ def score_decoded(
     name = f"{run}, {epoch}" if epoch else run
     stm, ctm = output / "reference.stm", output / "hypothesis.ctm"
     rules = read_rules(settings)
-    _write(stm, _reference(settings, spoken, rules))
+    _write(stm, [*_reference(settings, spoken, rules), *_told_of(rules)])
     _write(ctm, _hypothesis(decoded, spoken, rules))
     try:
         scores = score_files(stm, ctm, rules, marks_of(rules))
@@ -120,6 +120,11 @@ def score_decoded(
     print(f"  counted by {counted.by}")
     print(_indented(table(name, errors, "total")), flush=True)
     say(summary)
+
+
+def _told_of(rules: Glm | None) -> tuple[str, ...]:
+    """A comment that tells references apart whose words are compared in two ways."""
+    return (";; words are compared as they are",) if rules is None else ()
 
 
 def _spoken(settings: Settings) -> Spoken:

@@ -174,7 +174,7 @@ STAGES = (
         needs=("search",),
         depends=("seed", "train", "timed"),
         together="all",
-        work="checkpoints/*.ckpt",
+        work="**/*.ckpt",
     ),
     _stage(
         "decode",
@@ -217,16 +217,21 @@ STAGES = (
 _OF_A_LAYOUT = ("check", "prepare", "lexicon")
 
 
-def _with_layout(module: str, **editions: str) -> tuple[Stage, ...]:
+def _with_layout(
+    module: str, of_corpus: tuple[str, ...] = (), **editions: str
+) -> tuple[Stage, ...]:
     """The stages, with those that a module has for another layout replaced.
 
     Args:
         module: name of the module.
+        of_corpus: what they read of the corpus, as `Stage` has it.
         editions: editions of its stages, by name.
     """
     return tuple(
         stage._replace(
-            run=_function(module, stage.name), edition=editions.get(stage.name, "")
+            run=_function(module, stage.name),
+            edition=editions.get(stage.name, ""),
+            of_corpus=of_corpus,
         )
         if stage.name in _OF_A_LAYOUT
         else stage
@@ -237,5 +242,15 @@ def _with_layout(module: str, **editions: str) -> tuple[Stage, ...]:
 LIBRISPEECH = _with_layout("librispeech")
 """The stages for a corpus in LibriSpeech's layout."""
 
-KALDI_DATA = _with_layout("kaldi_data", lexicon="phones as they are written")
+_TABLES = ("wav.scp", "text", "utt2spk", "segments", "reco2file_and_channel")
+_DICTIONARIES = ("lexicon.txt", "lexiconp.txt", "silence_phones.txt")
+KALDI_DATA = _with_layout(
+    "kaldi_data",
+    (
+        *(f"{split}/{name}" for split in ("train", "dev", "test") for name in _TABLES),
+        *(f"local/dict*/{name}" for name in _DICTIONARIES),
+        *("*.wav", "*.flac", "*.ogg", "*.mp3", "*.sph"),
+    ),
+    lexicon="phones as they are written",
+)
 """The stages for data directories of Kaldi's."""

@@ -36,6 +36,7 @@ from recipes.hybrid.training.metrics import (
 )
 from recipes.hybrid.training.saving import (
     best_epoch,
+    has_ended,
     keep_checkpoints,
     passing_on_sigterm,
 )
@@ -56,13 +57,20 @@ def train(settings: Settings, output: Path) -> None:
     if settings.timed is not None and settings.crew.leads:
         _forget(output)
     _warn_of_lost_epochs(settings)
-    others = others_since_now()
+    busy = None
+    if not has_ended(output):
+        others = others_since_now()
+        _learn(settings, output)
+        busy = others() if settings.crew.size == 1 else None
+    if settings.crew.leads:
+        _publish(settings, output, busy)
+
+
+def _learn(settings: Settings, output: Path) -> None:
     if settings.crew.size > 1:
         _train_here(settings, output)
     else:
         _train_in_process(settings, output)
-    if settings.crew.leads:
-        _publish(settings, output, others() if settings.crew.size == 1 else None)
 
 
 def _warn_of_lost_epochs(settings: Settings) -> None:
@@ -82,6 +90,8 @@ def _forget(output: Path) -> None:
     for path in output.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
+        elif path.suffix == ".ckpt":
+            path.unlink()
 
 
 def _train_here(settings: Settings, output: Path) -> None:

@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from recipes.hybrid.pipeline.groups import TrainSettings
 
-BEST = "best"
+BEST, MODEL = "best", "model.ckpt"
 _LAST = "last"
 _GRACE_S = 100.0  # SLURM's KillWait is 30 s, and `--signal=TERM@120` gives 120
 
@@ -134,23 +134,30 @@ def passing_on_sigterm(process: BaseProcess | None = None) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def has_ended(output: Path) -> bool:
+    """Whether a training was at its end when its stage was cut off, if it was."""
+    return (output / MODEL).exists()
+
+
 def keep_checkpoints(output: Path) -> None:
     """Gives the checkpoints of a finished training their names: `model`, `best`."""
     best = last_checkpoint(output).with_name(f"{BEST}.ckpt")
     if best.exists():
         os.replace(best, output / f"{BEST}.ckpt")
-    os.replace(last_checkpoint(output), output / "model.ckpt")
+    if not has_ended(output):
+        os.replace(last_checkpoint(output), output / MODEL)
 
 
 def best_epoch(output: Path) -> dict[str, int]:
     """Number of epochs behind the checkpoint with the lowest loss, for the summary."""
-    best = last_checkpoint(output).with_name(f"{BEST}.ckpt")
-    return {"best_epoch": _num_epochs(best)} if best.exists() else {}
+    folders = last_checkpoint(output).parent, output
+    found = [path for f in folders if (path := f / f"{BEST}.ckpt").exists()]
+    return {"best_epoch": _num_epochs(found[0])} if found else {}
 
 
 def best_is_another(trained: Path) -> bool:
     """Whether the network with the lowest loss is not the last one."""
-    best, last = trained / f"{BEST}.ckpt", trained / "model.ckpt"
+    best, last = trained / f"{BEST}.ckpt", trained / MODEL
     return best.exists() and _num_epochs(best) != _num_epochs(last)
 
 

@@ -71,7 +71,7 @@ def test_callers_and_their_sexes_are_read(tmp_path: Path):
     row = "00001,20021204,ENG01,4,3,2602,f.a,x,h,l,1790,m.o,y,c,c\n"
     broken = "00002,20021204,ENG01,4\n"
     nobody = "00003,20021204,ENG01,4,3,0,,x,h,l,1791,m.a,y,c,c\n"
-    path.write_text(CALLDATA_HEAD + row + broken + nobody)
+    path.write_text(CALLDATA_HEAD + row + broken + nobody + row.replace("00001", "²"))
     skipped = Skipped()
     assert read_calldata(path, skipped) == {
         ("fe_03_00001", 0): Caller("fe2602", "f"),

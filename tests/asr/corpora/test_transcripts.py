@@ -108,12 +108,13 @@ def test_the_file_name_tells_the_side():
 
 def test_callers_are_read_from_the_conversation_table(tmp_path: Path):
     path = tmp_path / "conv.tab"
-    path.write_text('2001, 302, "1004", "1005"\n2002,1\n')
+    path.write_text('2001, 302, "1004", "1005"\n2002,1\n²003, 302, 1004, 1005\n')
     skipped = Skipped()
     assert read_speakers(path, skipped) == {
         ("sw02001", 0): Caller("sw1004"),
         ("sw02001", 1): Caller("sw1005"),
     }
+    assert skipped.counts == {"malformed line of callers": 2}
     assert skipped.examples["malformed line of callers"][0].startswith(f"{path}:2:")
 
 

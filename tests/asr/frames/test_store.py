@@ -1,5 +1,6 @@
 """The frame store: what goes in comes out, whole or not at all, without being read."""
 
+import os
 import pickle
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from lightning_adpsgd.asr.frames.store import (
     StoreError,
     write_labels,
 )
-from lightning_adpsgd.asr.frames.writing import FrameWriter
+from lightning_adpsgd.asr.frames.writing import FrameWriter, save_array
 
 LENGTHS = {"a": 30, "b": 1, "c": 45}
 
@@ -182,3 +183,19 @@ def test_windows_within_utterances_repeat_their_outermost_frames(
     found = store.frames_within(begin, length, first, last)
     rows = (begin[:, None] + np.arange(length)).clip(first[:, None], last[:, None] - 1)
     np.testing.assert_array_equal(found, whole[rows])
+
+
+def test_an_array_may_be_saved_by_two_machines_at_once(tmp_path, monkeypatch):
+    """Their processes have one number where each is the first of a container."""
+    path, array, save = tmp_path / "rows.npy", np.arange(9), np.save
+
+    def saves_beside_another(file, values):
+        save(file, values)
+        monkeypatch.setattr(np, "save", save)
+        save_array(path, array)
+
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    monkeypatch.setattr(np, "save", saves_beside_another)
+    save_array(path, array)
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    np.testing.assert_array_equal(np.load(path), array)

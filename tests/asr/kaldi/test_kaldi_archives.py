@@ -198,3 +198,16 @@ def test_a_matrix_larger_than_its_file_takes_no_memory(tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 26
+
+
+def test_a_tab_ends_a_name_too(tmp_path):
+    (tmp_path / "ali.1").write_text("u1\t7 8 9\nu2 1\n")
+    found = {name: own.tolist() for name, own in read_alignments(tmp_path / "ali.1")}
+    assert found == {"u1": [7, 8, 9], "u2": [1]}
+
+
+def test_a_number_that_is_too_large_is_named(tmp_path):
+    (tmp_path / "ali.1").write_text(f"u1 7 8\nu2 {2**31}\n")
+    names, said = damaged(tmp_path / "ali.1")
+    assert names == ["u1"]
+    assert "after the utterance u1: expected whole numbers, found b'2147483648" in said

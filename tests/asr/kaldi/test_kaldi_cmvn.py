@@ -84,6 +84,21 @@ def test_without_means_nothing_is_normalised(tmp_path):
         cmvn_beside(tmp_path / "feats.scp", options)
 
 
+@pytest.mark.parametrize("written", ["--norm-vars", "--norm-vars=T", "--norm-vars=1"])
+def test_variances_are_normalised_by_all_of_kaldis_words_for_it(tmp_path, written):
+    write(tmp_path, {"s1": statistics(FEATURES)})
+    options = tmp_path / "cmvn_opts"
+    options.write_text(f"--norm-vars=false {written}\n")
+    found = cmvn_beside(tmp_path / "feats.scp", options)
+    assert found is not None
+    assert found.apply("u1", FEATURES).std(axis=0) == pytest.approx(1, rel=1e-4)
+    options.write_text("--norm-means=f\n")
+    assert cmvn_beside(tmp_path / "feats.scp", options) is None
+    options.write_text("--norm-means=no\n")
+    with pytest.raises(KaldiError, match=r"`--norm-means` must be true or false.*no"):
+        cmvn_beside(tmp_path / "feats.scp", options)
+
+
 def test_a_broken_line_is_named(tmp_path):
     folder = write(tmp_path, {"s1": statistics(FEATURES)})
     (folder / "utt2spk").write_text("u1 s1\nu2\n")

@@ -150,6 +150,19 @@ def test_alignments_of_another_model_are_refused_with_their_utterance(
     assert not (tmp_path / "l.npy").exists()
 
 
+def test_an_utterance_that_two_archives_have_counts_once_as_in_the_first(
+    tmp_path, transitions
+):
+    store = make_store(tmp_path / "store", {"u1": 3})
+    first, second = tmp_path / "ali.1", tmp_path / "ali.2"
+    write_alignments(first, {"u1": [2, 1, 8]})
+    write_alignments(second, {"u1": [10, 10, 10]})
+    labels = tmp_path / "labels.npy"
+    imported = import_labels([first, second], transitions, store, labels)
+    assert np.load(labels).tolist() == [0, 0, 1]
+    assert imported.counts.tolist() == [2, 1, 0, 0]
+
+
 def test_alignments_of_other_utterances_are_refused(tmp_path, transitions):
     store = make_store(tmp_path / "store", {"u1": 2})
     write_alignments(tmp_path / "ali.1", {"other": [1, 2]})
@@ -379,3 +392,9 @@ def test_the_command_for_kaldi_names_the_files(tmp_path):
         "ark:|gzip -c > out/swb.lat.gz",
     ]
     assert "--acoustic-scale=0.1" in words
+
+
+def test_a_folder_with_a_blank_in_its_name_is_one_word_in_kaldis_pipe_too():
+    files = (Path("m"), Path("g"), Path("my out/swb.scp"))
+    command = latgen_command(*files, acoustic_scale=0.1, beam=13.0, max_active=7000)
+    assert shlex.split(command)[-1] == "ark:|gzip -c > 'my out/swb.lat.gz'"

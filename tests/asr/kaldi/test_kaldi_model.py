@@ -12,6 +12,7 @@ from tests.asr.kaldi_files import (
     PDFS,
     binary_model,
     gaussians,
+    integers,
     text_model,
 )
 
@@ -147,6 +148,23 @@ def test_a_model_that_is_cut_short_is_named_with_the_place(tmp_path, cut):
 def test_a_text_model_that_contradicts_itself_is_refused(tmp_path, old, new, message):
     path = write(tmp_path, text_model().replace(old, new, 1))
     with pytest.raises(KaldiError, match=message):
+        read_gmm(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"<INV_VARS> ", b"<OUT_VARS> "),
+        (integers([-1, 0, 1, 1]), integers([-1, 0, 1, 7])),
+    ],
+    ids=["name", "entry"],
+)
+def test_a_binary_model_with_a_wrong_byte_is_named_with_the_place(tmp_path, old, new):
+    assert old in binary_model()
+    path = write(tmp_path, binary_model().replace(old, new, 1))
+    with pytest.raises(
+        KaldiError, match=r"final\.mdl: byte \d+: expected .* before it"
+    ):
         read_gmm(path)
 
 

@@ -236,3 +236,9 @@ def test_sphere_files_of_a_mounted_disc_are_read_by_sph2pipe(tmp_path: Path, nam
     write_directory(tmp_path, [spoken])
     [line] = (tmp_path / "wav.scp").read_text().splitlines()
     assert line.startswith("sw02001-A sph2pipe -f wav -p -c 1 ")
+
+
+def test_the_name_of_a_recording_with_several_utterances_means_none_of_them():
+    several = Names(["anna-A_000000-000100", "anna-A_000200-000300"])
+    assert several.find("anna") is None
+    assert Names(["anna-A_000000-000100"]).find("anna") == "anna-A_000000-000100"

@@ -87,6 +87,14 @@ def test_cmudict_is_read_in_the_phones_of_ms_state(tmp_path: Path):
     assert skipped.counts == {"dictionary line without phones": 1}
 
 
+def test_a_comment_of_cmudict_may_stand_alone_and_behind_blanks(tmp_path: Path):
+    path = tmp_path / "cmudict"
+    path.write_text("# of the year 1998\n\t # ours\nYES Y EH1 S\n")
+    skipped = Skipped()
+    assert read_cmudict(path, skipped) == {"yes": (("y", "eh", "s"),)}
+    assert skipped.counts == {}
+
+
 def test_a_phone_that_is_nothing_but_stress_is_refused_with_its_line(tmp_path: Path):
     path = tmp_path / "cmudict"
     path.write_text("ABOUT AH0 B AW1 T\nPEU p 2\n")

@@ -192,6 +192,13 @@ def test_a_line_that_cannot_be_used_is_named(tmp_path, stm, ctm, where):
         scores_of(tmp_path, stm, ctm)
 
 
+def test_a_length_of_a_word_that_a_rule_parts_is_named_if_it_is_no_number(
+    tmp_path, glm
+):
+    with pytest.raises(ScoringError, match=r"hyp\.ctm:1: expected a time.*'long'"):
+        scores_of(tmp_path, "f A s 0 1 <o> a\n", "f A 0 long gonna\n", glm)
+
+
 def test_noises_and_hesitations_count_on_neither_side_in_hub5():
     reference = ["uh", "so", "[laughter]", "i", "wa-", "want", "<unk>"]
     hypothesis = ["so", "um", "i", "[noise]", "want", "[vocalized-noise]"]

@@ -1,3 +1,6 @@
+import tempfile
+from typing import Any
+
 import kaldifst
 import numpy as np
 import pytest
@@ -150,6 +153,22 @@ def test_n_grams_over_unknown_words_are_left_out(tmp_path):
     labels = set(arcs_of(grammar_from_arpa(arpa, symbols)).olabel.tolist())
     assert symbols.words["a"] in labels
     assert max(labels) < len(symbols.words)
+
+
+def test_words_beyond_ascii_are_in_the_graph_whatever_the_locale(tmp_path, monkeypatch):
+    opened = tempfile.NamedTemporaryFile
+
+    def in_latin_1(mode: str, encoding: str = "latin-1", **others: Any) -> Any:
+        return opened(mode, encoding=encoding, **others)
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", in_latin_1)
+    lexicon = digits.lexicon({"grün": "g r", "rot": "r o"})
+    symbols = symbols_of(lexicon, Topology.of(lexicon))
+    arpa = tmp_path / "lm.arpa"
+    text = digits.loop_arpa(arpa, ["grun", "rot"]).read_text().replace("grun", "grün")
+    arpa.write_text(text, encoding="utf-8")
+    labels = set(arcs_of(grammar_from_arpa(arpa, symbols)).olabel.tolist())
+    assert {symbols.words["grün"], symbols.words["rot"]} <= labels
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "\\data\\\nngram 1=1\n"])

@@ -108,6 +108,16 @@ def test_sound_that_was_cut_short_is_refused(tmp_path: Path):
         read_channel(path, 0)
 
 
+def test_sound_that_ends_before_its_header_says_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = _write(tmp_path / "a.flac", noise(1.0, channels=1), 16000)
+    whole = soundfile.read(path, dtype="float32", always_2d=True)[0]
+    monkeypatch.setattr(soundfile, "read", lambda *_, **__: (whole[:-9], 16000))
+    with pytest.raises(ChannelError, match=r"a\.flac: truncated: its header says 8000"):
+        read_channel(path, 0)
+
+
 FORMATS = {
     "wav": ("WAV", "PCM_16"),
     "rf64": ("RF64", "PCM_16"),

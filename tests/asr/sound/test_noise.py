@@ -54,6 +54,24 @@ def test_silence_stays_silent():
     assert add_noise(silence, [], (0.0, 0.0), dice_of(0, "a")) is silence
 
 
+@pytest.mark.parametrize("seconds", [0.5, 4.0])
+def test_every_stretch_of_recorded_noise_lies_in_its_file(
+    tmp_path: Path, seconds: float
+):
+    hum = np.full(round(seconds * 8000), 0.3)
+    soundfile.write(str(tmp_path / "hum.wav"), hum, 8000, subtype="FLOAT")
+    for seed in range(12):
+        noisy = add_noise(SPEECH, noise_files(tmp_path), (5.0, 5.0), dice_of(seed, "a"))
+        assert noisy is not SPEECH
+        assert np.isfinite(noisy).all()
+
+
+def test_a_silent_recording_of_noise_adds_nothing(tmp_path: Path):
+    soundfile.write(str(tmp_path / "a.wav"), np.zeros(40_000), 8000)
+    dice = dice_of(0, "a")
+    assert add_noise(SPEECH, noise_files(tmp_path), (5.0, 5.0), dice) is SPEECH
+
+
 def test_a_folder_without_noise_is_named(tmp_path: Path):
     with pytest.raises(AudioError, match=f"{tmp_path}: expected .wav"):
         noise_files(tmp_path)
