@@ -75,7 +75,7 @@ def timed_checkpoint(age_s: float) -> Any:
         def _should_skip_saving_checkpoint(self, trainer: Any) -> bool:
             return False
 
-        def on_train_batch_end(self, *_: Any) -> None:
+        def on_train_batch_end(self, *_: Any, **__: Any) -> None:
             self.saves += 1
 
     saver = Noted(train_time_interval=HOUR)
@@ -99,7 +99,8 @@ def test_at_the_last_batch_no_clock_but_that_of_the_end_acts() -> None:
     played = Played(saver, by_time=True)
     played._last_val_time, played.is_last = -math.inf, True
     end = played.end()
-    assert not played.finish_batch(end)
+    validates = played.finish_batch(end, lambda _: played._last_val_time == -math.inf)
+    assert (validates, saver.saves) == (False, 0)
     played.is_last = False
     played.finish_batch(end)
     assert saver.saves == 1
@@ -122,7 +123,7 @@ def test_a_validation_by_time_comes_once_and_leaves_lightnings_time() -> None:
 
 
 def ended_timer() -> Timer:
-    timer = Timer(timedelta(seconds=1), verbose=False)
+    timer: Any = Timer(timedelta(seconds=1), verbose=False)
     timer.time_remaining = lambda *_: -1.0
     return timer
 

@@ -86,7 +86,8 @@ def test_an_average_that_is_no_number_stays_out_of_the_mean_and_takes_it(
 
 
 def test_a_reset_of_batch_norm_leaves_the_tensors_that_are_averaged() -> None:
-    module, layer = nn.Sequential(nn.BatchNorm1d(2)), nn.BatchNorm1d(2)
+    module: Any = nn.Sequential(nn.BatchNorm1d(2))
+    layer = nn.BatchNorm1d(2)
     module[0].running_mean.fill_(7.0)
     before = dict(module.named_buffers())
 
