@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 from uuid import uuid4
 
-_UNFINISHED = ".unfinished"
+_UNFINISHED, _MOST_LETTERS = ".unfinished", 40
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
 _ABANDONED_S = 24 * 3600.0
 """The time without a write after which a file of an unknown process is abandoned."""
@@ -48,7 +48,9 @@ def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
     number = f"{os.getpid()}.{uuid4().hex[:8]}"
-    name = f".{path.name}.{_pid_namespace()}.{number}{_UNFINISHED}"
+    # A file may have a name as long as the disk allows, which has no room for more.
+    begin = path.name[:_MOST_LETTERS]
+    name = f".{begin}.{_pid_namespace()}.{number}{_UNFINISHED}"
     unfinished = path.with_name(name)
     try:
         with unfinished.open("xb") as file:

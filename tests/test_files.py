@@ -15,6 +15,13 @@ def raise_full_disk(*_: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def test_a_name_may_be_as_long_as_the_disk_allows(tmp_path: Path) -> None:
+    path = tmp_path / f"{'é' * 120}-{'x' * 14}"
+    assert len(os.fsencode(path.name)) == 255
+    write_json(path, 1)
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_an_error_of_the_disk_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ from lightning_adpsgd.callbacks.reporting import (
     consensus_distances,
     gather,
     log,
+    rates_of,
     within_training,
 )
 from lightning_adpsgd.weights.shards import is_sharded
@@ -221,7 +222,7 @@ class ConsensusMonitor(Monitor):
         of_one_step, *means = (mean(each.clone()) for each in local)
         found = (self._gradient(trainer, module, half) for half in halves)
         gradients = [mean(gradient) for gradient in found]
-        lr = float(trainer.optimizers[0].param_groups[0]["lr"])
+        lr = next(iter(rates_of(trainer.optimizers[0])), math.nan)
         rate = effective_rate(lr, of_one_step, means, gradients)
         self.effective_rate = rate
         return {

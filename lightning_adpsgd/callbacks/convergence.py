@@ -22,7 +22,13 @@ from lightning_adpsgd.callbacks.clock import Monitor, Outputs
 from lightning_adpsgd.callbacks.diagnostic_files import DiagnosticFiles
 from lightning_adpsgd.callbacks.gossip import exposed_seconds
 from lightning_adpsgd.callbacks.progress import NONE_YET, Losses, Progress
-from lightning_adpsgd.callbacks.reporting import epochs_so_far, gather, log, loss_of
+from lightning_adpsgd.callbacks.reporting import (
+    epochs_so_far,
+    gather,
+    log,
+    loss_of,
+    rates_of,
+)
 from lightning_adpsgd.callbacks.runs import (
     Run,
     check_name,
@@ -91,6 +97,7 @@ class ConvergenceMonitor(Monitor):
         self._seed, self._wer = seed, wer
         self._chance, self._best = chance, NONE_YET
         self._peak_lr, self._files = 0.0, DiagnosticFiles()
+        self._trains = False
         self._forget()
 
     def _forget(self) -> None:
@@ -106,6 +113,7 @@ class ConvergenceMonitor(Monitor):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
+        self._trains = False
         if stage == "fit":  # the state of a resumed checkpoint is loaded after this
             self._chance, self._best = self._given_chance, NONE_YET
             self._peak_lr = 0.0
@@ -114,6 +122,7 @@ class ConvergenceMonitor(Monitor):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._forget()
+        self._trains = True
 
     @override
     def on_before_optimizer_step(
@@ -122,8 +131,7 @@ class ConvergenceMonitor(Monitor):
         pl_module: LightningModule,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        rates = [float(group["lr"]) for group in optimizer.param_groups]
-        self._peak_lr = max(self._peak_lr, *rates)
+        self._peak_lr = max([self._peak_lr, *rates_of(optimizer)])
 
     @override
     def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
@@ -201,13 +209,15 @@ class ConvergenceMonitor(Monitor):
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._summarize(trainer)
+        # A training that had ended before, and is resumed, has a row with its results.
+        if self._trains:
+            self._summarize(trainer)
 
     @override
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        if isinstance(exception, FloatingPointError):
+        if self._trains and isinstance(exception, FloatingPointError):
             self.diverged = True
             # Loggers write files, too, and their error would replace this one.
             with self._files.may_fail():
@@ -236,6 +246,8 @@ class ConvergenceMonitor(Monitor):
         wer = trainer.callback_metrics.get(self._wer) if self._wer else None
         lr, suffix = self._peak_lr or None, uuid.uuid4().hex[:8]
         default = f"{algorithm.algorithm}-B{batch}-lr{lr}-seed{seed}-{suffix}"
+        # A user's topology may have any name, and names the algorithm.
+        default = default.replace("/", "-")
         return Run(
             name=self._name or default,
             **algorithm._asdict(),

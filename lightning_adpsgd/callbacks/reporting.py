@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
@@ -41,6 +42,12 @@ def loss_of(
         return None
     # Lightning has divided it by the number of accumulated batches.
     return loss.detach() * trainer.accumulate_grad_batches
+
+
+def rates_of(optimizer: Optimizer) -> list[float]:
+    """The learning rates of an optimizer's groups; one that finds its own has none."""
+    rates = (group.get("lr") for group in optimizer.param_groups)
+    return [float(rate) for rate in rates if rate is not None]
 
 
 def epochs_so_far(trainer: Trainer) -> float:

@@ -138,8 +138,10 @@ class Timeline(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         if self._before is not None:
-            message = " ".join(str(exception).split())
-            self._note(f"{type(exception).__name__}: {message}", self._now())
+            message = f"{type(exception).__name__}: {exception}"
+            # A file may have a name that is no text, which no other file takes.
+            plain = " ".join(message.split()).encode(errors="backslashreplace").decode()
+            self._note(plain, self._now())
             self._write(trainer)
             self._before = None
 

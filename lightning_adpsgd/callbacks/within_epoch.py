@@ -35,7 +35,8 @@ class SaveWithinEpoch(Callback):
             raise ValueError(
                 f"`every_n_batches` must be at least 1, got {every_n_batches}"
             )
-        self._path, self._every_n_batches = Path(path), every_n_batches
+        # Not a `Path`, which would make one slash of the two in a URL.
+        self._path, self._every_n_batches = path, every_n_batches
         self._epoch, self._num_points = -1, 0
 
     @override

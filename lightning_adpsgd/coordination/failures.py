@@ -79,6 +79,8 @@ class FailureReport:
         if isinstance(exception, LearnerFailed | LearnerFollows):
             return
         text = " ".join(str(exception).split())[:500]
+        # A file may have a name that is no text, which the store would not take.
+        text = text.encode(errors="backslashreplace").decode()
         what = f"{type(exception).__name__}: {text}".removesuffix(": ")
         diverged = isinstance(exception, FloatingPointError)
         verb = _DIVERGED if diverged else " raised "

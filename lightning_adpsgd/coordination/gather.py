@@ -87,7 +87,9 @@ def number_from_learner_0(value: int, device: torch.device) -> int:
 
 
 def _texts_of_all(text: str, group: dist.ProcessGroup | None) -> list[str]:
-    content = text.encode()[:_MOST_BYTES].ljust(_MOST_BYTES, b"\0")
+    # A file may have a name that is no text, and the others wait for what is told.
+    encoded = text.encode(errors="backslashreplace")
+    content = encoded[:_MOST_BYTES].ljust(_MOST_BYTES, b"\0")
     mine = torch.tensor([*content], dtype=torch.uint8, device=device_of(group))
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(rows, mine, group=group)

@@ -8,6 +8,7 @@ super-learner.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -15,6 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_adpsgd.weights.flat import ignored_by_ddp
 
 _Frozen = dict[str, nn.Parameter]
+_FIND = (
+    "the learners of a super-learner do not average its gradient; set "
+    "`find_unused_parameters=True`, with `exchange_frozen=True` and without "
+    "`static_graph`, or keep the weight frozen"
+)
+_AGAIN = (
+    "no weight of its module was trained then, so learners exchange none of them; set "
+    "the module up again with `fabric.setup`, or keep the weight frozen"
+)
 
 
 class Unfreezing:
@@ -33,7 +43,8 @@ class Unfreezing:
         is_static = arguments.get("static_graph", False)
         finds_unused = arguments.get("find_unused_parameters", False)
         self._reduces = exchange_frozen and finds_unused and not is_static
-        self._never_reduced: _Frozen = {}
+        # By module: two may have weights of one name, and one may be set up again.
+        self._never_reduced = WeakKeyDictionary[nn.Module, tuple[_Frozen, str]]()
 
     def make(
         self, module: nn.Module, make: Callable[[], DistributedDataParallel]
@@ -43,9 +54,17 @@ class Unfreezing:
         with _trained(frozen if self._reduces else {}):
             wrapped = make()
         group = wrapped.process_group
-        if not self._reduces and group is not None and group.size() > 1:
-            self._never_reduced |= frozen
+        is_alone = group is None or group.size() == 1
+        self._never_reduced[module] = {} if self._reduces or is_alone else frozen, _FIND
         return wrapped
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A weak dictionary does not travel, and a Trainer may.
+        return {**vars(self), "_never_reduced": {**self._never_reduced}}
+
+    def note(self, module: nn.Module, may_train: bool) -> None:
+        """Notes whether frozen weights of a module that has no DDP may be trained."""
+        self._never_reduced[module] = {} if may_train else _frozen(module), _AGAIN
 
     def checked(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure of an optimizer step, with a check of its gradients.
@@ -58,17 +77,17 @@ class Unfreezing:
             self._check()
             return output
 
-        return compute if self._never_reduced else closure
+        has_frozen = any(frozen for frozen, _ in self._never_reduced.values())
+        return compute if has_frozen else closure
 
     def _check(self) -> None:
-        for name, weight in self._never_reduced.items():
-            if weight.requires_grad and weight.grad is not None:
-                raise RuntimeError(
-                    f"`{name}` was frozen at set-up and is now trained, but the "
-                    "learners of a super-learner do not average its gradient; set "
-                    "`find_unused_parameters=True`, with `exchange_frozen=True` and "
-                    "without `static_graph`, or keep the weight frozen"
-                )
+        for frozen, remedy in self._never_reduced.values():
+            for name, weight in frozen.items():
+                if weight.requires_grad and weight.grad is not None:
+                    raise RuntimeError(
+                        f"`{name}` was frozen at set-up and is now trained, but "
+                        f"{remedy}"
+                    )
 
 
 def _frozen(module: nn.Module) -> _Frozen:

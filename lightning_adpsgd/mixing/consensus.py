@@ -124,7 +124,11 @@ class ConsensusModel:
         self._local = trained if unmerged else [vector.clone() for vector in vectors]
         shown = vectors if adopts else self._local
         self._communication.set_aside(shown, unmerged)
-        consensus = self._average(vectors, trained)
+        try:
+            consensus = self._average(vectors, trained)
+        except FloatingPointError:  # no learner has a mean, and all keep their weights
+            self.leave(adopt=False)
+            raise
         self._mean_buffers = [b.clone() for b in self._flat.buffers_in(vectors)]
         return consensus
 

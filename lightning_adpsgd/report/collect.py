@@ -69,9 +69,9 @@ def _collect(folder: Path) -> Report:
         raise ValueError(f"the folder {folder} does not exist")
     files = list(_files_below(folder))
     runs = {path: _run(folder, path) for path in _outermost(files)}
-    rows = [_read_row(path) for path in files if path.name.endswith(_ROW)]
+    rows = {path: _read_row(path) for path in files if path.name.endswith(_ROW)}
     report = Report(list(runs.values()))
-    _add_rows(report, rows)
+    _add_rows(report, rows, runs)
     report.lanes = list(_lanes(files, runs))
     for path in files:
         _add_scores(report, path)
@@ -113,11 +113,14 @@ def _run(folder: Path, path: Path) -> dict[str, Any]:
     return {"name": name, "settings": settings, "series": series}
 
 
-def _add_rows(report: Report, rows: Iterable[dict[str, Any]]) -> None:
-    """Adds rows to the runs of the same name, or as new runs."""
-    runs = {run["name"]: run for run in report.runs}
-    for row in rows:
-        if (run := runs.get(row["name"])) is not None:
+def _add_rows(
+    report: Report, rows: dict[Path, dict[str, Any]], runs: dict[Path, dict[str, Any]]
+) -> None:
+    """Adds rows to runs of the same name, the one beside first, or as new runs."""
+    for path, row in rows.items():
+        beside = [runs[path.parent]] if path.parent in runs else []
+        same = (one for one in (*beside, *runs.values()) if one["name"] == row["name"])
+        if (run := next(same, None)) is not None:
             run["settings"].update(row)
         else:
             report.runs.append({"name": row["name"], "settings": row, "series": {}})

@@ -32,8 +32,13 @@ SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _PATIENCE_S = 120.0
 _PROBE = """
 from {}.strategies import StrategyRegistry
-print(*StrategyRegistry)
+from {}.strategies import STRATEGY_REGISTRY
+print(*{{*StrategyRegistry}} & {{*STRATEGY_REGISTRY}})
 """
+_REGISTRIES = {
+    LIGHTNING: ("lightning.pytorch", "lightning.fabric"),
+    OTHER: (OTHER, "lightning_fabric"),
+}
 
 
 class Finding(NamedTuple):
@@ -87,9 +92,8 @@ def _why_unknown(installed: list[EntryPoint], complaint: str) -> str:
 
 
 def _known_without_import() -> tuple[set[str], str]:
-    """The names in Lightning's registry, and the last output, of a new process."""
-    name = import_names().choose()
-    probe = _PROBE.format("lightning.pytorch" if name == LIGHTNING else name)
+    """The names that both Trainer and Fabric know in a new process; its last output."""
+    probe = _PROBE.format(*_REGISTRIES[import_names().choose()])
     ran = subprocess.run(
         [sys.executable, "-c", probe],
         capture_output=True,

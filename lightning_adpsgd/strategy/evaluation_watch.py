@@ -26,6 +26,10 @@ class EvaluationWatch:
         self._module, self._job = module, job
         self._handle = module.register_forward_pre_hook(self)
 
+    def end(self) -> None:
+        """Takes the watch from the module, which TorchScript could not compile."""
+        self._handle.remove()
+
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         """Checks one forward pass."""
         if torch.compiler.is_compiling():  # a warning would break the graph

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_adpsgd.coordination.store import LearnerFailed
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
@@ -91,8 +92,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         """
         jobs = [job for job in self.jobs.running if not job.in_consensus]
         adopts = self.dials.adopts
-        measured = [job.enter_consensus("consensus", adopts) for job in jobs]
         try:
+            measured = [job.enter_consensus("consensus", adopts) for job in jobs]
             yield [consensus for consensus in measured if consensus is not None]
         finally:
             for job in jobs:
@@ -125,7 +126,9 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         self, module: nn.Module
     ) -> nn.Module:
         self._backward_sync_control = _SuperLearnerSyncControl()
-        if not any(weight.requires_grad for weight in module.parameters()):
+        is_trained = any(weight.requires_grad for weight in module.parameters())
+        self._unfreezing.note(module, is_trained or self.world_size == 1)
+        if not is_trained:
             return module
         if not self.check_peers():
             return self._unfreezing.make(module, partial(super().setup_module, module))
@@ -136,7 +139,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         arguments = module, self.dials, self.partition, reset
         job = self.jobs.set_up(module, partial(set_up_job, *arguments))
         if job.asynchronous:
-            EvaluationWatch(module, job)
+            self.jobs.watches.append(EvaluationWatch(module, job))
         if self.super_learner_size == 1:
             return module
         return self._wrap(module, job, self._determine_ddp_device_ids())
@@ -190,6 +193,11 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             return snapshot_of(state, on_host=False)
         finally:
             job.leave_consensus(adopt=False)
+
+    @override
+    def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """The state of an optimizer with Python's numbers, which a load takes."""
+        return plain(super().get_optimizer_state(optimizer))
 
     @override
     def load_module_state_dict(
@@ -261,11 +269,16 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         learner = learner_of(learners, self.global_rank, self.partition)
         if learner is None:
             return
+        optimizers, states = self.jobs.optimizers_of(job), learner["states"]
+        if len(optimizers) != len(states):
+            raise ValueError(
+                f"the checkpoint holds the states of {len(states)} optimizers of a "
+                f"module (`save_learners`) and {len(optimizers)} are set up: set up as "
+                "many, in the same order, before `fabric.load`"
+            )
         with _replacing_weights(job, "load of learners"):
             job.restore_learner(learner)
-        for optimizer, saved in zip(
-            self.jobs.optimizers_of(job), learner["states"], strict=True
-        ):
+        for optimizer, saved in zip(optimizers, states, strict=True):
             optimizer.load_state_dict(saved)
         if "generators" in learner["own"]:
             set_generator_states(learner["own"]["generators"], self.root_device)
@@ -334,7 +347,12 @@ def _check_trains(job: Job) -> None:
 @contextmanager
 def _replacing_weights(job: Job, occasion: str) -> Iterator[None]:
     """A context that changes the state of all learners, or of none if it raises."""
-    job.enter_consensus(occasion)
+    try:
+        job.enter_consensus(occasion)
+    except FloatingPointError as error:
+        # A load may be the way back from weights that are infinite or NaN everywhere.
+        if isinstance(error, LearnerFailed):
+            raise
     before = [buffer.clone() for buffer in _buffers(job)]
     replaced = False
     try:

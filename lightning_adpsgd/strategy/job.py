@@ -234,6 +234,7 @@ class Job:
             none = {"counterparts": (), "shards": None, "tensor_parallel": None}
             self.groups = groups._replace(**none)
         self.closed = True
+        self._on_reload = lambda: None  # which may hold the module
         self.coordinator.stop()
 
     def _end_at_exit(self) -> None:

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lightning_adpsgd.mixing.consensus import Consensus
+from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.optimizer_reset import InitialState
 
@@ -26,14 +29,28 @@ _UNFINISHED = (
 
 @final
 class ModuleJobs:
-    """The jobs of a program's modules, and the optimizers that change their weights."""
+    """The jobs of a program's modules, and the optimizers that change their weights.
+
+    A module that has been trained, and an optimizer, live no longer than the program
+    uses them.
+
+    Attributes:
+        watches: watches of the modules in training, which end with it.
+    """
 
     def __init__(self) -> None:
-        self._jobs: dict[nn.Module, Job] = {}
-        self._initial_states: dict[Optimizer, InitialState] = {}
+        self._all: list[Job] = []
+        self._jobs = WeakKeyDictionary[nn.Module, Job]()
+        self._initial_states = WeakKeyDictionary[Optimizer, InitialState]()
+        self.watches: list[EvaluationWatch] = []
 
     def __iter__(self) -> Iterator[Job]:
-        return iter(self._jobs.values())
+        return iter(self._all)
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Has no jobs in another process."""
+        return ModuleJobs, ()
 
     @property
     def running(self) -> list[Job]:
@@ -50,7 +67,9 @@ class ModuleJobs:
                     "`fabric.setup_optimizers`, or call `fabric.strategy.finish()`"
                 )
             former.close()
+            self._all.remove(former)
         job = self._jobs[module] = make()
+        self._all.append(job)
         job.unfinished = RuntimeError(_UNFINISHED)
         return job
 
@@ -82,7 +101,7 @@ class ModuleJobs:
     def reset_optimizers(self, module: nn.Module) -> None:
         """Resets the optimizers of a module to their initial state."""
         for optimizer in self.optimizers_of(self._jobs[module]):
-            self._initial_states[optimizer].restore()
+            self._initial_states[optimizer].restore(optimizer)
 
     def meet(self, name: str) -> None:
         """Waits for all learners before a collective."""
@@ -126,6 +145,8 @@ class ModuleJobs:
     def close(self) -> None:
         """Ends all jobs without waiting; weights have storage of their own again."""
         self._initial_states.clear()
+        while self.watches:
+            self.watches.pop().end()
         for job in self:
             job.close()
             job.flat.release()

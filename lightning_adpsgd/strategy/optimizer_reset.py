@@ -15,12 +15,11 @@ class InitialState:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
         self._begin: dict[str, Any] = copy.deepcopy(optimizer.state_dict())
 
-    def restore(self) -> None:
+    def restore(self, optimizer: Optimizer) -> None:
         """Resets the state; learning rates and other options stay as they are."""
         begin = copy.deepcopy(self._begin)  # which the next steps change
         if "param_groups" in begin:
-            begin["param_groups"] = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict(begin)
+            begin["param_groups"] = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict(begin)

@@ -266,8 +266,8 @@ class HADPSGDStrategy(ModelParallelInside):
         return self._run.job.update(step, closure)
 
     def _reset_optimizers(self) -> None:
-        for state in self._initial_states:
-            state.restore()
+        for state, one in zip(self._initial_states, self.optimizers, strict=False):
+            state.restore(one)
 
     # --- evaluation and checkpoints: the consensus model
 

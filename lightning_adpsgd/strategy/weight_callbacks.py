@@ -24,6 +24,7 @@ from lightning.pytorch.callbacks import (
 )
 from torch import Tensor, nn
 
+from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -33,15 +34,35 @@ from lightning_adpsgd.weights.flat import pruning_masks
 
 @torch.no_grad()
 def average_copies(trainer: pl.Trainer, partition: Partition) -> None:
-    """Replaces callbacks' averages by their mean over super-learners; a collective."""
+    """Replaces callbacks' averages by their mean over super-learners; a collective.
+
+    A tensor of a learner that is infinite or NaN stays out of the mean, and is replaced
+    by it. Otherwise what a learner has averaged while its weights were NaN would be
+    everybody's until the end.
+    """
     weight = partition.weight(trainer.global_rank)
     # SWA keeps its average on the CPU, where NCCL cannot reach it.
     device = trainer.strategy.root_device
     for model in _kept_models(trainer):
-        for tensor in (*model.parameters(), *model.buffers()):
-            if tensor.is_floating_point() or tensor.is_complex():
-                dist.all_reduce(total := tensor.to(device) * weight)
-                tensor.copy_(total.div_(dist.get_world_size()))
+        averaged = [*filter(_has_mean, (*model.parameters(), *model.buffers()))]
+        shares = [weight * all_finite([tensor]) for tensor in averaged]
+        totals = torch.tensor(shares, dtype=torch.float64, device=device)
+        dist.all_reduce(totals)
+        for one in zip(averaged, shares, totals.tolist(), strict=True):
+            _average_copy(*one, device)
+
+
+def _average_copy(
+    tensor: Tensor, share: float, total: float, device: torch.device
+) -> None:
+    here = tensor.to(device)
+    dist.all_reduce(mean := here * share if share else torch.zeros_like(here))
+    if total:  # an attention mask of -inf has no mean, and is the same in all
+        tensor.copy_(mean.div_(total))
+
+
+def _has_mean(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def transfer_in_consensus(

@@ -77,7 +77,7 @@ class Weights(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Gives the module's weights storage of their own, and forgets the vectors."""
+        """Gives the module's weights storage of their own, and forgets all of them."""
 
 
 class _Slot(NamedTuple):
@@ -257,10 +257,11 @@ class FlatParameters(Weights):
                     values = own[block.data_ptr()] = block.clone()
                 begin = view.storage_offset() - block.storage_offset()
                 tensor.data = values.as_strided(view.shape, view.stride(), begin)
-        self._slots, self.vectors, self._buffers = [], [], []
         for module in self.module.modules():
             if isinstance(module, nn.RNNBase):
                 module.flatten_parameters()  # as torch does after moves, for cuDNN
+        self._slots, self.vectors, self._buffers = [], [], []
+        self._left_out, self.module = {}, nn.Module()
 
     def _check_frozen(self) -> None:
         for name, weight in self._left_out.items():

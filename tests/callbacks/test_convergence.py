@@ -3,7 +3,8 @@
 import csv
 import math
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_adpsgd.callbacks import ConvergenceMonitor, convergence
+from lightning_adpsgd.callbacks.algorithms import Algorithm
+from lightning_adpsgd.callbacks.reporting import rates_of
 from lightning_adpsgd.callbacks.runs import Run, read_runs
 
 
@@ -180,6 +183,23 @@ def test_runs_without_a_name_do_not_overwrite_one_another(tmp_path):
     assert len(read_runs(tmp_path / "runs")) == 2
 
 
+def test_a_run_is_named_whatever_the_name_of_its_topology(tmp_path, monkeypatch):
+    found = Algorithm("async-ring/of/two", "ring/of/two", "async", 2, 1)
+    monkeypatch.setattr(convergence, "algorithm_of", lambda trainer: found)
+    fit(tmp_path, ConvergenceMonitor(runs=tmp_path), 0.5)
+    [run] = read_runs(tmp_path)
+    assert run.name.startswith("async-ring-of-two-B2-lr")
+    assert run.topology == "ring/of/two"
+
+
+def test_an_optimizer_that_finds_its_own_rate_has_none():
+    """Such as Adafactor with relative steps, whose `lr` is None."""
+    adafactor: Any = SimpleNamespace(param_groups=[{"lr": None}, {"weight_decay": 0}])
+    monitor, nobody = ConvergenceMonitor(), cast(Any, None)
+    monitor.on_before_optimizer_step(nobody, nobody, adafactor)
+    assert (rates_of(adafactor), monitor.state_dict()["peak_lr"]) == ([], 0.0)
+
+
 class Breaks(Callback):
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -246,6 +266,26 @@ def test_a_resumed_training_remembers_its_best_loss_chance_and_rate(tmp_path):
     assert column(table, "diverged") == [0, 1]
     assert row_of(monitor).best_loss_samples == 12
     assert row_of(monitor).lr == 0.3  # before the resume
+
+
+def test_a_training_that_had_ended_keeps_its_row_when_it_is_started_again(tmp_path):
+    saved, path = ModelCheckpoint(tmp_path, filename="saved"), tmp_path / "saved.ckpt"
+    monitors = [ConvergenceMonitor(runs=tmp_path, name="one") for _ in range(2)]
+    fit(tmp_path, monitors[0], 0.5, callbacks=(saved,))
+    with pytest.raises(FileNotFoundError, match=r"metrics\.csv"):  # nothing is logged
+        fit(tmp_path / "again", monitors[1], 0.5, callbacks=(saved,), ckpt_path=path)
+    assert monitors[1].run is None
+    [run] = read_runs(tmp_path)
+    assert (run.epochs, run.best_loss) == (1, 0.5)
+
+
+def test_an_error_of_an_evaluation_is_none_of_the_training(tmp_path):
+    monitor = ConvergenceMonitor(runs=tmp_path)
+    fit(tmp_path, monitor, 0.5)
+    nobody = cast(Any, None)
+    monitor.setup(nobody, nobody, "test")
+    monitor.on_exception(nobody, nobody, FloatingPointError())
+    assert [run.diverged for run in read_runs(tmp_path)] == [False]
 
 
 def test_a_second_training_begins_anew(tmp_path):

@@ -4,7 +4,7 @@ import csv
 from itertools import chain, count, pairwise, repeat
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -126,6 +126,15 @@ def test_an_error_that_ends_the_learner_is_its_last_line(tmp_path):
         fit(tmp_path, model=Slope(fails_at=2))
     events = [one["event"] for one in lines(tmp_path)]
     assert events == ["", "", "RuntimeError: the disk is full"]
+
+
+def test_an_error_that_names_a_file_by_no_text_is_written_too(tmp_path):
+    monitor, nobody = Timeline(tmp_path), cast(Any, None)
+    trainer: Any = SimpleNamespace(global_rank=0, global_step=0, strategy=None)
+    trainer.callbacks = []
+    monitor.on_train_start(trainer, nobody)
+    monitor.on_exception(trainer, nobody, FileNotFoundError("caf\udce9.wav"))
+    assert lines(tmp_path)[-1]["event"] == "FileNotFoundError: caf\\udce9.wav"
 
 
 def test_an_error_of_a_later_evaluation_is_not_of_the_training(tmp_path):

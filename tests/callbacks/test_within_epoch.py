@@ -24,6 +24,7 @@ class Shared:
 
     def save_checkpoint(self, path: Any) -> None:
         self.saved.append(self.num_claimed)
+        self.path = path
 
     def fit(self, callback: SaveWithinEpoch) -> list[int]:
         """Trains the epoch; returns after how many batches it was saved."""
@@ -36,6 +37,12 @@ class Shared:
 
 def test_an_epoch_is_saved_after_every_n_batches_but_the_last() -> None:
     assert Shared().fit(SaveWithinEpoch("a.ckpt", 4)) == [4, 8]
+
+
+def test_it_is_saved_where_the_program_says() -> None:
+    trainer, url = Shared(), "s3://bucket/a.ckpt"
+    trainer.fit(SaveWithinEpoch(url, 4))
+    assert str(trainer.path) == url
 
 
 def test_a_second_training_saves_as_the_first_did() -> None:

@@ -43,6 +43,14 @@ def test_learner_0_hears_that_another_has_diverged(cause: Exception) -> None:
     assert isinstance(error.value, LearnerDiverged)
 
 
+def test_an_error_that_names_a_file_by_no_text_is_heard_too() -> None:
+    """As Python has the name of a file whose bytes are of another encoding."""
+    first, second = reports(2)
+    second.announce(FileNotFoundError("caf\udce9.wav"))
+    with pytest.raises(LearnerFailed, match=r"learner 1 .* caf\\udce9\.wav"):
+        end_with(first)
+
+
 def test_another_failure_is_no_divergence() -> None:
     first, second = reports(2)
     second.announce(ValueError("no such file"))

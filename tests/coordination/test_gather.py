@@ -53,6 +53,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             "same": (is_same_in_all("a"), is_same_in_all("a" * (1 + rank // 2))),
             "fine": ending(rank + 3, KeyError()),
             "long": ending(rank, ValueError("x" + "é" * 800)),
+            "no text": ending(rank, OSError("caf\udce9.ckpt"))
+            .encode(errors="backslashreplace")
+            .decode(),
             "pair": gather_weights_only(rank, CPU, pair) if is_in else None,
             "short": ending(rank, KeyError(), pair) if is_in else "",
         }
@@ -83,6 +86,9 @@ def test_an_error_in_one_learner_ends_all_with_its_words(
 ) -> None:
     """As many as fit into what is sent, and of any language."""
     assert [one["fine"] for one in told] == ["no error"] * 3
+    own = "OSError: caf\\udce9.ckpt"
+    heard = f"OSError: nothing was saved: learner 1 raised {own}"
+    assert [one["no text"] for one in told] == [heard, own, heard]
     heard = "OSError: nothing was saved: learner 1 raised ValueError: x" + "é" * 493
     assert [one["long"] for one in told] == [heard, "ValueError: x" + "é" * 800, heard]
 

@@ -1,5 +1,9 @@
 """Weights that are frozen when DDP is made: who reduces their gradients later."""
 
+import copy
+import gc
+import pickle
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,6 +84,54 @@ def test_a_gradient_that_ddp_never_reduces_is_refused_by_name() -> None:
         RuntimeError, match=r"`backbone`.*`find_unused_parameters=True`"
     ):
         step()
+
+
+def trains(module: Parts) -> None:
+    module.backbone.requires_grad_(True).grad = torch.ones(2)
+
+
+def test_weights_of_two_modules_may_have_one_name() -> None:
+    modules, unfreezing = (Parts(), Parts()), Unfreezing(False, REDUCES)
+    for module in modules:
+        made(unfreezing, module)
+    trains(modules[0])
+    with pytest.raises(RuntimeError, match="`backbone` was frozen at set-up"):
+        unfreezing.checked(lambda: 3)()
+
+
+def test_a_module_that_is_set_up_again_may_train_what_was_frozen_before() -> None:
+    module, unfreezing = Parts(), Unfreezing(False, REDUCES)
+    made(unfreezing, module)
+    trains(module)
+    made(unfreezing, module)
+    assert unfreezing.checked(lambda: 3)() == 3
+
+
+def test_a_module_that_nobody_exchanges_is_to_be_set_up_again_to_be_trained() -> None:
+    module, unfreezing = Parts(), Unfreezing(True, REDUCES)
+    unfreezing.note(module, may_train=False)
+    assert unfreezing.checked(lambda: 3)() == 3
+    trains(module)
+    with pytest.raises(RuntimeError, match=r"`backbone`.*again with `fabric\.setup`"):
+        unfreezing.checked(lambda: 3)()
+    unfreezing.note(module, may_train=True)
+    assert unfreezing.checked(lambda: 3)() == 3
+
+
+def test_what_is_watched_travels_with_the_trainer() -> None:
+    module, unfreezing = Parts(), Unfreezing(False, REDUCES)
+    made(unfreezing, module)
+    travelled = copy.deepcopy(unfreezing)
+    assert pickle.loads(pickle.dumps(travelled)).checked(int) is not int
+
+
+def test_a_module_that_a_program_has_let_go_is_let_go() -> None:
+    module, unfreezing = Parts(), Unfreezing(False, REDUCES)
+    made(unfreezing, module)
+    found = weakref.ref(module)
+    del module
+    gc.collect()
+    assert found() is None
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import find_topology
-from lightning_adpsgd.topology.schedule import Schedule
+from lightning_adpsgd.topology.schedule import LiveSchedule, Schedule
 from lightning_adpsgd.transport.base import PeerLost
 from tests.helpers import (
     PATIENCE,
@@ -126,6 +127,24 @@ def test_one_learner_of_all_reports_how_rare_exchanges_are(
             for vector, gossip in zip(vectors, gossips, strict=True):
                 step(vector, gossip)
     assert told == [4, 0, 0]
+
+
+def test_among_islands_the_one_of_the_lowest_number_reports_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vectors, gossips = engines(random_rows(3), "ring")
+    told = list[int]()
+    for index, gossip in enumerate(gossips):
+        report = partial(told.append, index)
+        monkeypatch.setattr(gossip._traffic, "report_rate", report)
+        live = gossip.members.live_schedule
+        present = LiveSchedule.of(live.schedule, (1, 2), index)  # 0 has left
+        gossip.members.live_schedule = present if index else live
+    with running(gossips):
+        for _ in range(2):
+            for index in (1, 2):
+                step(vectors[index], gossips[index])
+    assert told == [1, 1]
 
 
 @pytest.mark.parametrize("in_pairs", [False, True])

@@ -137,13 +137,16 @@ def test_a_buffer_that_is_held_only_beside_the_mean_is_the_learners_own_again() 
 def test_a_mean_that_fails_leaves_the_local_weights() -> None:
     module = Thresholds()
     flat, settled = FlatParameters(module), Mock()
-    failing = Mock(side_effect=FloatingPointError)
+
+    def failing(vectors: list[Tensor], trained: list[Tensor]) -> Consensus:
+        vectors[0].fill_(5.0)
+        raise FloatingPointError
+
     model = ConsensusModel(flat, settled, lambda _: None, average=failing)
     with pytest.raises(FloatingPointError):
         model.enter("validation")
-    flat.vectors[0].fill_(5.0)
-    model.leave(adopt=False)
-    assert flat.vectors[0].tolist() == [1.0] * 5
+    assert (model.entered, flat.vectors[0].tolist()) == (False, [1.0] * 5)
+    settled.resume.assert_called_once_with()
 
 
 def test_a_mean_that_another_learner_has_made_nan_comes_into_no_buffer() -> None:

@@ -64,6 +64,17 @@ def test_settings_come_from_the_row_beside_the_figures(tmp_path):
     assert run["settings"]["lr"] == 0.1
 
 
+def test_each_of_two_runs_of_one_name_has_its_own_row(tmp_path):
+    """The second has diverged, and its row has no best loss."""
+    results = {"a": {"best_loss": 1.5}, "b": {"diverged": "True"}}
+    for folder, more in results.items():
+        write_run(tmp_path / folder, "same")
+        row = {"name": "same", **more}
+        write_rows(tmp_path / folder / "same.run.csv", [row])
+    settings = [run["settings"] for run in one_run(tmp_path).runs]
+    assert settings == [{"name": "same", **more} for more in results.values()]
+
+
 def test_settings_come_from_what_the_logger_was_told_where_the_row_is_elsewhere(
     tmp_path,
 ):

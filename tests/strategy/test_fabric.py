@@ -6,6 +6,7 @@ import logging
 import pickle
 import warnings
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
+from lightning_adpsgd.strategy.job import Job
 from tests.learners import consensus_after, learners, loader, values
 from tests.strategy.fabric_learners import (
     Slope,
@@ -72,6 +74,38 @@ def test_a_strategy_travels_to_a_spawned_process() -> None:
     strategy = HADPSGDFabricStrategy("random_ring", super_learner_size=2)
     travelled = pickle.loads(pickle.dumps(strategy))
     assert travelled.dials == strategy.dials
+
+
+def test_the_rate_of_an_optimizer_is_saved_as_a_number_of_pythons() -> None:
+    """One of NumPy's would be refused by a load, which takes plain data alone."""
+    numpy = pytest.importorskip("numpy")
+    optimizer = sgd(Slope(), numpy.float64(0.25))
+    state: Any = gossip().get_optimizer_state(optimizer)
+    assert type(state["param_groups"][0]["lr"]) is float
+    assert state == optimizer.state_dict()
+
+
+def test_a_checkpoint_of_learners_with_other_optimizers_is_refused() -> None:
+    """Such as those of an earlier phase of the training."""
+    strategy, module, job = gossip(), Slope(), create_autospec(Job, instance=True)
+    strategy.jobs.set_up(module, lambda: job)
+    saved = [{"learners": [{}], "states": [{}, {}]}]
+    with pytest.raises(ValueError, match=r"of 2 optimizers .* and 0 are set up"):
+        strategy._restore_learner(job, saved)
+    job.enter_consensus.assert_not_called()
+
+
+def test_where_one_module_has_no_mean_all_modules_are_as_before() -> None:
+    """Else the steps of the others would be refused from then on."""
+    strategy, jobs, modules = gossip(), list[Any](), (Slope(), Slope())
+    for module, error in zip(modules, (None, FloatingPointError()), strict=True):
+        state = {"running": True, "in_consensus": False}
+        jobs.append(create_autospec(Job, instance=True, **state))
+        jobs[-1].enter_consensus.side_effect = error
+        strategy.jobs.set_up(module, lambda: jobs[-1])
+    with pytest.raises(FloatingPointError), strategy.consensus():
+        pass
+    jobs[0].leave_consensus.assert_called_once_with(False)
 
 
 def test_nothing_communicates_before_training() -> None:

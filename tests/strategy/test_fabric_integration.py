@@ -8,10 +8,12 @@ train in several cases one after the other, but where a case ends their process.
 known exactly, however they average: start - lr * sum of the mean gradients.
 """
 
+import gc
 import itertools
 import os
 import subprocess
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -286,6 +288,25 @@ def test_a_module_without_gradients_is_left_as_it_is() -> None:
     assert values(learners(2, program)) == [(True, []), (True, [])]
 
 
+def test_a_module_that_is_trained_later_is_set_up_again() -> None:
+    """Else each learner would train it by itself, without a word."""
+
+    def program(rank: int) -> Tensor:
+        fabric, module = launched(gossip(), 2), Slope()
+        model = fabric.setup_module(module.requires_grad_(False))
+        optimizer: Any = fabric.setup_optimizers(sgd(module))
+        module.requires_grad_(True)
+        with pytest.raises(RuntimeError, match=r"again with `fabric\.setup`"):
+            train(fabric, model, optimizer, loader(1))
+        model, optimizer = fabric.setup(module, sgd(module))
+        train(fabric, model, optimizer, loader(8, rank, 2))
+        strategy_of(fabric).finish()
+        return module.weight.detach()
+
+    for final in values(learners(2, program)):
+        torch.testing.assert_close(final, consensus_after(8, 2))
+
+
 def test_a_module_set_up_to_be_evaluated_alone_communicates_with_nobody() -> None:
     def program(rank: int) -> list[str]:
         fabric = launched(gossip(), 2)
@@ -516,6 +537,30 @@ def test_a_checkpoint_that_is_loaded_in_the_middle_replaces_all_weights(
         torch.testing.assert_close(final, consensus_after(4, 2, 2.0))
 
 
+def test_a_load_is_the_way_back_from_weights_that_are_nan(tmp_path: Path) -> None:
+    """Where a program has tried to evaluate them, and all learners have diverged."""
+
+    def program(rank: int, communication: str) -> Tensor:
+        fabric = launched(gossip("complete", communication), 2)
+        module, path = Slope(start=2.0), tmp_path / f"{communication}.ckpt"
+        model, optimizer = fabric.setup(module, sgd(module))
+        fabric.save(path, {"model": model})
+        with torch.no_grad():
+            module.weight.fill_(torch.nan)
+        fabric.barrier()
+        with pytest.raises(FloatingPointError), strategy_of(fabric).consensus():
+            pass
+        fabric.load(path, {"model": model})
+        train(fabric, model, optimizer, loader(4, rank, 2))
+        strategy_of(fabric).finish()
+        return module.weight.detach()
+
+    finals = in_every_mode(2, program, BOTH)
+    for first, second in finals.values():
+        torch.testing.assert_close(first, second)
+    torch.testing.assert_close(finals["sync"][0], consensus_after(4, 2, 2.0))
+
+
 def save_two_learners(path: Path) -> None:
     """Two learners save their own weights; the mean is `consensus_after(8, 2)`."""
 
@@ -736,6 +781,7 @@ def test_two_trainings_in_one_process_and_no_thread_is_left() -> None:
             model, optimizer = fabric.setup(module, sgd(module))
             train(fabric, model, optimizer, loader(8, rank, 2))
             strategy_of(fabric).finish()
+        assert not module._forward_pre_hooks
         return module.weight.detach(), [t.name for t in threading.enumerate()]
 
     for final, threads in values(learners(2, program)):
@@ -747,14 +793,20 @@ def test_two_trainings_in_one_process_and_no_thread_is_left() -> None:
     not OPEN_FILES.exists(), reason="the system does not list open files"
 )
 def test_the_training_of_one_module_after_another_opens_no_more_connections() -> None:
-    def program(rank: int) -> list[int]:
+    def program(rank: int) -> tuple[list[int], list[Any]]:
         fabric, num_open = launched(gossip(), 2), list[int]()
-        for module in (Slope(), Slope(), Slope()):
+        trained = list[Any]()
+        for _ in range(3):
+            module = Slope()
             model, optimizer = fabric.setup(module, sgd(module))
             train(fabric, model, optimizer, loader(4, rank, 2))
             strategy_of(fabric).finish()
             num_open.append(num_open_files())
-        return num_open
+            trained.append(weakref.ref(module))
+            del module, model, optimizer
+        gc.collect()
+        return num_open, [found() for found in trained]
 
-    for _, second, third in values(learners(2, program)):
+    for (_, second, third), alive in values(learners(2, program)):
         assert third == second
+        assert alive == [None] * 3  # nor does it keep the modules

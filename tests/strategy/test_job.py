@@ -1,5 +1,7 @@
-"""What a job does when its engine, here a double, has taken a peer's weights."""
+"""What a job does around its engine, which is a double here."""
 
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -9,13 +11,17 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 
+from lightning_adpsgd.coordination.groups import Groups
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.engine import Gossip
+from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy import job as job_module
+from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.optimizer_reset import InitialState
 from lightning_adpsgd.strategy.set_up import set_up_job
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.partition import Partition
+from lightning_adpsgd.weights.flat import FlatParameters
 from tests.helpers import forked
 from tests.learners import values
 
@@ -31,7 +37,7 @@ def reload_during(call: str) -> dict[str, Any]:
 
     def on_reload() -> None:
         resets.append(len(optimizer.state))
-        initial.restore()
+        initial.restore(optimizer)
 
     gossip = create_autospec(Gossip, instance=True, num_reloads=0)
     job = set_up_job(
@@ -76,3 +82,97 @@ def test_a_reload_resets_the_optimizer_once_and_drops_the_gradient(
     """A gradient that is ready when the weights change was taken at those before."""
     (found,) = values(forked(1, lambda rank: reload_during(call)))
     assert found == {"weights": [[5.0, 5.0]], "momentum": momentum, "resets": [1]}
+
+
+# --- from one training to the next, in one process
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The engines of the job of a test, one for each start."""
+    made: list[Any] = []
+
+    def make(*_: Any) -> tuple[Any, None]:
+        made.append(create_autospec(Gossip, instance=True, num_reloads=0))
+        made[-1].statistics.return_value = Statistics(exchanges=len(made))
+        return made[-1], None
+
+    monkeypatch.setattr(job_module, "make_engine", make)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    return made
+
+
+@pytest.fixture
+def job(engines: list[Any]) -> Iterator[Job]:
+    dials = Dials(find_topology("complete"), "async", 1)
+    groups = Groups((), None, None, False, ALONE)
+    flat = FlatParameters(nn.Linear(2, 1))
+    job = Job(dials, flat, groups, HashStore(), lambda: None)
+    yield job
+    job.close()
+
+
+def test_the_round_of_a_checkpoint_is_that_of_one_training(
+    job: Job, engines: list[Any]
+) -> None:
+    """The one after a search for a learning rate, and no further one."""
+    job.restore_learner({"position": (7, 3)})
+    for _ in range(2):
+        job.start()
+        job._abort()
+    engines[0].go_on_from.assert_called_once_with(7, 3)
+    engines[1].go_on_from.assert_not_called()
+
+
+def test_the_counters_of_a_training_stay_when_it_has_ended(
+    job: Job, engines: list[Any]
+) -> None:
+    assert job.statistics() is None
+    job.start()
+    job._abort()
+    engines[0].statistics.side_effect = ZeroDivisionError
+    assert job.statistics() == Statistics(exchanges=1)
+    job.start()
+    assert job.statistics() == Statistics(exchanges=2)
+
+
+def test_a_job_that_has_ended_leaves_the_interpreter_alone(
+    engines: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_exit = list[Any]()
+    calls = SimpleNamespace(register=at_exit.append, unregister=at_exit.remove)
+    monkeypatch.setattr(job_module, "atexit", calls)
+    dials = Dials(find_topology("complete"), "async", 1)
+    groups, flat = (
+        Groups((), None, None, False, ALONE),
+        FlatParameters(nn.Linear(2, 1)),
+    )
+    job = Job(dials, flat, groups, HashStore(), lambda: None)
+    assert len(at_exit) == 1
+    job.close()
+    assert at_exit == []
+    with pytest.raises(RuntimeError, match="this training has ended"):
+        job.start()
+
+
+@pytest.mark.parametrize("adopts", [False, True])
+def test_a_checkpoint_holds_the_weights_with_which_training_goes_on(
+    job: Job, adopts: bool
+) -> None:
+    """In a validation: the learner's own, or the mean if it is adopted."""
+    own = [torch.full((3,), 5.0)]
+    consensus: Any = SimpleNamespace(adopts=adopts, local_weights=lambda: own)
+    job._consensus = consensus
+    state = job.learner_state([])
+    assert state["weights"] is (job.flat.vectors if adopts else own)
+    assert state["position"] is None
+    job._consensus = None
+
+
+def test_outside_of_a_training_nobody_meets(job: Job) -> None:
+    job.meet("a barrier")
+    assert job.coordinator.num_meetings == 0
+    job.start()
+    job.meet("a barrier")
+    assert job.coordinator.num_meetings == 1

@@ -1,8 +1,11 @@
 """The jobs of a Fabric program, without Fabric."""
 
 import atexit
+import gc
 import os
+import pickle
 import signal
+import weakref
 from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
@@ -11,8 +14,10 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import FileStore
+from torch.optim import SGD
 
 from lightning_adpsgd import Topology
+from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.module_jobs import ModuleJobs
 from lightning_adpsgd.strategy.set_up import set_up_job
@@ -32,8 +37,9 @@ def job_that(running: bool = False, closed: bool = False) -> Any:
 def test_an_exception_is_told_by_the_jobs_that_have_not_ended() -> None:
     """Nobody would hear it in the others, and learner 0 waits for those who hear."""
     jobs, ended, begun = ModuleJobs(), job_that(closed=True), job_that()
-    for job in (ended, begun):
-        jobs.set_up(nn.Linear(1, 1), lambda job=job: job)
+    modules = nn.Linear(1, 1), nn.Linear(1, 1)
+    for module, job in zip(modules, (ended, begun), strict=True):
+        jobs.set_up(module, lambda job=job: job)
     error = ValueError("the answer is 42")
 
     def program() -> None:
@@ -64,6 +70,36 @@ def test_a_job_that_never_ran_ends_when_its_module_is_set_up_again() -> None:
     assert [*jobs] == [job]
 
 
+def test_a_module_that_was_trained_is_let_go_and_its_job_is_not() -> None:
+    """Whose counters a program may ask for at the end."""
+    jobs, module = ModuleJobs(), nn.Linear(1, 1)
+    jobs.set_up(module, lambda: job_that(closed=True))
+    found = weakref.ref(module)
+    assert [job.closed for job in jobs] == [True]
+    del module
+    gc.collect()
+    assert (found(), len([*jobs])) == (None, 1)
+
+
+def test_an_optimizer_that_a_program_has_replaced_is_let_go() -> None:
+    jobs, module, job = ModuleJobs(), nn.Linear(1, 1), job_that(running=True)
+    jobs.set_up(module, lambda: job)
+    former, optimizer = (SGD(module.parameters(), 1.0) for _ in range(2))
+    for one in (former, optimizer):
+        jobs.add_optimizer(one)
+    assert jobs.optimizers_of(job) == [former, optimizer]
+    del former, one
+    gc.collect()
+    assert jobs.optimizers_of(job) == [optimizer]
+
+
+def test_jobs_stay_where_they_are_when_a_strategy_travels() -> None:
+    jobs, module = ModuleJobs(), nn.Linear(1, 1)
+    jobs.set_up(module, job_that)
+    assert [*pickle.loads(pickle.dumps(jobs))] == []
+    assert len([*jobs]) == 1
+
+
 def exit_in_a_child(folder: str) -> bool:
     """Whether a job fails because a forked child of its learner exits."""
     store = FileStore(f"{folder}/store", 1)
@@ -79,6 +115,15 @@ def exit_in_a_child(folder: str) -> bool:
     has_failed = job.store.check(["failure"])
     jobs.close()
     return has_failed
+
+
+def test_a_trained_module_can_be_compiled_as_before() -> None:
+    """TorchScript takes no module with a hook of ours."""
+    jobs, module = ModuleJobs(), nn.Linear(1, 1)
+    jobs.watches.append(EvaluationWatch(module, job_that()))
+    jobs.close()
+    assert module._forward_pre_hooks == {}
+    assert jobs.watches == []
 
 
 def test_a_forked_child_that_exits_is_no_end_of_the_training(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_momentum_is_forgotten_and_the_rate_stays() -> None:
     for _ in range(2):
         step(optimizer, parameter)
         optimizer.param_groups[0]["lr"] = 0.5
-        initial.restore()
+        initial.restore(optimizer)
         assert not optimizer.state
         assert optimizer.param_groups[0]["lr"] == 0.5
 
@@ -36,7 +36,7 @@ def test_a_state_that_was_there_at_the_beginning_comes_back() -> None:
     initial = InitialState(optimizer)
     for _ in range(2):
         step(optimizer, parameter)
-        initial.restore()
+        initial.restore(optimizer)
         assert torch.equal(optimizer.state[parameter]["sum"], torch.full((2,), 0.5))
 
 
@@ -51,4 +51,5 @@ class Stateless(SGD):
 
 
 def test_an_optimizer_without_any_state_needs_none() -> None:
-    InitialState(Stateless([weight()], lr=1.0)).restore()
+    optimizer = Stateless([weight()], lr=1.0)
+    InitialState(optimizer).restore(optimizer)

@@ -380,7 +380,7 @@ class StopsAt(SaveWithinEpoch):
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         # Who was late to see the file may have begun the next epoch.
-        if trainer.current_epoch >= self._stop_epoch and self._path.exists():
+        if trainer.current_epoch >= self._stop_epoch and Path(self._path).exists():
             raise Interrupted
 
 

@@ -1,5 +1,7 @@
+import gc
 import math
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -200,6 +202,17 @@ def test_released_weights_have_storage_of_their_own_and_ties_as_before() -> None
     storages = {p.data_ptr() for p in module.parameters() if p.numel()}
     assert len(storages) == len([p for p in module.parameters() if p.numel()]) - 1
     assert flat.vectors == []
+    flat.release()
+
+
+def test_released_vectors_keep_no_module_and_no_frozen_weight() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False))
+    flat = FlatParameters(module, with_frozen=False)
+    flat.release()
+    found = [weakref.ref(one) for one in (module, module[1].weight)]
+    del module
+    gc.collect()
+    assert [one() for one in found] == [None, None]
     flat.release()
 
 

@@ -1,0 +1,45 @@
+"""What surrounds a launch: the checkpoint that is resumed, and who hears of errors."""
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from lightning_adpsgd.strategy.launchers import (
+    failures_outside_training,
+    launch_from_whole,
+)
+from tests.helpers import PATIENCE
+
+
+class Connector:
+    def _parse_ckpt_path(self, *_: Any) -> str:
+        return "Lightning's own choice"
+
+
+def test_only_within_its_launch_a_trainer_looks_for_whole_checkpoints() -> None:
+    trainer: Any = SimpleNamespace(_checkpoint_connector=Connector())
+
+    def launch(*_: Any, trainer: Any) -> None:
+        assert "_parse_ckpt_path" in vars(trainer._checkpoint_connector)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        launch_from_whole(launch, trainer=trainer)
+    assert vars(trainer._checkpoint_connector) == {}
+
+
+def test_a_failure_of_an_earlier_program_is_none_of_a_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whose Trainer is another one of the same process."""
+    store = HashStore()
+    distributed = dist.distributed_c10d
+    monkeypatch.setattr(distributed, "_get_default_store", lambda: store)
+    earlier, later = (failures_outside_training(1, 2, PATIENCE) for _ in range(2))
+    earlier.announce(ValueError("of the earlier one"))
+    look = timedelta(seconds=0)
+    assert later._coordinator.explain("a symptom", look) == "a symptom"
