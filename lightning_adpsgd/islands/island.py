@@ -362,8 +362,7 @@ class Island:
         if not (self._is_left_behind and self._joining.knows_all()):
             return
         if self._joining.leads():
-            self._is_left_behind = False
-            self.membership.enter()
+            self._come_back()
             return
         if self._group.size > 1:
             # Raised, it would count as an unexpected error, and be tried again.
@@ -390,5 +389,9 @@ class Island:
             self._rejoined_at = found.position
         elif self.membership.members.by_number:
             return
+        self._come_back()
+
+    def _come_back(self) -> None:
+        self._connections.take_number()  # with the origin, before others dial
         self._is_left_behind = False
         self.membership.enter()
