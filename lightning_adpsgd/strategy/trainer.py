@@ -330,12 +330,6 @@ class HADPSGDStrategy(ModelParallelInside):
             files.save_in_background(checkpoint, filepath, storage_options)
 
     @override
-    def remove_checkpoint(self, filepath: Any) -> None:
-        # After an exception a save that fails only warns: what it replaces stays.
-        if not self._interrupted():
-            super().remove_checkpoint(filepath)
-
-    @override
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
         super().load_model_state_dict(checkpoint, strict)
         trainer = self._trainer_or_none()

@@ -120,6 +120,22 @@ def test_buffers_that_are_changed_beside_the_mean_stay_and_all_else_is_restored(
     assert (module.placed.item(), module.given.item()) == (10, 7)
 
 
+@pytest.mark.parametrize(("adopts", "shown"), [(False, 1.0), (True, 5.0)])
+def test_exchanges_pause_before_the_meeting_and_show_what_training_goes_on_from(
+    adopts: bool, shown: float
+) -> None:
+    told, flat = Mock(), FlatParameters(Thresholds())
+    told.average.side_effect = mean_of_fives
+    model = ConsensusModel(flat, told.communication, told.meet, told.average)
+    model.enter("validation", adopts)
+    (vectors, _), _ = told.communication.set_aside.call_args
+    assert vectors[0].tolist() == [shown] * 5
+    model.leave(adopts)
+    assert [name.rpartition(".")[2] for name, *_ in told.mock_calls] == (
+        ["pause", "meet", "settle", "set_aside", "average", "resume"]
+    )
+
+
 def test_a_buffer_that_is_held_only_beside_the_mean_is_the_learners_own_again() -> None:
     module = Thresholds()
     flat = FlatParameters(module)

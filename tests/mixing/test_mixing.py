@@ -1,5 +1,6 @@
 """The synchronous modes over threads against the oracle."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Literal
 from unittest.mock import Mock
@@ -10,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_adpsgd import reference
+from lightning_adpsgd.mixing.averages import average
 from lightning_adpsgd.mixing.communication import Communication, averaging_closure
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
@@ -299,6 +301,15 @@ def test_a_resumed_run_does_not_repeat_the_round_that_was_joined_for_its_checkpo
     rounds.start()
     assert mixer.take_snapshot.call_count == num_launched
     assert rounds.step_and_round == ((5, 4) if goes_on else (1, mixer.round))
+
+
+def test_an_average_rounds_alike_in_whatever_order_its_shares_come() -> None:
+    rows = [torch.tensor([value]) for value in (1e8, 1.0, -1e8)]
+    found = set[float]()
+    for order in itertools.permutations(range(3)):
+        average(rows, dict.fromkeys(order, 0.5), into := torch.empty(1))
+        found.add(into.item())
+    assert len(found) == 1
 
 
 def test_an_optimizer_that_calls_its_closure_often_averages_once_a_step() -> None:

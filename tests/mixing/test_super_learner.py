@@ -14,10 +14,12 @@ from typing_extensions import override
 from lightning_adpsgd.mixing.super_learner import (
     ShardGather,
     SuperLearnerGroup,
+    Votes,
     gather_shards,
 )
 from lightning_adpsgd.weights.replica import Replica
 from lightning_adpsgd.weights.streams import Guard
+from lightning_adpsgd.weights.worker import InlineWorker
 from tests.helpers import PATIENCE, ThreadSuperLearner, forked, together
 
 
@@ -74,6 +76,34 @@ def test_all_learners_get_the_shard_of_each() -> None:
 
     results = together([lambda n=n: learner(n) for n in ThreadSuperLearner.connect(2)])
     assert results == [[1.0, 1.0, 1.0, 2.0, 2.0, 2.0]] * 2
+
+
+def gather_of(weights: Tensor) -> ShardGather:
+    """A super-learner's merge in one learner; each chunk has two parts."""
+    replica = Replica([[weights]], 4, threading.Condition(), part_elements=2)
+    alone = SuperLearnerGroup()
+    return ShardGather([weights], replica, alone, PATIENCE, InlineWorker())
+
+
+def test_a_change_is_merged_once_though_another_of_its_chunk_follows() -> None:
+    merge = gather_of(weights := torch.zeros(4))
+    first, second = merge._replica.chunks[0].parts
+    first.add(torch.ones(2), 1.0)
+    merge.merge(Votes())
+    second.add(torch.ones(2), 2.0)
+    for _ in range(2):
+        merge.merge(Votes())
+    assert weights.tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_what_has_been_agreed_on_is_not_voted_for_again() -> None:
+    merge, found = gather_of(torch.zeros(4)), list[bool]()
+    for _ in range(4):  # until this learner has seen the others' votes
+        merge.merge(Votes(recover=True))
+        found.append(merge.agreed.recover)
+    assert found == [False, True, False, True]
+    merge.begin_anew()
+    assert merge.agreed == Votes()
 
 
 class Counting(ThreadSuperLearner):

@@ -159,6 +159,14 @@ def test_two_that_are_half_a_step_apart_meet_before_long(seed: int) -> None:
     assert len(of(Ended, found)) > 10
 
 
+def test_those_that_met_last_meet_again_if_nobody_else_comes() -> None:
+    """After half of their wait, and at each boundary."""
+    slow = Compute(1.0, slow={2: 1000.0})
+    waits = of(Waited, until(timeline(3, max_wait=0.5, compute=slow), 20.0))
+    assert len(waits) > 20
+    assert all(event.met for event in waits)
+
+
 # --- with weights
 
 

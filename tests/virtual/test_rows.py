@@ -133,6 +133,20 @@ def test_released_weights_stay_tied_and_a_row_can_be_held_again() -> None:
     assert torch.equal(first.flatten(), rows.matrices[0][3])
 
 
+def test_a_change_of_a_released_module_changes_no_row() -> None:
+    module = Mixed()
+    rows = Rows(module, 2)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    rows.release()
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.add_(1)
+    rows.hold(0)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert module.get_buffer("table").tolist() == [1.0, 1.0]
+
+
 def test_rows_are_padded_for_shards() -> None:
     rows = Rows(nn.Linear(3, 1), 2, shards=3)
     assert rows.matrices[0].shape == (2, 6)

@@ -2,11 +2,13 @@
 
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import lightning.pytorch as pl
 import pytest
@@ -129,6 +131,23 @@ def test_lockstep_is_the_cluster_on_batches_dealt_round_robin(order: Any) -> Non
     torch.testing.assert_close(module.weight.detach(), expected, atol=1e-14, rtol=0)
     assert strategy.last_consensus is not None
     assert strategy.last_consensus.distance > 0
+
+
+def test_a_save_within_a_turn_takes_the_first_state_and_leaves_the_turn_its_own() -> (
+    None
+):
+    strategy, weight = virtual(2), nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
+    strategy.optimizers, strategy.learners = [optimizer], Mock()
+    first, second = strategy._states = [
+        defaultdict(dict, {weight: {"momentum_buffer": torch.full((1,), number)}})
+        for number in (1.0, 2.0)
+    ]
+    optimizer.state = second
+    saved: Any = strategy.optimizer_state(optimizer)
+    assert optimizer.state is second
+    first[weight]["momentum_buffer"].fill_(3.0)  # a later step
+    assert saved["state"][0]["momentum_buffer"].item() == 1.0
 
 
 def test_one_super_learner_is_the_single_device_strategy() -> None:

@@ -108,6 +108,7 @@ def overlapping() -> dict[str, list[Tensor]]:
         "square transposes": [square, square.T],
         "a transpose first": [turned, turned.T],
         "rows": [wide[1:], wide, wide[:2]],
+        "a whole, and its first and last row": [wide, wide[:1], wide[2:]],
         "columns beside one another": [wide[:, :2], wide[:, 2:]],
         "an element and what is expanded from it": [row, row[2:3].expand(5)],
         "the same with other strides": [row.view(1, 4), row.as_strided((1, 4), (1, 1))],

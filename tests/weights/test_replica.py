@@ -84,8 +84,9 @@ def test_ten_thousand_merges_lose_nothing_to_rounding(dtype: torch.dtype) -> Non
         assert (read(replica).double() - exact).abs().max() < 1e-3
 
 
-def test_what_is_taken_is_read_until_it_is_merged() -> None:
-    weights = torch.zeros(8)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_taken_is_read_until_it_is_merged(dtype: torch.dtype) -> None:
+    weights = torch.zeros(8, dtype=dtype)
     replica = replica_of(weights)
     replica.chunks[1].parts[0].add(torch.ones(4), 1.0)
     into = [torch.zeros(4), torch.zeros(4)]
@@ -97,6 +98,14 @@ def test_what_is_taken_is_read_until_it_is_merged() -> None:
     replica.merge_taken(1, into[1])
     assert weights.tolist() == [0.0] * 4 + [1.0] * 4
     assert read(replica).tolist() == [0.0] * 4 + [1.0] * 4
+
+
+def test_what_is_taken_is_lost_with_the_weights_that_others_replace() -> None:
+    replica = replica_of(torch.zeros(4))
+    change_everything(replica, torch.ones(4))
+    replica.take([torch.zeros(4)])
+    replica.put([torch.full((4,), 5.0)])
+    assert read(replica).tolist() == [5.0] * 4
 
 
 def test_complex_weights_are_twice_as_many_real_ones() -> None:

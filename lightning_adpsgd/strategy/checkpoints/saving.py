@@ -83,7 +83,13 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 
     @override
     def remove_checkpoint(self, path: Any) -> None:
-        """Removes a checkpoint once pending writes are done; keeps it if one failed."""
+        """Removes a checkpoint once pending writes are done; keeps it if one failed.
+
+        Keeps it also if the training is about to end, when a save that fails only
+        warns: the checkpoint that was to take its place may be missing.
+        """
+        if self._ends_soon():
+            return
         remove = partial(self._io.remove_checkpoint, path)
         if self._work is None:
             remove()

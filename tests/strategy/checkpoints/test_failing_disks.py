@@ -149,21 +149,26 @@ def test_a_patience_that_never_ends_or_begins_is_refused(patience_s: float) -> N
 
 
 @pytest.mark.parametrize("wrap", [lambda io: io, BackgroundCheckpointIO])
+@pytest.mark.parametrize(("end", "num"), [(3, 3), (5, 4)])
 def test_a_pause_ends_with_the_training_and_one_attempt_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrap: Callable[[Any], Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrap: Callable[[Any], Any],
+    end: int,
+    num: int,
 ) -> None:
     disk, plugin = Disk(monkeypatch, errno.ENOSPC, 1000), wrap(WholeCheckpointIO())
-    plugin.hurry_if(lambda: disk.now >= 3)
+    plugin.hurry_if(lambda: disk.now >= end)
     save = partial(plugin.save_checkpoint, checkpoint(1), tmp_path / "a.ckpt")
     with (
         pytest.warns(UserWarning, match="next attempt"),
         pytest.raises(OSError, match="No space left"),
     ):
         save()
-    assert (disk.now, disk.num_attempts) == (3, 3)
+    assert (disk.now, disk.num_attempts) == (end, num)
     with pytest.raises(OSError, match="No space left"):
         save()
-    assert (disk.now, disk.num_attempts) == (3, 4)
+    assert (disk.now, disk.num_attempts) == (end, num + 1)
 
 
 def test_sigterm_ends_a_training_that_waits_for_a_full_disk(

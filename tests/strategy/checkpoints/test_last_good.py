@@ -163,7 +163,10 @@ def test_what_an_island_saved_is_found_wherever_it_was_told_to_save(
     callbacks: list[Any] | None, folder: str
 ) -> None:
     root, memory = "memory://run", fsspec.filesystem("memory")
-    saves = {"logger": False, "enable_checkpointing": callbacks is not None}
+    saves: dict[str, Any] = {
+        "logger": False,
+        "enable_checkpointing": callbacks is not None,
+    }
     trainer = pl.Trainer(callbacks=callbacks, default_root_dir=root, **saves)
     path = os.path.join("/run", folder, "preempted-3-abc.ckpt")
     memory.store.clear()

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from lightning_adpsgd.mixing.consensus import Consensus, ConsensusModel
+from lightning_adpsgd.strategy.checkpoints import contents
 from lightning_adpsgd.strategy.checkpoints.contents import (
     Resumed,
+    gather_learners,
     learner_of,
     place_in_epoch,
     resumed_from,
 )
-from lightning_adpsgd.strategy.job import NAMESPACE, Job
+from lightning_adpsgd.strategy.job import BUFFERS, NAMESPACE, Job
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import FlatParameters
 
@@ -208,6 +210,19 @@ def test_weights_go_back_to_the_module_that_they_are_of(
     Job.restore_learner(job_of(here), learner)
     for one, other in zip(saved.parameters(), here.parameters(), strict=True):
         assert torch.equal(one.to(dtype), other)
+
+
+def test_of_the_memory_of_a_buffer_only_its_own_part_is_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = {"count": torch.zeros(1000)[:1]}
+    flat = SimpleNamespace(own_tensors=lambda: own)
+    job: Any = SimpleNamespace(learner_state=dict, flat=flat, partition=ALONE)
+    monkeypatch.setattr(contents, "gather_weights_only", lambda value, _: [value])
+    ((learner,),) = [
+        group["learners"] for group in gather_learners(job, [], {}, torch.device("cpu"))
+    ]
+    assert learner[BUFFERS]["count"].untyped_storage().nbytes() == 4
 
 
 def test_a_learner_that_had_no_others_goes_on_as_an_island() -> None:

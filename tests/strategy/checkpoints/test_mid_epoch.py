@@ -23,7 +23,11 @@ from torch.utils.data import (
 from typing_extensions import override
 
 from lightning_adpsgd.strategy.checkpoints.contents import Resumed
-from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlacedBatches, PlaceInEpoch
+from lightning_adpsgd.strategy.checkpoints.mid_epoch import (
+    PlacedBatches,
+    PlaceInEpoch,
+    copy_with,
+)
 from lightning_adpsgd.strategy.checkpoints.rng_state import (
     generator_states,
     set_generator_states,
@@ -142,6 +146,13 @@ def test_a_loader_gets_a_place_in_a_copy() -> None:
     assert isinstance(prepared.batch_sampler, PlacedBatches)
     assert not isinstance(loader.batch_sampler, PlacedBatches)
     assert [batch.tolist() for batch in prepared] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_copy_of_a_loader_does_not_go_on_with_the_workers_of_before() -> None:
+    """They read what the sampler of before gives."""
+    loader: Any = DataLoader(range(6), batch_size=2)  # pyright: ignore
+    loader._iterator = object()
+    assert copy_with(loader, batch_sampler=None)._iterator is None
 
 
 def test_a_loader_that_reads_out_of_order_has_no_place() -> None:

@@ -176,6 +176,13 @@ def test_objects_are_copied_with_all_that_can_change_in_them() -> None:
     assert bias is copy["net"][1].bias
 
 
+def test_a_tensor_beside_an_object_that_has_it_needs_no_gradient() -> None:
+    weights = torch.zeros(2, requires_grad=True)
+    copy = snapshot_of({"w": weights, "object": Frozen(weights)})
+    assert not copy["w"].requires_grad
+    assert copy["object"].weights.requires_grad
+
+
 def test_what_cannot_be_pickled_is_left_to_the_write() -> None:
     function = lambda: 0  # noqa: E731
     assert snapshot_of([function, 1]) == [function, 1]

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 
@@ -33,7 +34,11 @@ from lightning_adpsgd.strategy.checkpoints import (
 from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.last_good import newest_whole
-from lightning_adpsgd.strategy.checkpoints.loading_shards import load_weights
+from lightning_adpsgd.strategy.checkpoints.loading_shards import (
+    Folder,
+    load_optimizers,
+    load_weights,
+)
 from lightning_adpsgd.strategy.checkpoints.sharded import (
     META,
     check_folder,
@@ -428,6 +433,18 @@ def test_an_option_of_an_optimizer_may_be_an_object_that_the_user_trusts(
     found: dict[str, Any] = {"optimizer_0": {"lr": None}}
     read_shards(found, path, weights_only=False)
     assert found["optimizer_0"] == options
+
+
+def test_an_optimizer_may_have_options_that_a_scheduler_has_given_it_since(
+    group: dist.ProcessGroup, tmp_path: Path
+) -> None:
+    model, path = torch.nn.Linear(1, 1), tmp_path / "last.ckpt"
+    before, now = (torch.optim.SGD(model.parameters(), lr) for lr in (0.5, 0.1))
+    kept = get_optimizer_state_dict(model, before)
+    write_shards({"optimizer_0": kept}, {}, path, group)
+    now.param_groups[0]["initial_lr"] = 0.1
+    load_optimizers(model, Folder(path, True), [now])
+    assert now.param_groups[0]["lr"] == 0.5
 
 
 def test_plain_values_beside_tensors_are_read(
