@@ -8,10 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from torchaudio.functional import resample
 
-from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance, read_utterances
+from lightning_adpsgd.asr.corpora.corpus import (
+    Skipped,
+    Utterance,
+    read_utterances,
+    write_utterances,
+)
 from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.language.lexicon import read_lexicon
 from lightning_adpsgd.asr.sound.channels import read_facts
@@ -504,3 +510,16 @@ def test_one_channel_recordings_have_no_side_b(settings: Settings):
         "sw02002-A",
         "sw02002-B",
     }
+
+
+def test_a_journal_without_its_frames_is_not_believed(tmp_path: Path):
+    settings = Settings(corpus=tmp_path, out=tmp_path, cores=1)
+    sound, folder = tmp_path / "a.wav", tmp_path / "frames"
+    soundfile.write(sound, np.random.default_rng(0).normal(0, 0.1, 16_000), 8000)
+    one = Utterance("a-A_000000-000200", sound, 0, 0.0, 2.0, ("yes",), "a-A")
+    settings.directory("prepare").mkdir(parents=True)
+    write_utterances(settings.directory("prepare") / "dev.jsonl", [one])
+    folder.mkdir()
+    (folder / ".sides.done").write_text(f"{one.side}\n")
+    feature_stage._split(settings, "dev", folder)
+    assert bool(FrameStore(folder).frames(0).any())

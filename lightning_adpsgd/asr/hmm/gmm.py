@@ -249,7 +249,6 @@ def update(mixtures: GaussianMixtures, sums: Statistics) -> GaussianMixtures:
     total = np.bincount(mixtures.state, sums.frames)[mixtures.state]
     weight = np.where(total > 0, sums.frames / np.maximum(total, 1), mixtures.weight)
     kept = (total == 0) | (sums.frames >= _MIN_COUNT) | _most_frequent(mixtures, sums)
-    kept &= weight > 0
     weight, state = weight[kept], mixtures.state[kept]
     weight /= np.bincount(state, weight)[state]
     variance = np.maximum(variance[kept], mixtures.floor)

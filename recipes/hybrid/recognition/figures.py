@@ -118,8 +118,7 @@ def _check_alike(other: Path, output: Path) -> None:
 def _scored(others: Path, output: Path) -> Iterator[tuple[str, Path]]:
     """What was scored before, by name; not what is unfinished in a hidden folder."""
     for path in sorted(others.glob("[!.]*/segments.json")):
-        if path.parent not in (output, output.parent):
-            yield path.parent.name, path
+        yield path.parent.name, path
     if (last := output.parent / "segments.json").exists():
         yield "the last epoch", last  # of the same run, beside its best one
 

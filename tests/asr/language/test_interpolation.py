@@ -70,6 +70,11 @@ def test_the_weights_are_those_of_the_models_that_say_what_was_said():
     assert likelihood(best) > likelihood(interpolate([ONE, OTHER], (0.5, 0.5)))
 
 
+def test_no_model_is_left_out_for_good_by_what_was_held_out():
+    unlike_all = NgramModel(1, {("x",): 0.0, ("</s>",): -99.0}, {})
+    assert min(likeliest_weights([ONE, unlike_all], [["a", "b"]] * 3)) > 0.9e-4
+
+
 @pytest.mark.parametrize(
     ("weights", "problem"),
     [((0.5,), "must be 2 numbers"), ((1, 0), "above 0"), ((0.5, 0.4), "sum to 1")],

@@ -211,3 +211,20 @@ def test_the_same_word_twice_is_counted_for_each(graph):
     sure = confidences(lattice, words, lattice.best())
     assert len(sure) == (words[lattice.best()] > 0).sum()
     assert all(0 < one <= 1 for one in sure)
+
+
+def test_a_word_said_twice_is_as_sure_each_time_as_its_own_paths():
+    """In each of two frames the words 1 and 2 are equally likely."""
+    lattice = Lattice(
+        source=np.array([0, 0, 1, 1]),
+        target=np.array([1, 1, 2, 2]),
+        arc=np.arange(4),
+        cost=np.zeros(4),
+        frame=np.array([0, 0, 1, 1]),
+        reads=np.ones(4, bool),
+        excess=np.zeros(4),
+        finals=np.array([np.inf, np.inf, 0.0]),
+        is_complete=True,
+    )
+    sure = confidences(lattice, np.array([1, 2, 1, 2]), np.array([0, 2]))
+    assert sure == pytest.approx([0.5, 0.5])

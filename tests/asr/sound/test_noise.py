@@ -1,5 +1,6 @@
 """Noise has the power that was asked for, and is the same in a second attempt."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,8 @@ from lightning_adpsgd.asr.corpora.corpus import Utterance
 from lightning_adpsgd.asr.sound.audio import AudioError
 from lightning_adpsgd.asr.sound.noise import add_noise, dice_of, noise_files
 from recipes.hybrid.pipeline.groups import FeatureSettings
-from recipes.hybrid.stages.features import Noise, Side, SideTask, write_side
+from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.stages.features import Noise, Side, SideTask, _work, write_side
 
 SPEECH = np.random.default_rng(0).normal(0, 0.1, 20_000).astype(np.float32)
 
@@ -107,3 +109,18 @@ def test_without_a_share_there_is_no_noise():
 def test_a_share_beyond_all_sides_is_refused():
     with pytest.raises(ValueError, match=r"`noise_share` must lie in \[0, 1\], got 2"):
         FeatureSettings(noise_share=2)
+
+
+def test_noise_is_for_training_sides_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    module, seen = sys.modules[write_side.__module__], []
+    monkeypatch.setattr(module, "write_side", lambda task: seen.append(task.noise))
+    chosen = FeatureSettings(noise_share=1.0)
+    settings = Settings(corpus=tmp_path, out=tmp_path, cores=1, features=chosen)
+    spoken = Utterance("call-A_000000-000200", Path("a"), 0, 0.0, 2.0, (), "call-A")
+    for split in ("train", "dev", "test"):
+        (tmp_path / split).mkdir()
+        writer: Any = SimpleNamespace(folder=tmp_path / split, place=lambda _: None)
+        assert list(_work(settings, split, writer, iter([Side([spoken], [0])])))
+    assert [noise is not None for noise in seen] == [True, False, False]
