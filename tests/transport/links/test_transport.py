@@ -223,8 +223,10 @@ def test_who_used_a_lane_before_does_not_get_into_the_one_that_follows() -> None
         first.post_send(1, lane, torch.ones(1)).wait(PATIENCE)
         accepted = threading.Semaphore(0)
         listener = second.listen(LOOPBACK, lambda *_: accepted.release())
+        old = first._lanes.get(1, lane)
         first.connect(1, listener.address)
         assert accepted.acquire(timeout=PATIENCE_S)
+        assert old.is_broken
         with pytest.raises(PeerLost, match="the peer has connected again"):
             first.post_send(1, lane, torch.zeros(1))
         into = torch.zeros(1)
