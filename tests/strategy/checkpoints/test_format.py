@@ -397,12 +397,21 @@ def test_what_another_user_writes_stays(
     assert left.exists()
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="lists open files")
-def test_no_file_stays_open(tmp_path: Path) -> None:
-    before = os.listdir("/proc/self/fd")
-    with bytes_written_whole(tmp_path / "a") as file:
-        file.write(b"new")
-    assert os.listdir("/proc/self/fd") == before
+def test_a_folder_whose_names_reach_the_disk_does_not_stay_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, closed, close = [], list[int](), os.close
+    begin = os.open
+
+    def notes(number: int) -> None:
+        closed.append(number)
+        close(number)
+
+    monkeypatch.setattr(os, "open", lambda *a: opened.append(begin(*a)) or opened[-1])
+    monkeypatch.setattr(os, "close", notes)
+    files.sync_folder(tmp_path)
+    assert len(opened) == 1
+    assert closed == opened
 
 
 def test_the_writers_own_error_is_raised_though_its_file_was_removed(
