@@ -1,5 +1,6 @@
 """Turns of the thread that keeps the member list, taken by hand, at its own clock."""
 
+import json
 import logging
 import sys
 import time
@@ -716,3 +717,18 @@ def test_who_has_waited_in_vain_for_an_empty_list_begins_none_later(
     assert not turns.one.begin_list(0.0)
     turns.take(40)
     assert turns.numbers == set()
+
+
+def test_a_row_that_was_spoiled_is_written_again_and_what_is_newer_stays(
+    turns: Turns,
+) -> None:
+    turns.enter()
+    third, newer = (Member(8, name, "host", ()) for name in ("the third", "newer"))
+    turns.put(OTHER, third)
+    turns.take()
+    spoiled = json.dumps([9, [turns.one.member, [7, 5, None], newer]])
+    turns.store.set("members", spoiled)
+    turns.store.set("version", "another")
+    turns.take()
+    listed = turns.listed.members()[1].by_number
+    assert (listed[7], listed[8]) == (OTHER, newer)
