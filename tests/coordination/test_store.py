@@ -438,3 +438,13 @@ def test_no_thread_or_connection_of_a_coordinator_outlives_it() -> None:
     assert one._watched is store
     names = {"adpsgd-watch", "adpsgd-look", "adpsgd-failure"}
     until(lambda: not names & {t.name for t in threading.enumerate()}, "their end")
+
+
+def test_the_failure_that_is_known_here_stays_when_another_is_read() -> None:
+    """It has been shown, and the training thread may have raised it."""
+    store = HashStore()
+    one = Coordinator(store, 0, 2, LONG, QUICK)
+    one.failure = "the store does not answer"
+    store.set("failure", "learner 1 raised ValueError")
+    one._look()
+    assert one.failure == "the store does not answer"
