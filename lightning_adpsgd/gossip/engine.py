@@ -313,9 +313,8 @@ class Gossip(Communication):
 
     def drain(self, seconds: float) -> None:
         """Begins no more exchanges, and waits up to `seconds` for those under way."""
-        self._traffic.pause()
         # Peers are still admitted one by one, or some exchange may always be under way.
-        self._traffic.hurry.clear()
+        self._traffic.pause(hurries=False)
         with self._state:
             is_done = self._state.wait_for(self._traffic.is_idle, seconds)
         if not is_done:

@@ -508,8 +508,12 @@ def test_who_waits_for_the_last_exchange_admits_no_two_at_a_time(
     """Two that take turns might leave no moment without one."""
     _, (gossip,) = engines(random_rows(1), "ring")
     gossip._traffic._under_way[0].enter(2, now=time.monotonic())
+    hurries, waits = list[bool](), list[float]()
+    hurry_on = gossip._traffic.hurry_on
+    monkeypatch.setattr(gossip._traffic, "hurry_on", lambda: hurries.append(True))
     gossip.drain(0.0)
-    waits = list[float]()
+    assert hurries == []  # not for a moment, either
+    monkeypatch.setattr(gossip._traffic, "hurry_on", hurry_on)
     monkeypatch.setattr(gossip._state, "wait", waits.append)
     gossip._traffic.admit(1, seconds=0.01)
     assert waits

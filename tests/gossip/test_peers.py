@@ -409,17 +409,21 @@ def test_no_age_is_below_zero_where_training_goes_on_from_an_earlier_step(
     assert played.account.steps_alone == 3
 
 
-@pytest.mark.parametrize("has_been_met", [False, True])
+@pytest.mark.parametrize(
+    ("has_been_met", "is_paused", "again"),
+    [(False, False, True), (True, False, False), (False, True, False)],
+)
 def test_who_is_not_free_any_more_declines_and_requests_again_unless_they_have_met(
-    played: Played, has_been_met: bool
+    played: Played, has_been_met: bool, is_paused: bool, again: bool
 ) -> None:
-    played.traffic.hurry = threading.Event()
+    """Nor in a pause, in which the request would only be declined again and again."""
+    played.traffic.hurry, played.traffic.is_paused = threading.Event(), is_paused
     played.traffic.requesting = lambda peer, section: nullcontext()
     played.traffic.make = lambda *arguments, **more: False
     played.traffic.has_been_met = lambda peer, section: has_been_met
     played.asker._ask()
     assert played.lane.heard == [(REQUEST,), (DECLINE,)]
-    assert played.asker.called.is_set() is not has_been_met
+    assert played.asker.called.is_set() is again
 
 
 def test_an_exchange_that_is_waited_for_is_not_requested(played: Played) -> None:
