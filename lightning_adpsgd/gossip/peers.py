@@ -370,7 +370,11 @@ class Peers:
         self._answering = dict[int, Lane]()
 
     def add(self, peer: int) -> None:
-        """Starts the asking thread of a peer; does nothing if it has one."""
+        """Starts the asking thread of a peer; does nothing if it has one.
+
+        Raises:
+            RuntimeError: The system refuses a thread; then the peer has none.
+        """
         with self._state:
             if peer in self._askers:
                 return
