@@ -403,7 +403,9 @@ class Gossip(Communication):
     def _adopt_if_given(self) -> None:
         while self._adoptions:
             values, adopted = self._adoptions.popleft()
+            self._merging.begin_anew()
             self.replica.put(values)
+            self._quarantine.begin_anew()
             adopted.set()
 
     def _merge(self) -> None:

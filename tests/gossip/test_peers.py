@@ -409,6 +409,18 @@ def test_no_age_is_below_zero_where_training_goes_on_from_an_earlier_step(
     assert played.account.steps_alone == 3
 
 
+def test_no_staleness_is_below_zero_where_training_goes_on_from_an_earlier_step(
+    played: Played,
+) -> None:
+    outcome = Outcome(finite=True, bytes_sent=1, first_step=1000)
+    played.account.exchanged(1, outcome)  # and no merge follows before the load
+    played.replica.step = 10
+    played.account.go_on_from(10)
+    played.account.exchanged(1, outcome._replace(first_step=10))
+    played.account.merged(steps_late=0)
+    assert played.account.statistics(0.0).staleness == {0: 1}
+
+
 @pytest.mark.parametrize(
     ("has_been_met", "is_paused", "again"),
     [(False, False, True), (True, False, False), (False, True, False)],
