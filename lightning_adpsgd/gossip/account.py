@@ -39,6 +39,8 @@ class Account:
         with self._state:
             self._begin = self._last_exchange_step = step
             self._last_steps = dict.fromkeys(self._last_steps, step)
+            # Of those, no staleness is known any more.
+            self._first_steps.clear()
 
     def open(self, peer: int) -> None:
         """Starts to count the steps since the last exchange with a peer."""

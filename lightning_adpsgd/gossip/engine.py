@@ -313,9 +313,8 @@ class Gossip(Communication):
 
     def drain(self, seconds: float) -> None:
         """Begins no more exchanges, and waits up to `seconds` for those under way."""
-        self._traffic.pause()
         # Peers are still admitted one by one, or some exchange may always be under way.
-        self._traffic.hurry.clear()
+        self._traffic.pause(hurries=False)
         with self._state:
             is_done = self._state.wait_for(self._traffic.is_idle, seconds)
         if not is_done:
@@ -404,7 +403,9 @@ class Gossip(Communication):
     def _adopt_if_given(self) -> None:
         while self._adoptions:
             values, adopted = self._adoptions.popleft()
+            self._merging.begin_anew()
             self.replica.put(values)
+            self._quarantine.begin_anew()
             adopted.set()
 
     def _merge(self) -> None:

@@ -128,11 +128,14 @@ something else is to be done first."""
 class Traffic:
     """All exchanges of one learner: which may begin, and when to pause.
 
-    `_state` guards `_under_way` and `_paused`. It is notified when an exchange or a
-    rest ends. The training thread appends to `_steps`, which ask threads copy.
+    `_state` guards `_under_way` and `is_paused`. It is notified when an exchange or a
+    rest ends, and when one that was first is admitted, is requested or begins, so that
+    it holds up no other for long. The training thread appends to `_steps`, which ask
+    threads copy.
 
     Attributes:
         hurry: set while the training thread waits, so that no exchange rests.
+        is_paused: whether this learner asks for no exchanges.
     """
 
     def __init__(
@@ -147,22 +150,28 @@ class Traffic:
         self.cores = CoreShare(cpu_share, in_full=on_gpu)
         # By section: exchanges of different ones do not overlap in any weight.
         self._under_way = defaultdict[int, UnderWay](lambda: UnderWay(own))
-        self._paused = False
+        self.is_paused = False
         self.hurry = threading.Event()
         self._steps = deque[float](maxlen=_STEPS)
         self._reports_at: float | None = None
 
-    def pause(self) -> None:
-        """Stops asking for exchanges until `resume`; still answers."""
+    def pause(self, hurries: bool = True) -> None:
+        """Stops asking for exchanges until `resume`; still answers.
+
+        It is a `hurry` meanwhile if `hurries`; if not, peers are admitted one by one.
+        """
         with self._state:
-            self._paused = True
-        self.hurry_on()
+            self.is_paused = True
+            if hurries:
+                self.hurry_on()
+            else:
+                self.hurry.clear()
 
     def resume(self) -> None:
         """Starts asking again."""
         self.hurry.clear()
         with self._state:
-            self._paused = False
+            self.is_paused = False
 
     def hurry_on(self) -> None:
         """Ends all rests, until `hurry` is cleared."""
@@ -199,7 +208,9 @@ class Traffic:
         ):
             if self.hurry.is_set() or unless() or under_way.has_been_met(peer):
                 break
-            if (left_s := latest - time.monotonic()) <= 0:
+            left_s = latest - time.monotonic()
+            # An earlier thread for the same peer may have taken it from the line late.
+            if left_s <= 0 or peer not in under_way.in_line:
                 return "not yet"
             self._state.wait(min(pause_s, left_s, _LONGEST_PAUSE_S))
         if under_way.has_been_met(peer):
@@ -211,6 +222,7 @@ class Traffic:
         """A context for a request to a peer; if it succeeds, `make` must follow."""
         with self._state:
             self._under_way[section].request(peer, time.monotonic())
+            self._state.notify_all()
         try:
             yield
         except BaseException:
@@ -240,6 +252,7 @@ class Traffic:
                     break
                 self._state.wait(wait_s)
             under_way.admit(peer, time.monotonic())
+            self._state.notify_all()
 
     def declined_by(self, peer: int, section: int = 0) -> None:
         """Notes that a peer that was admitted does not begin, or is lost."""
@@ -303,10 +316,11 @@ class Traffic:
     def _begin(
         self, peer: int, under_way: UnderWay, asked: bool, admitted: bool
     ) -> int:
-        now, may_begin = time.monotonic(), asked or not self._paused
+        now, may_begin = time.monotonic(), asked or not self.is_paused
         if admitted:
             may_begin &= under_way.may_begin(peer, now)
             under_way.answered_by(peer)
+        if admitted or asked:
             self._state.notify_all()
         return under_way.enter(peer, asked, now) if may_begin else 0
 

@@ -298,7 +298,8 @@ class Asker:
             self._lane.request()
         if not self._make(admitted=True):
             self._lane.say(DECLINE)
-            if not self._traffic.has_been_met(self._peer, self._section):
+            has_been_met = self._traffic.has_been_met(self._peer, self._section)
+            if not (has_been_met or self._traffic.is_paused):
                 self.call()
 
     def _make(self, admitted: bool) -> bool:
@@ -369,7 +370,11 @@ class Peers:
         self._answering = dict[int, Lane]()
 
     def add(self, peer: int) -> None:
-        """Starts the asking thread of a peer; does nothing if it has one."""
+        """Starts the asking thread of a peer; does nothing if it has one.
+
+        Raises:
+            RuntimeError: The system refuses a thread; then the peer has none.
+        """
         with self._state:
             if peer in self._askers:
                 return

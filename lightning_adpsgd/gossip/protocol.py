@@ -245,7 +245,7 @@ class UnderWay:
         """The seconds until a peer in line may be requested, if nothing ends before.
 
         Infinity: another is first, an exchange with this one is under way or about to
-        begin, or none has ended yet.
+        begin, none has ended yet, or this one has been taken from the line.
         """
         # Those that begin themselves hold up no other, however long they take.
         waiting = [one for one in self._line if not self._begins_itself(one)]

@@ -148,7 +148,8 @@ class Quarantine:
     def begin_anew(self) -> None:
         """Forgets what exchanges have found, before training goes on from new weights.
 
-        Those under way, which have read the old ones, will not count either.
+        An exchange under way that began at this step or an earlier one does not count
+        either: it may have read the old ones.
         """
         with self._replica.guard:  # one of them may be noted now
             self._since, self._symptom = self._replica.step, None

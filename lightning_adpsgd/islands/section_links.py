@@ -75,6 +75,7 @@ class SectionLinks:
         Raises:
             PeerLost, Refused, BadCredentials: A section cannot be connected; then no
                 section is.
+            RuntimeError: The system refuses a thread; then no section is connected.
         """
         if member.number in self._ending:
             self._break_off(member.number)
@@ -87,8 +88,14 @@ class SectionLinks:
         except (PeerLost, Refused, BadCredentials):
             self._break_off(member.number)
             raise
-        for peers in self._peers:
-            peers.add(member.number)
+        try:
+            for peers in self._peers:
+                peers.add(member.number)
+        except RuntimeError:
+            for peers in self._peers:
+                peers.drop(member.number)
+            self._break_off(member.number)
+            raise
 
     def stop_asking(self, numbers: Collection[int], seconds: float) -> None:
         """Stops asking members; waits for `seconds` until they are told.

@@ -479,6 +479,19 @@ def test_all_weights_that_are_to_be_adopted_are_and_the_last_ones_stay() -> None
     assert vectors[0].tolist() == [2.0] * 7
 
 
+def test_what_was_found_of_weights_does_not_count_for_those_that_are_adopted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Or other weights would be loaded once more in the same step."""
+    vectors, (gossip,) = engines(random_rows(1), "ring")
+    gossip._quarantine.note(Outcome(False, 0, first_step=0, is_to_blame=True))
+    gossip.adopt([torch.ones_like(vectors[0])])
+    step(vectors[0], gossip)
+    assert not gossip._quarantine.wants_reload
+    assert caplog.messages == []  # of an attempt
+    gossip.abort()
+
+
 def test_a_learner_that_never_merges_slows_no_exchange_of_the_others() -> None:
     vectors, gossips = engines(random_rows(4), "ring")
 
@@ -527,8 +540,12 @@ def test_who_waits_for_the_last_exchange_admits_no_two_at_a_time(
     """Two that take turns might leave no moment without one."""
     _, (gossip,) = engines(random_rows(1), "ring")
     gossip._traffic._under_way[0].enter(2, now=time.monotonic())
+    hurries, waits = list[bool](), list[float]()
+    hurry_on = gossip._traffic.hurry_on
+    monkeypatch.setattr(gossip._traffic, "hurry_on", lambda: hurries.append(True))
     gossip.drain(0.0)
-    waits = list[float]()
+    assert hurries == []  # not for a moment, either
+    monkeypatch.setattr(gossip._traffic, "hurry_on", hurry_on)
     monkeypatch.setattr(gossip._state, "wait", waits.append)
     gossip._traffic.admit(1, seconds=0.01)
     assert waits

@@ -18,7 +18,7 @@ from lightning_adpsgd.gossip import pacing
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.pacing import CoreShare, Traffic, Turn, crowding
-from lightning_adpsgd.gossip.protocol import Outcome
+from lightning_adpsgd.gossip.protocol import Outcome, UnderWay
 from lightning_adpsgd.gossip.quarantine import Quarantine
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
@@ -242,9 +242,15 @@ def test_who_leaves_the_line_late_does_not_end_who_has_followed_for_the_same_pee
     """An island was lost and is reached again: two threads ask it for a moment."""
     under_way = traffic._under_way[0]
     under_way.enter(2, now=time.monotonic())
-    leave = lambda seconds: under_way.step_out(1)  # noqa: E731
+    waits = list[float]()
+
+    def leave(seconds: float) -> None:
+        waits.append(seconds)
+        under_way.step_out(1)
+
     monkeypatch.setattr(traffic._state, "wait", leave)
     assert traffic.await_turn(1, lambda: False, seconds=0.01) == "not yet"
+    assert len(waits) == 1  # it lines up again at once, or it would wait for nothing
 
 
 def test_a_learner_that_waits_for_an_exchange_takes_no_turns(traffic: Traffic) -> None:
@@ -331,6 +337,82 @@ def test_the_end_of_what_was_waited_for_wakes_who_waits(
     under_way.admit(2, now)
     traffic.await_turn(1, lambda: False)
     assert len(waits) == 1
+
+
+class Waits:
+    """Waits for a learner's lock, in the first of which something happens.
+
+    `seconds` has how long each would take at most. The second ends by itself.
+    """
+
+    def __init__(
+        self, traffic: Traffic, patch: pytest.MonkeyPatch, act: Callable[[], None]
+    ) -> None:
+        self.seconds, self.told, self._act = list[float](), list[bool](), act
+        self._traffic = traffic
+        patch.setattr(traffic._state, "wait", self._wait)
+        patch.setattr(traffic._state, "notify_all", lambda: self.told.append(True))
+
+    def _wait(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        self.told.clear()
+        if len(self.seconds) == 1:
+            self._act()
+            assert self.told
+        else:
+            self._traffic.hurry.set()
+
+
+def test_who_is_in_line_behind_one_that_is_admitted_is_told(
+    clock: Clock, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its wait had no end. It is now twice as long as its last exchange."""
+    under_way = after_an_exchange(traffic, clock)
+    under_way.line_up(2)
+    admit = lambda: traffic.admit(2, seconds=60.0)  # noqa: E731
+    waits = Waits(traffic, monkeypatch, admit)
+    traffic.await_turn(1, lambda: False)
+    assert waits.seconds == pytest.approx([60.0, 6.0])
+
+
+def test_who_is_in_line_behind_one_that_begins_as_asked_is_told(
+    clock: Clock, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, told = after_an_exchange(traffic, clock), list[bool]()
+    under_way.line_up(1)
+    under_way.line_up(2)
+    monkeypatch.setattr(traffic._state, "notify_all", lambda: told.append(True))
+    seen = list[tuple[int, float]]()
+
+    def exchange(number: int) -> Outcome:
+        seen.append((len(told), under_way.wait_s(1, clock.now)))
+        return Outcome(True, 4, 0)
+
+    assert under_way.wait_s(1, clock.now) == math.inf
+    traffic.make(2, exchange, asked=True)
+    assert seen == [(1, pytest.approx(6.0))]
+
+
+def test_who_requests_behind_one_that_is_requested_is_told(
+    clock: Clock, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_an_exchange(traffic, clock).requested_by(2)
+
+    def request() -> None:
+        with traffic.requesting(2):
+            assert waits.told
+
+    waits = Waits(traffic, monkeypatch, request)
+    traffic.admit(1, seconds=60.0)
+    assert waits.seconds == pytest.approx([60.0, 6.0])
+
+
+def after_an_exchange(traffic: Traffic, clock: Clock) -> UnderWay:
+    """With peer 1, of three seconds."""
+    under_way = traffic._under_way[0]
+    under_way.enter(1, now=clock.now - 3.0)
+    under_way.leave(1, clock.now)
+    return under_way
 
 
 def fail_to_request(traffic: Traffic, peer: int) -> None:

@@ -409,17 +409,33 @@ def test_no_age_is_below_zero_where_training_goes_on_from_an_earlier_step(
     assert played.account.steps_alone == 3
 
 
-@pytest.mark.parametrize("has_been_met", [False, True])
-def test_who_is_not_free_any_more_declines_and_requests_again_unless_they_have_met(
-    played: Played, has_been_met: bool
+def test_no_staleness_is_below_zero_where_training_goes_on_from_an_earlier_step(
+    played: Played,
 ) -> None:
-    played.traffic.hurry = threading.Event()
+    outcome = Outcome(finite=True, bytes_sent=1, first_step=1000)
+    played.account.exchanged(1, outcome)  # and no merge follows before the load
+    played.replica.step = 10
+    played.account.go_on_from(10)
+    played.account.exchanged(1, outcome._replace(first_step=10))
+    played.account.merged(steps_late=0)
+    assert played.account.statistics(0.0).staleness == {0: 1}
+
+
+@pytest.mark.parametrize(
+    ("has_been_met", "is_paused", "again"),
+    [(False, False, True), (True, False, False), (False, True, False)],
+)
+def test_who_is_not_free_any_more_declines_and_requests_again_unless_they_have_met(
+    played: Played, has_been_met: bool, is_paused: bool, again: bool
+) -> None:
+    """Nor in a pause, in which the request would only be declined again and again."""
+    played.traffic.hurry, played.traffic.is_paused = threading.Event(), is_paused
     played.traffic.requesting = lambda peer, section: nullcontext()
     played.traffic.make = lambda *arguments, **more: False
     played.traffic.has_been_met = lambda peer, section: has_been_met
     played.asker._ask()
     assert played.lane.heard == [(REQUEST,), (DECLINE,)]
-    assert played.asker.called.is_set() is not has_been_met
+    assert played.asker.called.is_set() is again
 
 
 def test_an_exchange_that_is_waited_for_is_not_requested(played: Played) -> None:

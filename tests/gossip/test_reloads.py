@@ -183,7 +183,7 @@ def test_training_that_goes_on_from_an_earlier_step_begins_anew() -> None:
     patient._replica.step = 10
     patient.quarantine.begin_anew()
     assert not patient.quarantine.wants_reload
-    patient.quarantine.note(ILL._replace(first_step=10))  # of the weights of before
+    patient.quarantine.note(ILL._replace(first_step=10))  # perhaps of the old weights
     assert not patient.quarantine.wants_reload
     patient.quarantine.note(ILL._replace(first_step=11))
     assert patient.quarantine.wants_reload

@@ -46,8 +46,12 @@ class Section:
             disconnect=lambda *which: self.ended.append(which),
             rename=lambda *name: self.names.append(name),
         )
-        drop = lambda number: self.told  # noqa: E731
-        self.peers: Any = SimpleNamespace(add=self.added.append, drop=drop)
+        self.dropped = list[int]()
+        self.peers: Any = SimpleNamespace(add=self.added.append, drop=self._drop)
+
+    def _drop(self, number: int) -> Told:
+        self.dropped.append(number)
+        return self.told
 
     def _connect(self, number: int, address: Address, _: object, name: str) -> None:
         if self.error is not None:
@@ -83,6 +87,20 @@ def test_who_gives_one_section_alone_is_asked_for_none(error: Exception) -> None
     with pytest.raises(type(error)):
         links_of(first, second).ask(ONE)
     assert first.added == second.added == []
+    assert first.ended == second.ended == [(1, ASKING)]
+
+
+def test_who_cannot_be_asked_for_one_section_is_asked_for_none() -> None:
+    """Or the next attempt would connect all again under the threads that ask."""
+
+    def refuse(number: int) -> None:
+        raise RuntimeError("can't start new thread")
+
+    first, second = Section(), Section()
+    second.peers.add = refuse
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        links_of(first, second).ask(ONE)
+    assert first.dropped == second.dropped == [1]
     assert first.ended == second.ended == [(1, ASKING)]
 
 

@@ -84,14 +84,15 @@ class LinkTransport(Transport):
     ) -> Listener:
         """Lets peers connect the lanes on which they ask this end.
 
-        A peer that connects an existing lane again ends the old connection. While a
-        lane is connected, another incarnation of the peer's number is refused.
+        A peer that connects an existing lane again ends the old connection, after
+        `on_lane`. While a lane is connected, another incarnation of the peer's number
+        is refused.
 
         Args:
             address: address of the interface for peers; port 0: any free port.
             on_lane: function called with the number of a peer whose lane is ready, in a
-                thread that it must not block for long. An exception from it ends the
-                lane.
+                thread that it must not block for long, while the connection that was
+                replaced still stands. An exception from it ends the lane.
             objection: function that returns a reason to refuse a peer, or an empty
                 text.
 
@@ -124,7 +125,8 @@ class LinkTransport(Transport):
         """Ends a lane of a peer; a thread that uses it learns of the loss.
 
         Messages sent before still arrive. It also ends a lane after the asking end's
-        goodbye. `lane` None means both lanes.
+        goodbye. `lane` None means both lanes. Given a lane, it ends nothing if the
+        connection that the calling thread used was replaced since.
         """
         self._lanes.drop(number, lane)
 
@@ -283,12 +285,13 @@ class _OpenConnections:
         """Ends all lanes of a peer, or the one that the calling thread has used."""
         with self._lock:
             lanes = [key for key in self._connections if key[0] == peer]
-            keys = lanes if lane is None else [k for k in lanes if self._is(k, lane)]
-            dropped = [self._connections.pop(key) for key in keys]
+            if lane is not None:
+                lanes = [key for key in lanes if self._may_end(key, lane)]
+            dropped = [self._connections.pop(key) for key in lanes]
         for connection, _ in dropped:
             connection.break_off("this end has disconnected it")
 
-    def _is(self, key: tuple[int, int], lane: int) -> bool:
+    def _may_end(self, key: tuple[int, int], lane: int) -> bool:
         """Whether it is the lane, and has not replaced what this thread has used."""
         connection, _ = self._connections[key]
         used = self._used.connections.get(key, connection)
