@@ -13,7 +13,7 @@ import soundfile
 import torch
 from lightning.pytorch import Trainer
 
-from lightning_adpsgd.asr.corpora.corpus import Utterance, write_utterances
+from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance, write_utterances
 from lightning_adpsgd.asr.export import Parts, export
 from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.frames.streams import Streams
@@ -21,6 +21,7 @@ from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.recogniser import Recogniser
 from lightning_adpsgd.asr.search.decoding import SearchOptions
 from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
+from recipes.hybrid.adaptation import kaldi as kaldi_streams
 from recipes.hybrid.data.inputs import Inputs
 from recipes.hybrid.data.kaldi import find_kaldi
 from recipes.hybrid.pipeline.groups import (
@@ -395,3 +396,10 @@ def test_settings_choose_the_stages(settings, tmp_path):
         override(plain, "decode.export_likelihoods=true")
     with pytest.raises(ValueError, match="Kaldi's labels"):
         override(chosen, "realign.run=first")
+
+
+def test_of_i_vectors_that_are_too_few_the_last_is_repeated():
+    found = kaldi_streams._Found("u", 0, 30, np.array([[1.0], [2.0]]))
+    rows = kaldi_streams._fit_periods(found, 3, 1, Skipped())
+    assert rows is not None
+    assert rows.tolist() == [[1.0], [2.0], [2.0]]
