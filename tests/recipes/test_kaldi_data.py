@@ -78,6 +78,23 @@ def test_what_kaldi_writes_beside_its_tables_is_no_change_of_the_corpus(data: Pa
     assert _run(data, "prepare") == 0
 
 
+def test_a_table_below_a_link_counts_though_its_folder_has_another_name(data: Path):
+    (data / "test").rename(data / "eval2000")
+    (data / "test").symlink_to("eval2000")
+    assert _run(data, "prepare") == 0
+    text = data / "test/text"
+    text.write_text(text.read_text() + " ")
+    assert _run(data, "check") == 1
+
+
+@pytest.mark.parametrize("name", ["a.wav", "A.WAV", "a.aiff", "A.SPH;1", "a.opus"])
+def test_sound_in_the_corpus_counts_whatever_its_kind(data: Path, name: str):
+    (data / name).write_text("sound")
+    assert _run(data, "check") == 0
+    (data / name).write_text("other")
+    assert _run(data, "check") == 1
+
+
 def test_alignments_with_kaldis_names_are_the_labels(data: Path):
     assert _run(data, "lm") == 0
     assert _run(data, "features") == 0

@@ -163,6 +163,24 @@ def test_what_was_cut_off_before_it_had_its_name_is_not_thrown_away(
     assert json.loads((found / STAMP).read_text())["outputs"].keys() == names
 
 
+def test_what_was_cut_off_after_it_had_its_name_is_tidied(
+    settings: Settings, monkeypatch
+):
+    def breaks(_: Path) -> None:
+        raise OSError("cut off")
+
+    run_stages(settings, Recorder().stages(), last="check")
+    found = settings.directory("check")
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_tidy", breaks)
+        with pytest.raises(OSError, match="cut off"):
+            run_stages(settings, Recorder().stages(), last="check", redo=True)
+    (found / runner.PARTS).mkdir()
+    run_stages(settings, Recorder().stages(), last="check")
+    assert {path.name for path in found.iterdir()} == {"piece0", "text", STAMP}
+    assert {path.name for path in found.parent.iterdir()} == {"check", ".check.lock"}
+
+
 def test_files_are_on_the_disk_before_their_stamp(settings: Settings, monkeypatch):
     synced: list[tuple[int, bool]] = []
     stamp = settings.out / f"exp/.check.partial/{STAMP}"
@@ -482,6 +500,41 @@ def test_what_kaldi_adds_to_its_folders_is_no_change_of_what_was_read(
             run_stages(chosen, stages)
         _edit(path, "uno\n")
     run_stages(chosen, stages)
+
+
+@pytest.fixture
+def of_kaldi(settings: Settings, tmp_path: Path) -> Settings:
+    """An experiment with alignments and a graph."""
+    for path in (tmp_path / "tri4/ali.1.gz", tmp_path / "tri4/graph/HCLG.fst"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("uno\n")
+    return override(settings, f"kaldi.experiment={tmp_path}/tri4")
+
+
+def test_a_graph_of_the_experiment_counts_unless_another_is_given(
+    of_kaldi: Settings, tmp_path: Path
+):
+    [stage] = [stage for stage in STAGES if stage.name == "kaldi"]
+    stages = [stage._replace(run=lambda *_: None, inputs=())]
+    other = override(of_kaldi, f"kaldi.graph={tmp_path}/graph")
+    run_stages(of_kaldi, stages)
+    run_stages(other, stages)
+    _edit(tmp_path / "tri4/graph/HCLG.fst", "dos\n")
+    run_stages(other, stages)
+    with pytest.raises(StageError, match=r"kaldi\.experiment \(graphs\) was \w+"):
+        run_stages(of_kaldi, stages)
+
+
+def test_a_stamp_with_the_digest_of_a_whole_folder_of_kaldis_is_accepted(
+    of_kaldi: Settings,
+):
+    stages = [Stage("kaldi", "k", lambda *_: None, depends=("kaldi",))]
+    run_stages(of_kaldi, stages)
+    stamp = of_kaldi.directory("kaldi") / STAMP
+    content = json.loads(stamp.read_text())
+    content["fingerprint"]["contents"] = {"kaldi.experiment": "of all files"}
+    stamp.write_text(json.dumps(content))
+    run_stages(of_kaldi, stages)
 
 
 def test_a_copy_of_the_corpus_with_other_times_is_the_same(settings: Settings):

@@ -265,7 +265,7 @@ def test_a_run_that_was_scored_on_another_reference_is_said_not_to_be_compared(
     assert f"against {settings.run}: not compared: both systems must have" in said
 
 
-@pytest.mark.parametrize("changed", ["rules", "words"])
+@pytest.mark.parametrize("changed", ["rules", "glm", "words"])
 def test_runs_whose_words_were_compared_in_another_way_are_not_compared(
     settings, monkeypatch, capsys, changed
 ):
@@ -276,6 +276,9 @@ def test_runs_whose_words_were_compared_in_another_way_are_not_compared(
     second.directory("score").mkdir(parents=True)
     if changed == "rules":
         second = dataclasses.replace(second, scoring="plain")
+    elif changed == "glm":
+        with (settings.directory("prepare") / "eval.glm").open("a") as file:
+            file.write("NOBODY => SAYS IT / [ ] __ [ ]\n")
     else:
         reference = settings.directory("prepare") / "eval.stm"
         reference.write_text(STM.replace("INDEED", "OF COURSE"))

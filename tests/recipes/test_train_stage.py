@@ -10,6 +10,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.registration import NAMES
+from recipes.hybrid.pipeline.crew import Crew, FinishedError
 from recipes.hybrid.pipeline.groups import RaceSettings, TrainSettings
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
@@ -104,6 +105,20 @@ def test_a_training_that_has_ended_is_not_begun_anew_if_its_stage_was_cut_off(
     }
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["best_epoch"], summary["other_cores"]) == (4, None)
+
+
+def test_a_process_does_not_learn_once_the_leader_has_finished_the_stage(
+    tmp_path, monkeypatch
+):
+    def learn(*_: object) -> None:
+        raise AssertionError("the leader would not come")
+
+    monkeypatch.setattr(sys.modules[train.__module__], "_train_here", learn)
+    settings = Settings(corpus=tmp_path, out=tmp_path, crew=Crew(1, 2))
+    output = tmp_path / ".train.partial"  # the leader has given it its name meanwhile
+    with pytest.raises(FinishedError):
+        train(settings, output)
+    assert not output.exists()
 
 
 def test_a_training_for_a_time_takes_no_model_of_an_attempt_before(

@@ -85,8 +85,8 @@ def cmvn_beside(source: str | Path, options: Path | None = None) -> Cmvn | None:
     table = Path(str(source).removeprefix("scp:"))
     if table.name != "feats.scp" or not (table.parent / "cmvn.scp").exists():
         return None
-    with_variance = _option(options, "norm-vars", False)
-    if _option(options, "norm-means", True):
+    with_variance = _option(options, "--norm-vars", False)
+    if _option(options, "--norm-means", True):
         return Cmvn(table.parent, with_variance=with_variance)
     if with_variance:
         raise KaldiError(
@@ -99,11 +99,11 @@ def cmvn_beside(source: str | Path, options: Path | None = None) -> Cmvn | None:
 def _option(options: Path | None, name: str, default: bool) -> bool:
     """An option of `cmvn_opts` in any of Kaldi's spellings, the last one if several."""
     text = options.read_text("utf-8") if options and options.exists() else ""
-    given = [word.partition("=") for word in text.split()]
-    values = [value.lower() for found, _, value in given if found == f"--{name}"]
+    given = [word.lower().partition("=") for word in text.split()]
+    values = [value for found, _, value in given if found.replace("_", "-") == name]
     for value in values:
         if value not in _TRUE + _FALSE:
             raise KaldiError(
-                f"{options}: `--{name}` must be true or false, got {value!r}"
+                f"{options}: `{name}` must be true or false, got {value!r}"
             )
     return values[-1] in _TRUE if values else default

@@ -24,18 +24,26 @@ from lightning_adpsgd.files import write_json
 MOST_WHOLE = 64 << 20
 _BLOCK, _NUM_BLOCKS = 4096, 8
 _LENGTH = 16  # characters of a digest
-_SOUND = frozenset(
-    (".sph", ".wav", ".flac", ".ogg", ".mp3", ".aif", ".aiff", ".w64", ".ark", ".npy")
+SOUND = frozenset(
+    (
+        *(".sph", ".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3"),
+        *(".aif", ".aiff", ".au", ".w64"),
+    )
 )
-# Of folders into which Kaldi's programs write other things, too: what is read.
+_IN_BLOCKS = SOUND | {".ark", ".npy"}
+# Of folders into which Kaldi's programs write other things, too: what is read, by what
+# is added to the label, which was that of all files of the folder before.
+_ALONE, _GRAPHS = " (what is read)", " (graphs)"
 _READ = {
-    "kaldi.experiment": (
-        *("final.mdl", "ali.*", "num_jobs", "cmvn_opts"),
-        *("graph*/HCLG.fst", "graph*/words.txt", "graph*/num_pdfs"),
-        "graph*/phones/*.int",
-    ),
-    "kaldi.more_alignments": ("ali.*", "num_jobs"),
-    "kaldi.data": ("segments", "reco2file_and_channel"),
+    "kaldi.experiment": {
+        _ALONE: ("final.mdl", "ali.*", "num_jobs", "cmvn_opts"),
+        _GRAPHS: (
+            *("graph*/HCLG.fst", "graph*/words.txt", "graph*/num_pdfs"),
+            "graph*/phones/*.int",
+        ),
+    },
+    "kaldi.more_alignments": {_ALONE: ("ali.*", "num_jobs")},
+    "kaldi.data": {_ALONE: ("segments", "reco2file_and_channel")},
 }
 # A file may change twice within what its clock tells apart, as on FAT.
 _CLOCK_NS = 3 * 10**9
@@ -60,20 +68,21 @@ class Contents:
         with suppress(OSError, ValueError):
             self._known = {k: (a, b) for k, (a, b) in _read(memory).items()}
 
-    def of(self, path: Path, setting: str = "") -> str | None:
+    def of(self, path: Path, patterns: Collection[str] = ()) -> str | None:
         """The digest of a file or a folder, if it is there.
 
         Args:
             path: the file or folder.
-            setting: name of the setting that names it.
+            patterns: patterns of the files that count of a folder; empty: all.
         """
         if path.is_file():
             return self._of_file(path, True)
         if not path.is_dir():
             return None
-        if setting in _READ:
-            found = {one for pattern in _READ[setting] for one in path.glob(pattern)}
-            return self.of_files(sorted(found))
+        if patterns:
+            return self.of_files(
+                sorted({one for pattern in patterns for one in path.glob(pattern)})
+            )
         with suppress(CorpusError):
             return self.of_files(one.path for one in find_files([path], Skipped()))
         return None
@@ -93,7 +102,7 @@ class Contents:
         try:
             found = path.stat()
             whole = is_named or (
-                found.st_size <= MOST_WHOLE and path.suffix.lower() not in _SOUND
+                found.st_size <= MOST_WHOLE and path.suffix.lower() not in _IN_BLOCKS
             )
             times = found.st_mtime_ns, found.st_ctime_ns
             identity = " ".join(map(str, (found.st_size, *times, found.st_ino, whole)))
@@ -125,7 +134,7 @@ def digests_in(folder: Path, besides: Collection[str] = ()) -> dict[str, str]:
             continue
         with suppress(OSError):  # what others write, and take away
             if path.is_file():
-                whole, size = path.suffix not in _SOUND, path.stat().st_size
+                whole, size = path.suffix not in _IN_BLOCKS, path.stat().st_size
                 found[name.as_posix()] = _digest(path, size, whole)
     return found
 
@@ -145,7 +154,20 @@ def _digest(path: Path, size: int, whole: bool) -> str:
         return sums.hexdigest()[:_LENGTH]
 
 
-def paths_of(group: Any, name: str) -> Iterator[tuple[str, Path]]:
+def read_of(group: Any, name: str) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
+    """The paths in a group of settings, and what is read of them.
+
+    Yields:
+        A label; the path; patterns of what is read of a folder, empty: all.
+    """
+    for label, path in _paths_of(group, name):
+        setting = label.partition("[")[0]
+        for part, patterns in _READ.get(setting, {"": ()}).items():
+            if part != _GRAPHS or group.graph is None:
+                yield label + part, path, patterns
+
+
+def _paths_of(group: Any, name: str) -> Iterator[tuple[str, Path]]:
     """The paths that the values of a group of settings are, by the settings' names.
 
     Of several in one setting, each has its number. Names that need not be of a file

@@ -35,10 +35,11 @@ from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.corpora.discs import find_files
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.hybrid.pipeline.contents import (
+    SOUND,
     Contents,
     digest_of,
     digests_in,
-    paths_of,
+    read_of,
 )
 from recipes.hybrid.pipeline.crew import PARTS, CrewError, FinishedError
 from recipes.hybrid.pipeline.preflight import problems
@@ -86,7 +87,8 @@ class Stage(NamedTuple):
             does not read.
         needs: names of stages that must be finished, and that may be made again
             without making this one out of date.
-        of_corpus: patterns of the files below the corpus that it reads; empty: all.
+        of_corpus: patterns of the files below the corpus that it reads beside sound;
+            empty: all files count.
         work: glob pattern of the files from which an interrupted one continues, where
             they are hours of work; empty: it is soon begun anew.
     """
@@ -141,6 +143,8 @@ def run_stages(
         fingerprint = fingerprint_of(stage, settings)
         if not redo and _is_finished(stage, settings, fingerprint):
             _say(settings, f"{label}: finished, skipped")
+            if settings.crew.leads:
+                _tidy(settings.directory(stage.name))
             continue
         for name in stage.needs:
             _stamp_of(name, stage, settings)
@@ -220,10 +224,10 @@ def _contents_of(
     crew = settings.crew
     found = Contents(settings.out / "exp" / _CONTENTS, crew.leads)
     digests = {
-        label: found.of(path, setting)
+        label: found.of(path, patterns)
         for name in stage.depends
-        for label, path in paths_of(attrgetter(name)(settings), name)
-        if (setting := label.partition("[")[0]) not in stage.apart
+        for label, path, patterns in read_of(attrgetter(name)(settings), name)
+        if label.partition("[")[0] not in stage.apart
     }
     if corpus:
         digests["corpus"] = found.of_files(corpus)
@@ -249,11 +253,22 @@ def _plain(value: Any) -> Any:
 
 def _corpus_files(stage: Stage, settings: Settings) -> list[Path]:
     try:
-        found = [file.path for file in find_files(settings.roots, Skipped())]
+        files = find_files(settings.roots, Skipped())
     except CorpusError as error:
         raise StageError(f"--corpus: {error}") from error
-    reads = stage.of_corpus or ("*",)
-    return [path for path in found if any(map(path.match, reads))]
+    if not stage.of_corpus:
+        return [file.path for file in files]
+    sound = {file.path for file in files if Path(file.name).suffix in SOUND}
+    return sorted(sound | _tables(stage, settings))
+
+
+def _tables(stage: Stage, settings: Settings) -> set[Path]:
+    """What patterns find, by the names under which the stage opens it.
+
+    `find_files` may have entered a folder of several names by another one.
+    """
+    found = (settings.corpus.glob(pattern) for pattern in stage.of_corpus)
+    return {path for paths in found for path in paths if path.is_file()}
 
 
 def _names_and_sizes(files: Iterable[Path]) -> str:
@@ -525,13 +540,23 @@ def _publish(
     }
     _sync_files(partial)
     write_json(partial / STAMP, stamp)
-    old = target.parent / f".{target.name}.old"
+    old = _old(target)
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         target.rename(old)
     partial.rename(target)
-    (target / _CLAIM).unlink()
-    for folder in (target / PARTS, old):
+    _tidy(target)
+
+
+def _old(target: Path) -> Path:
+    return target.parent / f".{target.name}.old"
+
+
+def _tidy(target: Path) -> None:
+    """Removes what a finished stage needs no more, also if it was cut off before."""
+    with contextlib.suppress(OSError):  # none, or a folder that can only be read
+        (target / _CLAIM).unlink()
+    for folder in (target / PARTS, _old(target)):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -42,6 +42,7 @@ from lightning_adpsgd.asr.scoring.utterances import (
     written_words,
 )
 from lightning_adpsgd.files import write_json, written_whole
+from recipes.hybrid.pipeline.contents import digest_of
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
 from recipes.hybrid.recognition.figures import compared_with, figures_of, say
@@ -97,7 +98,7 @@ def score_decoded(
     name = f"{run}, {epoch}" if epoch else run
     stm, ctm = output / "reference.stm", output / "hypothesis.ctm"
     rules = read_rules(settings)
-    _write(stm, [*_reference(settings, spoken, rules), *_told_of(rules)])
+    _write(stm, [*_reference(settings, spoken, rules), *_told_of(settings)])
     _write(ctm, _hypothesis(decoded, spoken, rules))
     try:
         scores = score_files(stm, ctm, rules, marks_of(rules))
@@ -122,9 +123,13 @@ def score_decoded(
     say(summary)
 
 
-def _told_of(rules: Glm | None) -> tuple[str, ...]:
+def _told_of(settings: Settings) -> tuple[str, ...]:
     """A comment that tells references apart whose words are compared in two ways."""
-    return (";; words are compared as they are",) if rules is None else ()
+    if settings.scoring != "hub5":
+        return (";; words are compared as they are",)
+    if (path := _glm_path(settings)) is None:
+        return ()
+    return (f";; words are compared by the rules {digest_of(path.read_bytes())}",)
 
 
 def _spoken(settings: Settings) -> Spoken:

@@ -224,7 +224,7 @@ def _with_layout(
 
     Args:
         module: name of the module.
-        of_corpus: what they read of the corpus, as `Stage` has it.
+        of_corpus: what they read of the corpus beside sound, as `Stage` has it.
         editions: editions of its stages, by name.
     """
     return tuple(
@@ -249,7 +249,6 @@ KALDI_DATA = _with_layout(
     (
         *(f"{split}/{name}" for split in ("train", "dev", "test") for name in _TABLES),
         *(f"local/dict*/{name}" for name in _DICTIONARIES),
-        *("*.wav", "*.flac", "*.ogg", "*.mp3", "*.sph"),
     ),
     lexicon="phones as they are written",
 )

@@ -23,6 +23,7 @@ from typing import Any
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_adpsgd.files import write_json
+from recipes.hybrid.pipeline.crew import FinishedError
 from recipes.hybrid.pipeline.runner import StageError, say
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.training.beside import others_since_now
@@ -49,6 +50,7 @@ def train(settings: Settings, output: Path) -> None:
     Raises:
         StageError: A learner failed (its message was printed before), or the strategy
             does not exist.
+        FinishedError: The leader found the training at its end, and finished the stage.
     """
     try:
         make_strategy(settings.train)
@@ -59,6 +61,9 @@ def train(settings: Settings, output: Path) -> None:
     _warn_of_lost_epochs(settings)
     busy = None
     if not has_ended(output):
+        # The leader found the end, and comes to no rendezvous.
+        if not settings.crew.leads and not output.exists():
+            raise FinishedError
         others = others_since_now()
         _learn(settings, output)
         busy = others() if settings.crew.size == 1 else None

@@ -84,7 +84,10 @@ def test_without_means_nothing_is_normalised(tmp_path):
         cmvn_beside(tmp_path / "feats.scp", options)
 
 
-@pytest.mark.parametrize("written", ["--norm-vars", "--norm-vars=T", "--norm-vars=1"])
+@pytest.mark.parametrize(
+    "written",
+    ["--norm-vars", "--norm-vars=T", "--norm-vars=1", "--norm_vars", "--Norm-Vars=t"],
+)
 def test_variances_are_normalised_by_all_of_kaldis_words_for_it(tmp_path, written):
     write(tmp_path, {"s1": statistics(FEATURES)})
     options = tmp_path / "cmvn_opts"
