@@ -232,6 +232,9 @@ class HADPSGDStrategy(ModelParallelInside):
                 del self._unfreezing
             self._resumed, self._initial_states = Resumed(), ()
             super().teardown()
+            if isinstance(self.checkpoint_io, BackgroundCheckpointIO):
+                # SIGTERM keeps nothing that is to go after training has ended well.
+                self.checkpoint_io.hurry_if(self._interrupted)
             # After Lightning has moved weights on a GPU to the CPU, out of the vectors.
             if run is not None:
                 run.job.flat.release()

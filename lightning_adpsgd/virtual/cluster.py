@@ -6,7 +6,7 @@ docs/virtual-cluster.md says what is simulated, and how.
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -180,7 +180,8 @@ class VirtualCluster:
                 curve.add()
                 self._run(curve, max_samples, every, lr_schedule)
         except BaseException:  # such as Ctrl-C, after which a program may go on
-            curve.take_consensus()
+            with suppress(Exception):  # it would hide the first error
+                curve.take_consensus()
             raise
         finally:
             self._give_consensus()
@@ -205,9 +206,11 @@ class VirtualCluster:
                     torch.cuda.set_rng_state(self._generator_states[1], device)
             else:
                 torch.manual_seed(self.scenario.seed)
-            yield
-            of_devices = map(torch.cuda.get_rng_state, devices)
-            self._generator_states = [torch.get_rng_state(), *of_devices]
+            try:
+                yield
+            finally:
+                of_devices = map(torch.cuda.get_rng_state, devices)
+                self._generator_states = [torch.get_rng_state(), *of_devices]
 
     def _give_consensus(self) -> None:
         """Leaves the last mean in the module, in memory of its own, to be saved."""

@@ -17,16 +17,16 @@ class Block:
         length: number of elements that they take in a vector.
 
     Raises:
-        ValueError: Some are complex conjugates of the others, which torch computes from
-            the same memory when they are read.
+        ValueError: Some are complex conjugates or negatives of the others, which torch
+            computes from the same memory when they are read.
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
-        if len({tensor.is_conj() for tensor in tensors.values()}) > 1:
+        if len({(one.is_conj(), one.is_neg()) for one in tensors.values()}) > 1:
             raise ValueError(
                 f"{' and '.join(f'`{name}`' for name in tensors)} must not be complex "
-                "conjugates over the same memory: give one of them memory of its own "
-                "(`.resolve_conj()`)"
+                "conjugates or negatives over the same memory: give one of them memory "
+                "of its own (`.resolve_conj().resolve_neg()`)"
             )
         self._tensors = tensors
         first, *others = tensors.values()

@@ -159,6 +159,35 @@ def test_a_step_that_ctrl_c_has_ended_is_made_again(mode: Any) -> None:
     assert torch.equal(whole.weights()[0], halves.weights()[0])
 
 
+def test_what_goes_on_after_ctrl_c_draws_no_random_numbers_again() -> None:
+    drawn = list[float]()
+
+    def interrupted(module: nn.Module, batch: Batch) -> Tensor:
+        drawn.append(torch.rand(()).item())
+        if len(drawn) == 10:
+            raise KeyboardInterrupt
+        return classify(module, batch)
+
+    virtual = cluster(3, loss=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        virtual.fit(batches_of, 160)
+    virtual.fit(batches_of, 160)
+    assert len({*drawn}) == len(drawn) == 21
+
+
+def test_an_error_is_not_hidden_by_one_of_the_mean_that_follows_it() -> None:
+    def fails() -> None:
+        raise RuntimeError("out of memory")
+
+    def interrupted(module: nn.Module, batch: Batch) -> Tensor:
+        virtual.learners.consensus = fails
+        raise KeyboardInterrupt
+
+    virtual = cluster(3, loss=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        virtual.fit(batches_of, 160)
+
+
 def test_the_common_generator_is_left_as_it_was() -> None:
     virtual = cluster(2, perceptron(nn.Dropout(0.5)))
     state = torch.get_rng_state()

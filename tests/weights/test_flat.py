@@ -141,6 +141,16 @@ def test_conjugates_over_the_same_memory_are_refused_by_name() -> None:
     assert torch.equal(module.other, wave.conj())
 
 
+def test_negatives_over_the_same_memory_are_refused_by_name() -> None:
+    """As the imaginary part of a conjugate is."""
+    wave = torch.randn(2, dtype=torch.complex64)
+    negative = wave.conj().imag
+    with pytest.raises(ValueError, match=r"`weight` and `other` must not .*negatives"):
+        FlatParameters(Overlapping(wave.imag, negative, torch.ones(1)))
+    FlatParameters(module := Overlapping(wave.imag, negative.clone(), torch.ones(1)))
+    assert torch.equal(module.other, -module.weight)
+
+
 def test_weights_over_the_same_memory_take_it_once() -> None:
     wide = torch.randn(3, 4)
     flat = FlatParameters(Overlapping(wide, wide.T))

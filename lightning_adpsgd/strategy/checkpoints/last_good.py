@@ -47,8 +47,8 @@ def whole_checkpoint_path(
     **arguments: Any,
 ) -> Any:
     """The path that a Trainer resumes from: Lightning's choice, or an intact one."""
-    resumes = trainer.state.fn == "fit" and bool(_at_exceptions(trainer))
-    is_asked = ckpt_path == "last" or (ckpt_path is None and resumes)
+    resumes = ckpt_path is None and trainer.state.fn == "fit"
+    is_asked = ckpt_path == "last" or (resumes and bool(_at_exceptions(trainer)))
     lasts = _last_checkpoints(trainer) if is_asked else set()
     with warnings.catch_warnings():
         if ckpt_path == "last" and lasts:

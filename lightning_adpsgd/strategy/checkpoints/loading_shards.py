@@ -74,7 +74,8 @@ def _cut_like(whole: Any, own: Any, of: str = "") -> Any:
         RuntimeError: A tensor `of` a name has another shape.
     """
     if isinstance(whole, Mapping) and isinstance(own, Mapping):
-        return {n: _cut_like(value, own.get(n), n) for n, value in whole.items()}
+        names = {n: f"{of}.{n}".removeprefix(".") for n in whole}
+        return {n: _cut_like(x, own.get(n), names[n]) for n, x in whole.items()}
     if not (isinstance(whole, torch.Tensor) and isinstance(own, DTensor)):
         return whole
     if whole.shape != own.shape:

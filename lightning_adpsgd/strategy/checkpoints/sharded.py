@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
@@ -379,6 +380,10 @@ def left_aside(folder: str, begin: str) -> Iterator[Path]:
     for path in Path(folder).glob(f".{begin}*{_ASIDE}*"):
         name = path.name[1:].rpartition(_ASIDE)[0]
         if not os.path.lexists(path.with_name(name)):
+            rank_zero_warn(
+                f"{path} counts as {name}: a save that was killed has put it aside, "
+                "and nothing is in its place"
+            )
             yield path
 
 

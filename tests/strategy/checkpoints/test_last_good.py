@@ -11,12 +11,16 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lightning_adpsgd.strategy.checkpoints import last_good
 from lightning_adpsgd.strategy.checkpoints.format import DamagedCheckpoint
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO, step_in_file
-from lightning_adpsgd.strategy.checkpoints.last_good import newest_whole
+from lightning_adpsgd.strategy.checkpoints.last_good import (
+    newest_whole,
+    whole_checkpoint_path,
+)
 from lightning_adpsgd.strategy.checkpoints.sharded import META
 from tests.learners import Linear, gossip, loader, trainer_of
 from tests.strategy.checkpoints.test_format import NO_CHECKPOINTS
@@ -186,6 +190,27 @@ def test_what_was_saved_at_an_exception_is_found_wherever_it_is(
     assert path in last_good._found(folder, "*.ckpt")
     WholeCheckpointIO().remove_checkpoint(path)
     assert last_good._at_exceptions(trainer) == []
+
+
+@pytest.mark.parametrize("ckpt_path", ["given.ckpt", "best"])
+def test_no_store_is_asked_for_what_a_path_that_is_given_replaces(
+    monkeypatch: pytest.MonkeyPatch, ckpt_path: str
+) -> None:
+    """It may be away."""
+
+    def is_away(path: str) -> None:
+        raise ConnectionRefusedError(path)
+
+    trainer = pl.Trainer(
+        logger=False, callbacks=[OnExceptionCheckpoint("memory://away")]
+    )
+    trainer.state.fn = TrainerFn.FITTING
+    monkeypatch.setattr(last_good, "url_to_fs", is_away)
+    lightnings = lambda state_fn, path: path  # noqa: E731
+    arguments = (trainer, lightnings, TrainerFn.FITTING)
+    assert whole_checkpoint_path(*arguments, ckpt_path) == ckpt_path
+    with pytest.raises(ConnectionRefusedError):
+        whole_checkpoint_path(*arguments, None)
 
 
 def test_a_pipe_is_passed_over_and_not_read_for_ever(tmp_path: Path) -> None:

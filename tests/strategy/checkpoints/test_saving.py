@@ -14,7 +14,7 @@ import pytest
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from typing_extensions import override
 
@@ -559,7 +559,10 @@ def test_an_exception_of_the_training_is_not_hidden_by_one_of_a_save(
         trainer.fit(Fails(), loader(6))
 
 
-def test_what_a_save_after_an_exception_was_to_replace_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_fit_end"])
+def test_what_a_save_after_an_exception_was_to_replace_stays(
+    tmp_path: Path, hook: str
+) -> None:
     """That save may have failed, which is only a warning."""
     old = tmp_path / "old.ckpt"
     old.touch()
@@ -571,14 +574,14 @@ def test_what_a_save_after_an_exception_was_to_replace_stays(tmp_path: Path) -> 
         """As `ModelCheckpoint(save_on_exception=True)` with a name of the step."""
 
         @override
-        def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-            raise ValueError("of the training")
-
-        @override
         def on_exception(self, trainer: Trainer, *_: Any, **__: Any) -> None:
             trainer.save_checkpoint(tmp_path / "new.ckpt")
             trainer.strategy.remove_checkpoint(old)
 
+    def fails(*_: Any, **__: Any) -> None:
+        raise ValueError("of the training")
+
+    setattr(Replaces, hook, fails)
     plugin = BackgroundCheckpointIO(FullNow())
     trainer = trainer_of(gossip(), 1, callbacks=[Replaces()], plugins=[plugin])
     with (
@@ -587,6 +590,26 @@ def test_what_a_save_after_an_exception_was_to_replace_stays(tmp_path: Path) -> 
     ):
         trainer.fit(Linear(), loader(2))
     assert old.exists()
+
+
+def test_what_an_exception_left_goes_when_training_ends_well_after_sigterm(
+    tmp_path: Path,
+) -> None:
+    """The next training would resume from it."""
+
+    saver = OnExceptionCheckpoint(tmp_path)
+
+    class ToldAtTheEnd(Callback):
+        @override
+        def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
+            Path(saver.ckpt_path).touch()
+            trainer._signal_connector.received_sigterm = True
+
+    callbacks = [saver, ToldAtTheEnd()]
+    trainer = trainer_of(gossip(), 1, callbacks=callbacks, enable_checkpointing=True)
+    trainer.fit(Linear(), loader(2))
+    assert trainer.received_sigterm
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_default_is_replaced_by_what_the_user_gives() -> None:

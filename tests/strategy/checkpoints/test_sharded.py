@@ -153,7 +153,9 @@ def test_what_a_killed_save_put_aside_is_gone_on_from(folder: Path) -> None:
     shutil.copytree(folder, aside)
     assert last_good._last_checkpoints(trainer) == {str(folder)}
     shutil.rmtree(folder)  # as a kill between both renames leaves it
-    assert last_good._last_checkpoints(trainer) == {str(aside)}
+    with pytest.warns(UserWarning, match=rf"{aside} counts as {folder.name}: a save"):
+        found = last_good._last_checkpoints(trainer)
+    assert found == {str(aside)}
 
 
 @pytest.mark.parametrize("exchange", [sharded._exchange, lambda *_: False])
@@ -536,6 +538,19 @@ def test_a_file_of_a_model_of_another_shape_is_told_so(
     said = rf"`weight` has the shape \({rows}, 2\) there and \(3, 2\) here"
     with pytest.raises(RuntimeError, match=said):
         load_weights(module, file, True)
+
+
+def test_an_optimizer_state_of_another_shape_is_named_with_its_weight(
+    group: dist.ProcessGroup,
+) -> None:
+    """All weights have an `exp_avg`."""
+    own = distribute_tensor(torch.zeros(3, 2), init_device_mesh("cpu", (1,)))
+    whole, ours = (
+        {"state": {"layer.weight": {"exp_avg": tensor}}}
+        for tensor in (torch.ones(4, 2), own)
+    )
+    with pytest.raises(RuntimeError, match=r"`state\.layer\.weight\.exp_avg` has"):
+        loading_shards._cut_like(whole, ours)
 
 
 def test_learners_that_see_different_folders_do_not_begin(
