@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_adpsgd.coordination.store import LearnerFailed
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
@@ -347,12 +346,7 @@ def _check_trains(job: Job) -> None:
 @contextmanager
 def _replacing_weights(job: Job, occasion: str) -> Iterator[None]:
     """A context that changes the state of all learners, or of none if it raises."""
-    try:
-        job.enter_consensus(occasion)
-    except FloatingPointError as error:
-        # A load may be the way back from weights that are infinite or NaN everywhere.
-        if isinstance(error, LearnerFailed):
-            raise
+    job.enter_consensus(occasion)
     before = [buffer.clone() for buffer in _buffers(job)]
     replaced = False
     try:
