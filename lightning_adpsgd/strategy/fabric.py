@@ -126,7 +126,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     ) -> nn.Module:
         self._backward_sync_control = _SuperLearnerSyncControl()
         is_trained = any(weight.requires_grad for weight in module.parameters())
-        self._unfreezing.note(module, is_trained or self.world_size == 1)
+        is_alone = self.world_size == 1 and self.dials.islands is None
+        self._unfreezing.note(module, is_trained or is_alone)
         if not is_trained:
             return module
         if not self.check_peers():
@@ -175,7 +176,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             if job.island is not None:
                 job.island.note(samples=0, epochs=0)
             step = partial(job.update, step)
-        return step(self._unfreezing.checked(closure or (lambda: None)))
+        return step(self._unfreezing.checked(optimizer, closure or (lambda: None)))
 
     # --- checkpoints: the consensus model
 

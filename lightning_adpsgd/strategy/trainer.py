@@ -260,7 +260,7 @@ class HADPSGDStrategy(ModelParallelInside):
         **kwargs: Any,
     ) -> Any:
         step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
-        closure = self._unfreezing.checked(closure)
+        closure = self._unfreezing.checked(optimizer, closure)
         if self._run is None:
             return step(closure)
         return self._run.job.update(step, closure)
