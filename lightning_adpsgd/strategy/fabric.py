@@ -5,6 +5,7 @@ each module that is trained. Fabric has no hook for the end of training or for a
 evaluation, so there are two additional methods: `finish` and `consensus`.
 """
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -235,6 +236,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         return remainder
 
     def _gather_learners(self) -> list[list[Any]]:
+        _let_go()
         self.jobs.meet("checkpoint of learners")
         return [
             gather_learners(
@@ -247,6 +249,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         ]
 
     def _restore_learners(self, saved: list[Any], modules: list[nn.Module]) -> None:
+        _let_go()
         running = self.jobs.running
         if not running:
             rank_zero_info(
@@ -326,6 +329,15 @@ class _SuperLearnerSyncControl(_BackwardSyncControl):
         if enabled and isinstance(module, DistributedDataParallel):
             return module.no_sync()
         return nullcontext()
+
+
+def _let_go() -> None:
+    """Lets go of the optimizers that a program has replaced.
+
+    One with a scheduler may be in a cycle: whether it counts would depend on when
+    Python's garbage collector ran last.
+    """
+    gc.collect()
 
 
 def _check_trains(job: Job) -> None:

@@ -266,8 +266,9 @@ class HADPSGDStrategy(ModelParallelInside):
         return self._run.job.update(step, closure)
 
     def _reset_optimizers(self) -> None:
-        for state, one in zip(self._initial_states, self.optimizers, strict=False):
-            state.restore(one)
+        if self._initial_states:  # none before the set-up
+            for state, one in zip(self._initial_states, self.optimizers, strict=True):
+                state.restore(one)
 
     # --- evaluation and checkpoints: the consensus model
 
