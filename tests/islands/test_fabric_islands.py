@@ -86,8 +86,8 @@ def test_an_island_of_one_learner_trains_no_module_that_it_set_up_frozen() -> No
     def program(rank: int) -> str:
         fabric = launched(HADPSGDFabricStrategy(islands="tcp://127.0.0.1:1"), 1)
         module = Slope().requires_grad_(False)
-        model, optimizer = fabric.setup_module(module), sgd(module)
-        optimizer = fabric.setup_optimizers(optimizer)
+        model = fabric.setup_module(module)
+        optimizer: Any = fabric.setup_optimizers(sgd(module))
         module.requires_grad_(True)
         fabric.backward(model(ROW))
         with pytest.raises(RuntimeError) as error:

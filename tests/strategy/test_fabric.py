@@ -49,11 +49,11 @@ def test_fabric_and_trainer_have_the_same_dials() -> None:
 
 def replaced_optimizer(strategy: Any, module: nn.Module) -> Any:
     """Adds two optimizers, and lets go of the first, which is in a cycle."""
-    for _ in range(2):
-        optimizer: Any = sgd(module)
-        optimizer.scheduler = SimpleNamespace(optimizer=optimizer)
+    first, second = sgd(module), sgd(module)
+    vars(first)["scheduler"] = SimpleNamespace(optimizer=first)
+    for optimizer in (first, second):
         strategy.jobs.add_optimizer(optimizer)
-    return optimizer
+    return second
 
 
 def test_epochs_are_the_programs_own() -> None:
