@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from lightning_adpsgd.weights.flat import ignored_by_ddp
 
@@ -62,32 +63,56 @@ class Unfreezing:
         # A weak dictionary does not travel, and a Trainer may.
         return {**vars(self), "_never_reduced": {**self._never_reduced}}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        never_reduced = WeakKeyDictionary(state["_never_reduced"])
+        vars(self).update(state, _never_reduced=never_reduced)
+
     def note(self, module: nn.Module, may_train: bool) -> None:
         """Notes whether frozen weights of a module that has no DDP may be trained."""
-        self._never_reduced[module] = {} if may_train else _frozen(module), _AGAIN
+        noted = ({}, _FIND) if may_train else (_frozen(module), _AGAIN)
+        self._never_reduced[module] = noted
 
-    def checked(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure of an optimizer step, with a check of its gradients.
+    def checked(
+        self, optimizer: Optimizer, closure: Callable[[], Any]
+    ) -> Callable[[], Any]:
+        """The closure of an optimizer's step, with a check of its gradients.
 
-        The closure raises a RuntimeError if DDP has not reduced one of them.
+        The closure raises a RuntimeError if DDP has not reduced one of them. A program
+        may take gradients of weights that no optimizer changes.
         """
 
         def compute() -> Any:
             output = closure()
-            self._check()
+            self._check(_weights_of(optimizer))
             return output
 
         has_frozen = any(frozen for frozen, _ in self._never_reduced.values())
         return compute if has_frozen else closure
 
-    def _check(self) -> None:
+    def _check(self, changed: set[int]) -> None:
         for frozen, remedy in self._never_reduced.values():
             for name, weight in frozen.items():
-                if weight.requires_grad and weight.grad is not None:
-                    raise RuntimeError(
-                        f"`{name}` was frozen at set-up and is now trained, but "
-                        f"{remedy}"
-                    )
+                is_trained = weight.requires_grad and weight.grad is not None
+                if not is_trained or id(weight) not in changed:
+                    continue
+                if remedy == _AGAIN and self._is_in_trained_module(weight):
+                    continue
+                raise RuntimeError(
+                    f"`{name}` was frozen at set-up and is now trained, but {remedy}"
+                )
+
+    def _is_in_trained_module(self, weight: nn.Parameter) -> bool:
+        """Whether it belongs to a trained module, too: a backbone to its model."""
+        return any(
+            weight is one
+            for module, (_, remedy) in self._never_reduced.items()
+            if remedy != _AGAIN
+            for one in module.parameters()
+        )
+
+
+def _weights_of(optimizer: Optimizer) -> set[int]:
+    return {id(one) for group in optimizer.param_groups for one in group["params"]}
 
 
 def _frozen(module: nn.Module) -> _Frozen:

@@ -116,10 +116,14 @@ def _run(folder: Path, path: Path) -> dict[str, Any]:
 def _add_rows(
     report: Report, rows: dict[Path, dict[str, Any]], runs: dict[Path, dict[str, Any]]
 ) -> None:
-    """Adds rows to runs of the same name, the one beside first, or as new runs."""
+    """Adds rows to runs of the same name, or as new runs.
+
+    Of several, the one beside comes first, and then the last.
+    """
     for path, row in rows.items():
         beside = [runs[path.parent]] if path.parent in runs else []
-        same = (one for one in (*beside, *runs.values()) if one["name"] == row["name"])
+        candidates = (*beside, *reversed(runs.values()))
+        same = (one for one in candidates if one["name"] == row["name"])
         if (run := next(same, None)) is not None:
             run["settings"].update(row)
         else:

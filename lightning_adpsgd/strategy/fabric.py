@@ -5,6 +5,7 @@ each module that is trained. Fabric has no hook for the end of training or for a
 evaluation, so there are two additional methods: `finish` and `consensus`.
 """
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -19,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_adpsgd.coordination.store import LearnerFailed
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
@@ -127,7 +127,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     ) -> nn.Module:
         self._backward_sync_control = _SuperLearnerSyncControl()
         is_trained = any(weight.requires_grad for weight in module.parameters())
-        self._unfreezing.note(module, is_trained or self.world_size == 1)
+        is_alone = self.world_size == 1 and self.dials.islands is None
+        self._unfreezing.note(module, is_trained or is_alone)
         if not is_trained:
             return module
         if not self.check_peers():
@@ -176,7 +177,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             if job.island is not None:
                 job.island.note(samples=0, epochs=0)
             step = partial(job.update, step)
-        return step(self._unfreezing.checked(closure or (lambda: None)))
+        return step(self._unfreezing.checked(optimizer, closure or (lambda: None)))
 
     # --- checkpoints: the consensus model
 
@@ -235,6 +236,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         return remainder
 
     def _gather_learners(self) -> list[list[Any]]:
+        _let_go()
         self.jobs.meet("checkpoint of learners")
         return [
             gather_learners(
@@ -247,6 +249,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         ]
 
     def _restore_learners(self, saved: list[Any], modules: list[nn.Module]) -> None:
+        _let_go()
         running = self.jobs.running
         if not running:
             rank_zero_info(
@@ -328,6 +331,15 @@ class _SuperLearnerSyncControl(_BackwardSyncControl):
         return nullcontext()
 
 
+def _let_go() -> None:
+    """Lets go of the optimizers that a program has replaced.
+
+    One with a scheduler may be in a cycle: whether it counts would depend on when
+    Python's garbage collector ran last.
+    """
+    gc.collect()
+
+
 def _check_trains(job: Job) -> None:
     """Refuses a step that would be lost; raises if another learner has failed."""
     if not job.running:
@@ -347,12 +359,7 @@ def _check_trains(job: Job) -> None:
 @contextmanager
 def _replacing_weights(job: Job, occasion: str) -> Iterator[None]:
     """A context that changes the state of all learners, or of none if it raises."""
-    try:
-        job.enter_consensus(occasion)
-    except FloatingPointError as error:
-        # A load may be the way back from weights that are infinite or NaN everywhere.
-        if isinstance(error, LearnerFailed):
-            raise
+    job.enter_consensus(occasion)
     before = [buffer.clone() for buffer in _buffers(job)]
     replaced = False
     try:

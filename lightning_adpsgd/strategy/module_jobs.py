@@ -67,7 +67,8 @@ class ModuleJobs:
                     "`fabric.setup_optimizers`, or call `fabric.strategy.finish()`"
                 )
             former.close()
-            self._all.remove(former)
+            # Before the next one is made, which may fail.
+            self._all.remove(self._jobs.pop(module))
         job = self._jobs[module] = make()
         self._all.append(job)
         job.unfinished = RuntimeError(_UNFINISHED)

@@ -263,14 +263,15 @@ class HADPSGDStrategy(ModelParallelInside):
         **kwargs: Any,
     ) -> Any:
         step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
-        closure = self._unfreezing.checked(closure)
+        closure = self._unfreezing.checked(optimizer, closure)
         if self._run is None:
             return step(closure)
         return self._run.job.update(step, closure)
 
     def _reset_optimizers(self) -> None:
-        for state, one in zip(self._initial_states, self.optimizers, strict=False):
-            state.restore(one)
+        if self._initial_states:  # none before the set-up
+            for state, one in zip(self._initial_states, self.optimizers, strict=True):
+                state.restore(one)
 
     # --- evaluation and checkpoints: the consensus model
 

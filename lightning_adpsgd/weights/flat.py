@@ -77,7 +77,7 @@ class Weights(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Gives the module's weights storage of their own, and forgets all of them."""
+        """Gives all weights storage of their own; a flat one forgets the module."""
 
 
 class _Slot(NamedTuple):

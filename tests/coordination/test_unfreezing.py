@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
 
 from lightning_adpsgd.coordination.unfreezing import Unfreezing
 
@@ -27,6 +28,15 @@ class Parts(nn.Module):
         self.backbone = nn.Parameter(torch.ones(2), requires_grad=False)
         self.ignored = nn.Parameter(torch.ones(2), requires_grad=False)
         self.table = nn.Parameter(torch.arange(2), requires_grad=False)
+
+
+def of(module: nn.Module) -> SGD:
+    return SGD(module.parameters(), 1.0)
+
+
+def step_of(unfreezing: Unfreezing, module: nn.Module) -> Any:
+    """A step of an optimizer of all weights of a module."""
+    return unfreezing.checked(of(module), lambda: 3)
 
 
 def trained(module: nn.Module) -> set[str]:
@@ -69,13 +79,13 @@ def test_a_gradient_that_ddp_reduces_or_that_is_alone_is_no_error(
     module, unfreezing = Parts(), Unfreezing(reduces, REDUCES)
     made(unfreezing, module, size)
     module.backbone.requires_grad_(True).grad = torch.ones(2)
-    assert unfreezing.checked(lambda: 3)() == 3
+    assert step_of(unfreezing, module)() == 3
 
 
 def test_a_gradient_that_ddp_never_reduces_is_refused_by_name() -> None:
     module, unfreezing = Parts(), Unfreezing(False, REDUCES)
     made(unfreezing, module)
-    step = unfreezing.checked(lambda: 3)
+    step = step_of(unfreezing, module)
     assert step() == 3
     module.backbone.requires_grad_(True)
     assert step() == 3
@@ -96,7 +106,7 @@ def test_weights_of_two_modules_may_have_one_name() -> None:
         made(unfreezing, module)
     trains(modules[0])
     with pytest.raises(RuntimeError, match="`backbone` was frozen at set-up"):
-        unfreezing.checked(lambda: 3)()
+        step_of(unfreezing, modules[0])()
 
 
 def test_a_module_that_is_set_up_again_may_train_what_was_frozen_before() -> None:
@@ -104,25 +114,57 @@ def test_a_module_that_is_set_up_again_may_train_what_was_frozen_before() -> Non
     made(unfreezing, module)
     trains(module)
     made(unfreezing, module)
-    assert unfreezing.checked(lambda: 3)() == 3
+    assert step_of(unfreezing, module)() == 3
 
 
 def test_a_module_that_nobody_exchanges_is_to_be_set_up_again_to_be_trained() -> None:
     module, unfreezing = Parts(), Unfreezing(True, REDUCES)
     unfreezing.note(module, may_train=False)
-    assert unfreezing.checked(lambda: 3)() == 3
+    assert step_of(unfreezing, module)() == 3
     trains(module)
     with pytest.raises(RuntimeError, match=r"`backbone`.*again with `fabric\.setup`"):
-        unfreezing.checked(lambda: 3)()
+        step_of(unfreezing, module)()
     unfreezing.note(module, may_train=True)
-    assert unfreezing.checked(lambda: 3)() == 3
+    assert step_of(unfreezing, module)() == 3
 
 
 def test_what_is_watched_travels_with_the_trainer() -> None:
     module, unfreezing = Parts(), Unfreezing(False, REDUCES)
     made(unfreezing, module)
-    travelled = copy.deepcopy(unfreezing)
-    assert pickle.loads(pickle.dumps(travelled)).checked(int) is not int
+    copied = copy.deepcopy((module, unfreezing))
+    module, unfreezing = pickle.loads(pickle.dumps(copied))
+    assert unfreezing.checked(of(module), int) is not int
+
+
+def test_what_has_travelled_lets_modules_go() -> None:
+    module, unfreezing = Parts(), Unfreezing(False, REDUCES)
+    made(unfreezing, module)
+    travelled, found = copy.copy(unfreezing), weakref.ref(module)
+    del module
+    gc.collect()
+    assert found() is None
+    assert travelled.checked(of(Parts()), int) is int
+
+
+def test_gradients_of_weights_that_no_optimizer_changes_are_no_error() -> None:
+    """Such as those of a teacher, which a program may ask for."""
+    teacher, module, unfreezing = Parts(), Parts(), Unfreezing(False, REDUCES)
+    unfreezing.note(teacher, may_train=False)
+    trains(teacher)
+    assert step_of(unfreezing, module)() == 3
+
+
+@pytest.mark.parametrize("is_alone_first", [True, False])
+def test_a_frozen_part_set_up_alone_may_be_trained_in_its_model(
+    is_alone_first: bool,
+) -> None:
+    part, unfreezing = Parts(), Unfreezing(False, REDUCES)
+    model = nn.Sequential(part, nn.Linear(1, 1))
+    noted = [(part, False), (model, True)]
+    for module, may_train in noted if is_alone_first else reversed(noted):
+        unfreezing.note(module, may_train)
+    trains(part)
+    assert step_of(unfreezing, model)() == 3
 
 
 def test_a_module_that_a_program_has_let_go_is_let_go() -> None:

@@ -80,6 +80,24 @@ def test_an_island_of_fabric_joins_another_and_goes_on_from_there(
     assert max(first[3], second[3]) == 2
 
 
+def test_an_island_of_one_learner_trains_no_module_that_it_set_up_frozen() -> None:
+    """Which no island would average."""
+
+    def program(rank: int) -> str:
+        fabric = launched(HADPSGDFabricStrategy(islands="tcp://127.0.0.1:1"), 1)
+        module = Slope().requires_grad_(False)
+        model = fabric.setup_module(module)
+        optimizer: Any = fabric.setup_optimizers(sgd(module))
+        module.requires_grad_(True)
+        fabric.backward(model(ROW))
+        with pytest.raises(RuntimeError) as error:
+            optimizer.step()
+        return str(error.value)
+
+    (outcome,) = forked(1, program)
+    assert "again with `fabric.setup`" in outcome.value
+
+
 def test_islands_of_fabric_meet_over_one_module_at_a_time() -> None:
     def program(rank: int) -> None:
         strategy = HADPSGDFabricStrategy(islands="tcp://127.0.0.1:1")

@@ -75,6 +75,16 @@ def test_each_of_two_runs_of_one_name_has_its_own_row(tmp_path):
     assert settings == [{"name": "same", **more} for more in results.values()]
 
 
+def test_a_row_beside_no_run_is_that_of_the_last_run_of_its_name(tmp_path):
+    for version in (0, 1):
+        logged = tmp_path / "logs" / f"version_{version}"
+        write_rows(logged / "metrics.csv", [{"step": 1, "val_loss": 2}])
+        (logged / "hparams.yaml").write_text("run/name: mine\n")
+    write_rows(tmp_path / "runs" / "mine.run.csv", [{"name": "mine", "wer": 0.25}])
+    settings = [run["settings"] for run in one_run(tmp_path).runs]
+    assert settings == [{"name": "mine"}, {"name": "mine", "wer": 0.25}]
+
+
 def test_settings_come_from_what_the_logger_was_told_where_the_row_is_elsewhere(
     tmp_path,
 ):

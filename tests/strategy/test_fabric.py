@@ -1,10 +1,12 @@
 """What Fabric's strategy takes and refuses, without peers."""
 
 import copy
+import gc
 import inspect
 import logging
 import pickle
 import warnings
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -18,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.registration import NAMES
+from lightning_adpsgd.strategy import fabric as fabric_strategy
 from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
 from lightning_adpsgd.strategy.job import Job
 from tests.learners import consensus_after, learners, loader, values
@@ -42,6 +45,15 @@ def test_fabric_and_trainer_have_the_same_dials() -> None:
     trainer = arguments_of(HADPSGDStrategy)
     assert arguments_of(HADPSGDFabricStrategy) == trainer
     assert len(trainer) <= 18
+
+
+def replaced_optimizer(strategy: Any, module: nn.Module) -> Any:
+    """Adds two optimizers, and lets go of the first, which is in a cycle."""
+    first, second = sgd(module), sgd(module)
+    vars(first)["scheduler"] = SimpleNamespace(optimizer=first)
+    for optimizer in (first, second):
+        strategy.jobs.add_optimizer(optimizer)
+    return second
 
 
 def test_epochs_are_the_programs_own() -> None:
@@ -93,6 +105,32 @@ def test_a_checkpoint_of_learners_with_other_optimizers_is_refused() -> None:
     with pytest.raises(ValueError, match=r"of 2 optimizers .* and 0 are set up"):
         strategy._restore_learner(job, saved)
     job.enter_consensus.assert_not_called()
+
+
+def test_an_optimizer_that_a_program_has_replaced_is_in_no_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One with a scheduler may be in a cycle, and the collector has not run since."""
+    strategy, module = gossip(), Slope()
+    job = create_autospec(Job, instance=True, running=True)
+    strategy.jobs.set_up(module, lambda: job)
+    monkeypatch.setattr(
+        fabric_strategy, "gather_learners", lambda _, states, *__: states
+    )
+    monkeypatch.setattr(fabric_strategy, "generator_states", lambda device: {})
+    monkeypatch.setattr(type(strategy), "root_device", torch.device("cpu"))
+    gc.disable()
+    try:
+        kept = [replaced_optimizer(strategy, module)]
+        (states,) = strategy._gather_learners()
+        assert len(states) == 1
+        kept.append(replaced_optimizer(strategy, module))
+        with pytest.raises(ValueError, match=r"of 3 optimizers .* and 2 are set up"):
+            strategy._restore_learners(
+                [[{"learners": [{}], "states": [{}] * 3}]], [module]
+            )
+    finally:
+        gc.enable()
 
 
 def test_where_one_module_has_no_mean_all_modules_are_as_before() -> None:

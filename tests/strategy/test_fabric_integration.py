@@ -537,30 +537,6 @@ def test_a_checkpoint_that_is_loaded_in_the_middle_replaces_all_weights(
         torch.testing.assert_close(final, consensus_after(4, 2, 2.0))
 
 
-def test_a_load_is_the_way_back_from_weights_that_are_nan(tmp_path: Path) -> None:
-    """Where a program has tried to evaluate them, and all learners have diverged."""
-
-    def program(rank: int, communication: str) -> Tensor:
-        fabric = launched(gossip("complete", communication), 2)
-        module, path = Slope(start=2.0), tmp_path / f"{communication}.ckpt"
-        model, optimizer = fabric.setup(module, sgd(module))
-        fabric.save(path, {"model": model})
-        with torch.no_grad():
-            module.weight.fill_(torch.nan)
-        fabric.barrier()
-        with pytest.raises(FloatingPointError), strategy_of(fabric).consensus():
-            pass
-        fabric.load(path, {"model": model})
-        train(fabric, model, optimizer, loader(4, rank, 2))
-        strategy_of(fabric).finish()
-        return module.weight.detach()
-
-    finals = in_every_mode(2, program, BOTH)
-    for first, second in finals.values():
-        torch.testing.assert_close(first, second)
-    torch.testing.assert_close(finals["sync"][0], consensus_after(4, 2, 2.0))
-
-
 def save_two_learners(path: Path) -> None:
     """Two learners save their own weights; the mean is `consensus_after(8, 2)`."""
 

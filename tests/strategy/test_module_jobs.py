@@ -70,6 +70,16 @@ def test_a_job_that_never_ran_ends_when_its_module_is_set_up_again() -> None:
     assert [*jobs] == [job]
 
 
+def test_a_set_up_that_fails_can_be_tried_again() -> None:
+    """Such as that of a module with a weight on another device."""
+    jobs, module, former, job = ModuleJobs(), nn.Linear(1, 1), job_that(), job_that()
+    jobs.set_up(module, lambda: former)
+    with pytest.raises(ZeroDivisionError):
+        jobs.set_up(module, lambda: 1 // 0)  # pyright: ignore
+    jobs.set_up(module, lambda: job)
+    assert ([*jobs], jobs.of_module(module)) == ([job], job)
+
+
 def test_a_module_that_was_trained_is_let_go_and_its_job_is_not() -> None:
     """Whose counters a program may ask for at the end."""
     jobs, module = ModuleJobs(), nn.Linear(1, 1)

@@ -27,6 +27,7 @@ from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy import model_parallel
 from lightning_adpsgd.strategy.compatibility import one_gpu_per_learner
 from lightning_adpsgd.strategy.model_parallel import ModelParallelInside, check_torch
+from lightning_adpsgd.strategy.optimizer_reset import InitialState
 from lightning_adpsgd.strategy.options import has_peers
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.virtual.strategy import VirtualHADPSGDStrategy
@@ -537,6 +538,16 @@ def told_by_rank_zero() -> Iterator[list[str]]:
         yield told
     finally:
         rank_zero.log.removeHandler(handler)
+
+
+def test_a_reset_leaves_out_no_optimizer() -> None:
+    """None of those that were there at the set-up, before which there are none."""
+    strategy, weights = HADPSGDStrategy(), [torch.nn.Parameter(torch.ones(1))]
+    strategy.optimizers = [torch.optim.SGD(weights, 1.0) for _ in range(2)]
+    strategy._reset_optimizers()
+    strategy._initial_states = (InitialState(strategy.optimizers[0]),)
+    with pytest.raises(ValueError, match="longer"):
+        strategy._reset_optimizers()
 
 
 def test_one_learner_is_told_that_nothing_gossips() -> None:
