@@ -423,7 +423,8 @@ def test_who_is_back_in_the_same_life_remembers_nobody_who_has_ended_since() -> 
     """What such an island had held was finished, and would be trained on again."""
     ledger = Ledger("life", TERMS, ((6, 12),), {"gone": ((0, 4),), "me": ((4, 6),)})
     lease = Lease(0, ledger, "me", ClaimRate(), Lead(), lambda: 0)
-    lease.ahead, lease.is_fresh = [4, 5], False
+    lease.ahead.extend((4, 5))
+    lease.is_fresh = False
     found = ledger._replace(held={"late": ()}, awaited={"me": ((4, 6),)}, revision=7)
     after = lease.plan(found, set()).ledger
     assert after.names == {"late", "me"}
