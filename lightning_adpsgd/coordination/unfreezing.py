@@ -64,8 +64,8 @@ class Unfreezing:
         return {**vars(self), "_never_reduced": {**self._never_reduced}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        never_reduced = WeakKeyDictionary(state["_never_reduced"])
-        vars(self).update(state, _never_reduced=never_reduced)
+        self._reduces = state["_reduces"]
+        self._never_reduced = WeakKeyDictionary(state["_never_reduced"])
 
     def note(self, module: nn.Module, may_train: bool) -> None:
         """Notes whether frozen weights of a module that has no DDP may be trained."""

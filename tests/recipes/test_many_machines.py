@@ -75,6 +75,7 @@ def port() -> int:
 
 def begin(out: Path, port: int, epochs: int, every: int) -> list[subprocess.Popen[str]]:
     """Both machines; the environment is that of torchrun."""
+    (out / "trained").mkdir(exist_ok=True)  # as the leader has claimed the stage
     common = {
         **os.environ,
         "WANDB_MODE": "disabled",
