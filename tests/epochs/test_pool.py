@@ -324,6 +324,8 @@ def test_who_began_without_the_others_shares_their_next_epoch() -> None:
             raise RendezvousUnreachable("it is away")
 
         pool._rendezvous.ask = is_away
+        # A turn that had begun before would still find the ledger of the other.
+        until(lambda: bool(pool.away), "a turn without the rendezvous")
         one.begin()
         apart.begin()
         pool._rendezvous.ask, pool._times = ask, QUICK
