@@ -19,6 +19,11 @@ _ABANDONED_S = 24 * 3600.0
 """The time without a write after which a file of an unknown process is abandoned."""
 
 
+def printable(text: str) -> str:
+    """A text that UTF-8 takes: bytes of a file's name that are no text are escaped."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 @contextmanager
 def written_whole(path: Path, newline: str | None = None) -> Iterator[TextIO]:
     """Opens a UTF-8 text file as `bytes_written_whole` does; CSV needs `newline=""`."""

@@ -84,9 +84,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _transcribe(recogniser: "Recogniser", path: Path, style: str) -> None:
     from lightning_adpsgd.asr.search.output import ctm_line, json_line, text_grid
     from lightning_adpsgd.asr.sound.audio import SoundFile
-    from lightning_adpsgd.files import written_whole
+    from lightning_adpsgd.files import printable, written_whole
 
-    sound, name_of_file = SoundFile(path), _printable(path.stem)
+    sound, name_of_file = SoundFile(path), printable(path.stem)
     sides: dict[str, list[TimedWord]] = {
         channel_name(number): [] for number in range(sound.num_channels)
     }
@@ -109,12 +109,7 @@ def _transcribe(recogniser: "Recogniser", path: Path, style: str) -> None:
     if style == "textgrid":
         with written_whole(grid_of(path)) as file:
             file.write(text_grid(sides, sound.duration_s))
-        print(_printable(str(grid_of(path))), flush=True)
-
-
-def _printable(name: str) -> str:
-    """The name of a file, whose bytes need not be valid text: those are escaped."""
-    return name.encode(errors="backslashreplace").decode()
+        print(printable(str(grid_of(path))), flush=True)
 
 
 def alike(sounds: Sequence[Path]) -> str:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from lightning_adpsgd.callbacks.diagnostic_files import DiagnosticFiles
 from lightning_adpsgd.callbacks.gossip import exposed_seconds, statistics_of
 from lightning_adpsgd.callbacks.reporting import within_training
-from lightning_adpsgd.files import written_whole
+from lightning_adpsgd.files import printable, written_whole
 from lightning_adpsgd.mixing.statistics import Statistics
 
 SUFFIX = ".timeline.csv"
@@ -140,8 +140,7 @@ class Timeline(Callback):
         if self._before is not None:
             message = f"{type(exception).__name__}: {exception}"
             # A file may have a name that is no text, which no other file takes.
-            plain = " ".join(message.split()).encode(errors="backslashreplace").decode()
-            self._note(plain, self._now())
+            self._note(printable(" ".join(message.split())), self._now())
             self._write(trainer)
             self._before = None
 

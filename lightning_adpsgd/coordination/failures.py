@@ -13,6 +13,7 @@ from lightning_adpsgd.coordination.store import (
     LearnerFailed,
     LearnerFollows,
 )
+from lightning_adpsgd.files import printable
 from lightning_adpsgd.transport.base import PeerLost
 
 _DIVERGED = " diverged: "
@@ -80,8 +81,7 @@ class FailureReport:
             return
         text = " ".join(str(exception).split())[:500]
         # A file may have a name that is no text, which the store would not take.
-        text = text.encode(errors="backslashreplace").decode()
-        what = f"{type(exception).__name__}: {text}".removesuffix(": ")
+        what = f"{type(exception).__name__}: {printable(text)}".removesuffix(": ")
         diverged = isinstance(exception, FloatingPointError)
         verb = _DIVERGED if diverged else " raised "
         self._coordinator.announce_failure(f"{self._name}{verb}{what}")

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_adpsgd.files import printable
+
 _MOST_BYTES = 1000
 
 
@@ -88,7 +90,7 @@ def number_from_learner_0(value: int, device: torch.device) -> int:
 
 def _texts_of_all(text: str, group: dist.ProcessGroup | None) -> list[str]:
     # A file may have a name that is no text, and the others wait for what is told.
-    encoded = text.encode(errors="backslashreplace")
+    encoded = printable(text).encode()
     content = encoded[:_MOST_BYTES].ljust(_MOST_BYTES, b"\0")
     mine = torch.tensor([*content], dtype=torch.uint8, device=device_of(group))
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]

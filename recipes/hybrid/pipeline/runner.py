@@ -33,7 +33,7 @@ from typing import Any, Literal, NamedTuple
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.corpora.discs import find_files
-from lightning_adpsgd.files import write_json, written_whole
+from lightning_adpsgd.files import printable, write_json, written_whole
 from recipes.hybrid.pipeline.contents import (
     SOUND,
     Contents,
@@ -194,7 +194,7 @@ def _chosen(
 def say(lines: Iterable[str]) -> None:
     """Print the lines of a stage's report; undecodable bytes of a path are escaped."""
     text = "\n".join(f"  {line}" for line in lines)
-    print(text.encode(errors="backslashreplace").decode(), flush=True)
+    print(printable(text), flush=True)
 
 
 def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
