@@ -6,12 +6,13 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
 
 from lightning_adpsgd.gossip.account import Account
 from lightning_adpsgd.gossip.protocol import Outcome, UnderWay
+from lightning_adpsgd.gossip.slowdown import Slowdown
 
 _log = logging.getLogger(__name__)
 
@@ -39,12 +40,12 @@ class CoreShare:
 
     Args:
         share: bound, in (0, 1].
-        in_full: whether an exchange's processor time counts in full even if cores are
-            idle.
+        slowdown: durations of steps, by which exchanges are charged in place of waits
+            for cores.
     """
 
-    def __init__(self, share: float, in_full: bool = False) -> None:
-        self._share, self._in_full, self.bound_s = share, in_full, 0.0
+    def __init__(self, share: float, slowdown: Slowdown | None = None) -> None:
+        self._share, self._slowdown, self.bound_s = share, slowdown, 0.0
         self._lock = threading.Lock()
         # When all charges are paid off; cost of the last exchange; how much of running
         # exchanges is prepaid; until when `bound_s` covers waits.
@@ -56,11 +57,19 @@ class CoreShare:
         """Charges the exchange made inside the context, in the same thread."""
         begin, worked, waited = time.monotonic(), time.thread_time(), waiting_s()
         try:
-            yield
+            with self._slowdown.exchange() if self._slowdown else nullcontext():
+                yield
         finally:
             work, seconds = time.thread_time() - worked, time.monotonic() - begin
-            crowded = 1.0 if self._in_full else crowding(waited, waiting_s(), seconds)
-            self.spent(work * crowded)
+            if self._slowdown is None:
+                self.spent(work * crowding(waited, waiting_s(), seconds))
+            else:
+                self.spent(min(work, self._slowdown.taken_s(seconds, self._share)))
+
+    def stepped(self, now: float) -> None:
+        """Notes the end of an optimizer step; for the training thread."""
+        if self._slowdown is not None:
+            self._slowdown.stepped(now)
 
     def merged(self, seconds: float) -> None:
         """Charges the time of a merge in the training thread."""
@@ -147,7 +156,7 @@ class Traffic:
         on_gpu: bool = False,
     ) -> None:
         self._account, self._state, self._share = account, state, cpu_share
-        self.cores = CoreShare(cpu_share, in_full=on_gpu)
+        self.cores = CoreShare(cpu_share, Slowdown() if on_gpu else None)
         # By section: exchanges of different ones do not overlap in any weight.
         self._under_way = defaultdict[int, UnderWay](lambda: UnderWay(own))
         self.is_paused = False
@@ -262,7 +271,8 @@ class Traffic:
 
     def stepped(self) -> None:
         """Notes the end of an optimizer step; for the training thread."""
-        self._steps.append(time.monotonic())
+        self._steps.append(now := time.monotonic())
+        self.cores.stepped(now)
 
     @property
     def step_seconds(self) -> float:

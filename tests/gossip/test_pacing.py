@@ -100,12 +100,24 @@ def test_seconds_in_which_several_wait_for_the_bound_count_once(
     assert cores.bound_s == pytest.approx(2.0)
 
 
-def test_on_a_gpu_exchanges_keep_to_their_share_beside_idle_cores(clock: Clock) -> None:
-    cores = CoreShare(share=0.1, in_full=True)
-    assert cores.pause_s() == 0.0
-    with cores.exchange():
-        clock.run(2.0, work=0.01, waiting=0.0)
-    assert waited(cores, clock) == pytest.approx(0.01 / 0.1)
+def test_beside_idle_cores_of_a_gpu_exchanges_are_charged_by_steps(
+    clock: Clock,
+) -> None:
+    traffic = course(cpu_share=0.1, on_gpu=True).traffic
+    for step in range(12):
+        if step > 5:
+            traffic.make(1, lambda number: work(clock))
+        clock.run(1.0 if step < 6 else 1.5)
+        traffic.stepped()
+    clock.run(1000.0)  # all is paid for
+    traffic.make(1, lambda number: work(clock))
+    assert waited(traffic.cores, clock) == pytest.approx(0.5 / 0.1)
+
+
+def work(clock: Clock) -> Outcome:
+    """An exchange within a step, of which all is work."""
+    clock.worked += 10.0
+    return Outcome(True, 4, 1)
 
 
 def test_merges_keep_to_the_share_as_well(clock: Clock, cores: CoreShare) -> None:
@@ -197,13 +209,13 @@ class Course(NamedTuple):
     replica: Replica
 
 
-def course(cpu_share: float) -> Course:
+def course(cpu_share: float, on_gpu: bool = False) -> Course:
     state = threading.Condition()
     replica = Replica([[torch.zeros(4)]], 4, state)
     members = Members.fixed(Schedule(find_topology("ring"), 2), 0)
     quarantine = Quarantine(members, [], SuperLearnerGroup(), replica, PATIENCE)
     account = Account(members, replica, quarantine, state)
-    return Course(Traffic(account, state, cpu_share), replica)
+    return Course(Traffic(account, state, cpu_share, on_gpu=on_gpu), replica)
 
 
 @pytest.fixture

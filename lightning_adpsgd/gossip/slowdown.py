@@ -1,0 +1,80 @@
+"""How much longer steps take beside exchanges, where no system counts it.
+
+On a GPU the thread of an exchange and the training thread launch kernels by the same
+driver and interpreter. What an exchange takes from training is neither its processor
+time nor a wait for a core, so it is measured in steps.
+"""
+
+import statistics
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Steps of each kind of which the medians are taken; fewer than the least tell nothing.
+_MOST, _LEAST = 32, 5
+# After so many steps beside exchanges, those without one are out of date.
+_LASTING = 2 * _MOST
+
+
+class Slowdown:
+    """Durations of the last steps beside exchanges, and of those without one.
+
+    The training thread calls `stepped`, and threads of exchanges the other methods.
+    `_lock` guards all fields.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._beside = deque[float](maxlen=_MOST)
+        self._alone = deque[float](maxlen=_MOST)
+        self._num_running, self._num_since_alone = 0, 0
+        # When the step began; whether an exchange has run since.
+        self._began: float | None = None
+        self._is_beside = False
+
+    def stepped(self, now: float) -> None:
+        """Notes that a step has ended, and the next one begins."""
+        with self._lock:
+            if self._began is not None:
+                self._note(now - self._began)
+            self._began, self._is_beside = now, self._num_running > 0
+
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """A context in which an exchange runs."""
+        with self._lock:
+            self._num_running += 1
+            self._is_beside = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_running -= 1
+
+    def taken_s(self, seconds: float, share: float) -> float:
+        """The seconds that an exchange of a duration takes from training.
+
+        It touches the steps that begin in it, and the one in which it begins. Each of
+        them is as much longer as the median of their kind. While too few steps of
+        either kind are known, the result lets five steps pass without an exchange.
+
+        Args:
+            share: share of the training's time that exchanges may take, in (0, 1].
+        """
+        with self._lock:
+            if min(len(self._beside), len(self._alone)) < _LEAST:
+                known = [*self._beside, *self._alone]
+                return share * _LEAST * statistics.median(known) if known else 0.0
+            beside, alone = map(statistics.median, (self._beside, self._alone))
+            return max(0.0, beside - alone) * (1 + seconds / beside)
+
+    def _note(self, seconds: float) -> None:
+        if not self._is_beside:
+            self._alone.append(seconds)
+            self._num_since_alone = 0
+            return
+        self._beside.append(seconds)
+        self._num_since_alone += 1
+        if self._num_since_alone >= _LASTING:
+            self._alone.clear()
