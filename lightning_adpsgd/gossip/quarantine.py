@@ -216,9 +216,9 @@ class Quarantine:
             _log.warning("%s: %s (attempt %d of %d)", what, outcome, num + 1, limit)
 
     def adopt(self, values: Sequence[Tensor]) -> None:
-        """Goes on from other weights; a reload, too, if these are found to have diverged.
+        """Goes on from other weights; it is a reload if the own ones have diverged.
 
-        With the optimizer state of those, the next step would spoil the others as well.
+        Their optimizer state would spoil the others at the next step.
         """
         self.num_reloads += self._symptom is not None
         self._go_on_from(values)
