@@ -254,6 +254,8 @@ class Lease:
         lost = set(numbers(plan.lost))
         self.ahead = deque(number for number in self.ahead if number not in lost)
         self.ahead.extend(plan.claimed)
+        if self.has_ended:  # meanwhile, and nobody here trains on them any more
+            self._give_back(self.ahead)
         del self._finished[: plan.num_finished]
         news = set(numbers(plan.twice)) - self._told_twice
         self._told_twice |= news

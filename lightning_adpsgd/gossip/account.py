@@ -56,7 +56,10 @@ class Account:
         """Counts an exchange that has ended."""
         with self._state:
             self._count(outcome)
-            self._quarantine.note(outcome, section)
+            # Else its weights were those of before a load of an earlier step.
+            if outcome.first_step <= self._replica.step:
+                self._first_steps.append(outcome.first_step)
+                self._quarantine.note(outcome, section)
             self._last_exchange_step = self._replica.step
             if peer in self._last_steps:
                 self._last_steps[peer] = self._replica.step
@@ -135,4 +138,3 @@ class Account:
         self._tally.refused += not outcome.averaged
         self._tally.far += not outcome.near
         self._tally.damaged += outcome.damaged
-        self._first_steps.append(outcome.first_step)

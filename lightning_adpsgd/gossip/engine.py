@@ -404,8 +404,7 @@ class Gossip(Communication):
         while self._adoptions:
             values, adopted = self._adoptions.popleft()
             self._merging.begin_anew()
-            self.replica.put(values)
-            self._quarantine.begin_anew()
+            self._quarantine.adopt(values)
             adopted.set()
 
     def _merge(self) -> None:

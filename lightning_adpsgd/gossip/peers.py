@@ -383,14 +383,10 @@ class Peers:
                 *(peer, lane, self._traffic, self._threads, self._section),
                 requests=self.pairing is None,
             )
+            # Started first: the system may refuse a thread, and not the next time.
+            self._threads.start(f"ask-{peer}", lambda: self._ask_all(peer, asker))
             self._askers[peer] = asker
             self._account.open(peer)
-        try:
-            self._threads.start(f"ask-{peer}", lambda: self._ask_all(peer, asker))
-        except RuntimeError:  # the system refuses a thread; it may not the next time
-            self.drop(peer)
-            asker.give_up()
-            raise
 
     def answer(self, peer: int) -> None:
         """Starts the thread that answers a peer until it leaves or is lost."""

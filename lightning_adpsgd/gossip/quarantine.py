@@ -215,6 +215,14 @@ class Quarantine:
             )
             _log.warning("%s: %s (attempt %d of %d)", what, outcome, num + 1, limit)
 
+    def adopt(self, values: Sequence[Tensor]) -> None:
+        """Goes on from other weights; it is a reload if the own ones have diverged.
+
+        Their optimizer state would spoil the others at the next step.
+        """
+        self.num_reloads += self._symptom is not None
+        self._go_on_from(values)
+
     def _go_on_from(self, values: Sequence[Tensor]) -> None:
         self._replica.put(values)
         gather_shards(self._vectors, self._group, self._timeout)

@@ -361,7 +361,7 @@ class Island:
         # A member that is further must not be taken for one that has just begun.
         if not (self._is_left_behind and self._joining.knows_all()):
             return
-        if self._joining.leads():
+        if not self.membership.members.by_number or self._joining.leads():
             self._come_back()
             return
         if self._group.size > 1:
@@ -387,9 +387,7 @@ class Island:
             while not (adopted.wait(_LOOK_S) or self._ended):
                 pass
             self._rejoined_at = found.position
-        elif self.membership.members.by_number:
-            return
-        self._come_back()
+            self._come_back()
 
     def _come_back(self) -> None:
         self._connections.take_number()  # with the origin, before others dial

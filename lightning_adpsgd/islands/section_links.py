@@ -11,9 +11,8 @@ from datetime import timedelta
 
 from lightning_adpsgd.gossip.peers import Peers
 from lightning_adpsgd.islands.member_list import Member
-from lightning_adpsgd.transport.base import PeerLost, lane_of
+from lightning_adpsgd.transport.base import lane_of
 from lightning_adpsgd.transport.links.credentials import BadCredentials
-from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.transport.links.sockets import Address
 from lightning_adpsgd.transport.links.transport import LinkTransport
 
@@ -74,8 +73,7 @@ class SectionLinks:
 
         Raises:
             PeerLost, Refused, BadCredentials: A section cannot be connected; then no
-                section is.
-            RuntimeError: The system refuses a thread; then no section is connected.
+                section is. So too if the system refuses a thread, by a RuntimeError.
         """
         if member.number in self._ending:
             self._break_off(member.number)
@@ -85,13 +83,10 @@ class SectionLinks:
                 transport.connect(
                     member.number, address, self._timeout, member.incarnation
                 )
-        except (PeerLost, Refused, BadCredentials):
-            self._break_off(member.number)
-            raise
-        try:
             for peers in self._peers:
                 peers.add(member.number)
-        except RuntimeError:
+        # The first of them includes `PeerLost` and `Refused`.
+        except (RuntimeError, BadCredentials):
             for peers in self._peers:
                 peers.drop(member.number)
             self._break_off(member.number)

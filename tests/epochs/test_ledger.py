@@ -382,6 +382,24 @@ def test_at_its_end_a_lease_gives_back_all_that_is_not_finished(leaves: bool) ->
     assert (lease.has_ended, lease.is_leaving) == (True, leaves)
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_claim_that_is_answered_after_the_end_is_given_back(is_closed: bool) -> None:
+    """Training has gone on alone meanwhile, as with a rendezvous that is slow."""
+    lease, found = lease_on(9, num_finished=2)
+    lease.hand_out()
+    lease.hand_out()
+    plan = lease.plan(found, set())
+    assert plan.claimed == [2, 3]
+    if is_closed:
+        lease.close(leaves=False)
+    else:
+        lease.has_ended = True
+    lease.apply(plan)
+    assert list(lease.ahead) == []
+    after = lease.plan(plan.ledger, set()).ledger
+    assert (after.left, after.held) == (((2, 9),), {"me": ()})
+
+
 @pytest.mark.parametrize(("num_islands", "num_left"), [(0, 8), (1, 8), (3, 24)])
 def test_the_end_is_near_where_each_island_has_eight_units_left(
     num_islands: int, num_left: int

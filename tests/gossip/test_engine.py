@@ -137,12 +137,14 @@ def test_among_islands_the_one_of_the_lowest_number_reports_it(
     for index, gossip in enumerate(gossips):
         report = partial(told.append, index)
         monkeypatch.setattr(gossip._traffic, "report_rate", report)
-        live = gossip.members.live_schedule
-        present = LiveSchedule.of(live.schedule, (1, 2), index)  # 0 has left
-        gossip.members.live_schedule = present if index else live
-    for _ in range(2):
+    with running(gossips):
         for index in (1, 2):
-            step(vectors[index], gossips[index])
+            members = gossips[index].members
+            present = LiveSchedule.of(members.live_schedule.schedule, (1, 2), index)
+            members.live_schedule = present  # 0 has left
+        for _ in range(2):
+            for index in (1, 2):
+                step(vectors[index], gossips[index])
     assert told == [1, 1]
 
 
@@ -475,6 +477,7 @@ def test_all_weights_that_are_to_be_adopted_are_and_the_last_ones_stay() -> None
         both = [gossips[0].adopt([torch.full_like(vectors[0], v)]) for v in (1.0, 2.0)]
         step(vectors[0], gossips[0])
         assert [adopted.is_set() for adopted in both] == [True, True]
+        assert gossips[0].num_reloads == 0
     assert vectors[0].tolist() == [2.0] * 7
 
 
@@ -488,6 +491,7 @@ def test_what_was_found_of_weights_does_not_count_for_those_that_are_adopted(
     step(vectors[0], gossip)
     assert not gossip._quarantine.wants_reload
     assert caplog.messages == []  # of an attempt
+    assert gossip.num_reloads == 1  # the optimizer state is that of the old ones
     gossip.abort()
 
 

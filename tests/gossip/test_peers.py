@@ -70,7 +70,9 @@ class Played:
         self.asker = Asker(1, lane, self.traffic, self.threads, 0)
         self.replica = Replica([[torch.zeros(4)]], 1 << 20, self.state)
         members = self.members = Members.fixed(Schedule(find_topology("ring"), 4), 0)
-        quarantine: Any = SimpleNamespace(note=lambda *_: None, num_reloads=0)
+        self.noted = list[Outcome]()
+        note = lambda outcome, section: self.noted.append(outcome)  # noqa: E731
+        quarantine: Any = SimpleNamespace(note=note, num_reloads=0)
         self.account = Account(members, self.replica, quarantine, self.state)
         lanes: Any = SimpleNamespace(
             asking=lambda peer: self.lane,
@@ -413,12 +415,15 @@ def test_no_staleness_is_below_zero_where_training_goes_on_from_an_earlier_step(
     played: Played,
 ) -> None:
     outcome = Outcome(finite=True, bytes_sent=1, first_step=1000)
+    played.replica.step = 1000
     played.account.exchanged(1, outcome)  # and no merge follows before the load
     played.replica.step = 10
     played.account.go_on_from(10)
+    played.account.exchanged(1, outcome)  # an island exchanges meanwhile
     played.account.exchanged(1, outcome._replace(first_step=10))
     played.account.merged(steps_late=0)
     assert played.account.statistics(0.0).staleness == {0: 1}
+    assert [one.first_step for one in played.noted] == [1000, 10]
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,10 @@ def test_who_gets_no_weights_stays_away_from_those_that_are_there() -> None:
     assert apart.done == ["adopts", "enters"]
 
 
-def test_who_finds_nobody_there_goes_on_with_its_own_weights() -> None:
+@pytest.mark.parametrize("size", [1, 2])
+def test_who_finds_nobody_there_goes_on_with_its_own_weights(size: int) -> None:
     apart = Apart(None, others=False)
+    apart.island._group.size = size
     for _ in range(2):
         apart.island._rejoin()
     assert apart.done == ["enters"]

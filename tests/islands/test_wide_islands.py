@@ -105,6 +105,26 @@ def test_the_mean_is_that_of_whole_islands() -> None:
             torch.testing.assert_close(consensus.distance, float(distance))
 
 
+def test_an_island_of_several_learners_that_was_stopped_goes_on_if_it_is_alone() -> (
+    None
+):
+    """The others have ended meanwhile, so none of them has gone on without it."""
+    rows = random_rows(2, length=8)
+    with (
+        rendezvous() as server,
+        in_a_ring([wide(server, row) for row in rows]) as (one, other),
+    ):
+        with one[0].stopped():
+            until(lambda: set(other[0].listed) == {1}, "the eviction")
+            together([each.island.stop for each in other])
+
+        def is_back() -> bool:
+            step(one)
+            return all(each.members == len(each.listed) == 1 for each in one)
+
+        until(is_back, "its way back")
+
+
 def test_the_death_of_an_island_is_survived_by_all_learners_of_another() -> None:
     rows = random_rows(3, length=8)
     with (
