@@ -696,11 +696,12 @@ def test_who_is_not_on_the_list_takes_a_bounded_number_of_threads() -> None:
             LinkTransport(replace(info, member=n, incarnation=str(n)), Credentials())
             for n in range(1000, 1000 + MOST_UNLISTED + 20)
         ]
+        (listener,) = one.island._listeners
         for stranger in strangers:
+            until(lambda: not listener._pending, "the end of those before")
             # One that is turned away may notice it before it is greeted.
             with suppress(PeerLost):
                 stranger.connect(0, door)
-        (listener,) = one.island._listeners
         refused = "ConnectionRefusedError"
         until(lambda: listener.turned_away[refused] == 20, "refusals")
         names = [thread.name for thread in threading.enumerate()]
