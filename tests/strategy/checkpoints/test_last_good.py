@@ -97,7 +97,7 @@ def test_a_damaged_last_one_is_passed_over_by_name(tmp_path: Path) -> None:
 def test_a_damaged_last_one_is_passed_over_where_lightning_takes_it_without_a_path(
     tmp_path: Path,
 ) -> None:
-    """As it does with `OnExceptionCheckpoint`, whether there was an exception or not."""
+    """As it does with `OnExceptionCheckpoint`, also if there was no exception."""
     fit(tmp_path, 4)
     truncate(tmp_path / "last.ckpt")
     callbacks = [ModelCheckpoint(tmp_path), OnExceptionCheckpoint(tmp_path)]
