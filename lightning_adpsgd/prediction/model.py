@@ -21,7 +21,7 @@ from lightning_adpsgd.gossip.forms import WORTH_BYTES
 from lightning_adpsgd.prediction.exchanges import Form, observe
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
 from lightning_adpsgd.virtual.clock import Compute, Link, StepTimes, check_positive
-from lightning_adpsgd.virtual.timeline import Scenario, lockstep
+from lightning_adpsgd.virtual.timeline import Lockstep, Scenario
 
 Mode = Literal["sync", "delay_by_one", "async", "allreduce"]
 """Communication modes of the strategies, and "allreduce": DDP over all learners."""
@@ -232,7 +232,7 @@ def _step_seconds(
         scenario = _as_one(workload, scenario)
     hidden = mode == "delay_by_one"
     num_bytes = workload.weight_bytes
-    ends = lockstep(scenario, num_bytes, hidden, boundary_seconds=boundary)
+    ends = Lockstep(scenario, num_bytes, hidden, boundary_seconds=boundary)
     learners = scenario.num_learners
     most = _MEASURED * max(1, _LEARNER_ROUNDS // (_MEASURED * learners))
     settled, measured = (scenario.gossip_every * n for n in (_SETTLED, most))

@@ -269,9 +269,8 @@ class HADPSGDStrategy(ModelParallelInside):
         return self._run.job.update(step, closure)
 
     def _reset_optimizers(self) -> None:
-        if self._initial_states:  # none before the set-up
-            for state, one in zip(self._initial_states, self.optimizers, strict=True):
-                state.restore(one)
+        for state, one in zip(self._initial_states, self.optimizers, strict=True):
+            state.restore(one)
 
     # --- evaluation and checkpoints: the consensus model
 

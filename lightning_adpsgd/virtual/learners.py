@@ -32,10 +32,10 @@ from lightning_adpsgd.virtual.timeline import (
     Begun,
     Ended,
     Event,
+    Lockstep,
     Scenario,
     Stepped,
     Waited,
-    lockstep,
 )
 from lightning_adpsgd.weights.replica import averaging_dtype
 from lightning_adpsgd.weights.worker import InlineWorker
@@ -176,7 +176,7 @@ class LockstepLearners(VirtualLearners):
             for matrix in matrices
         )
         from_start = hidden and dials.communication == "sync"
-        self._ends = lockstep(scenario, num_bytes, hidden, from_start)
+        self._ends = Lockstep(scenario, num_bytes, hidden, from_start)
         self._turn, self._started = 0, False
 
     @property

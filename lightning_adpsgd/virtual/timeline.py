@@ -5,13 +5,14 @@ round; `protocol` says who may ask, and with what weight two ends average. Here 
 rules run in simulated time, without model weights.
 """
 
-import itertools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from random import Random
 from typing import NamedTuple
+
+from typing_extensions import override
 
 from lightning_adpsgd.dials import check_count
 from lightning_adpsgd.gossip.protocol import (
@@ -112,17 +113,12 @@ def parts_of(schedule: Schedule, round: int) -> tuple[RoundPart, ...]:
 # --- in lockstep
 
 
-def lockstep(
-    scenario: Scenario,
-    num_bytes: float,
-    hidden: bool,
-    from_start: bool = False,
-    boundary_seconds: float = 0.0,
-) -> Iterator[list[float]]:
-    """Yields the end times of step k of all super-learners, for k = 1, 2, ...
+class Lockstep(Iterator[list[float]]):
+    """The end times of step k of all super-learners, for k = 1, 2, ...; endless.
 
     In a round, a super-learner waits for the peers that it takes from or gives to. In a
-    round of exact means, which is an all-reduce, it waits for all.
+    round of exact means, which is an all-reduce, it waits for all. After an error, such
+    as Ctrl-C, it goes on, as no generator does.
 
     Args:
         num_bytes: bytes of the weights as they travel.
@@ -131,22 +127,39 @@ def lockstep(
         from_start: whether a hidden round runs beside the first gradient.
         boundary_seconds: seconds of a step boundary, which hide nothing.
     """
-    times = StepTimes(scenario.compute, scenario.seed)
-    ends, round = [0.0] * scenario.num_super_learners, 0
-    # The number of steps made when a round begins, as the engine counts them.
-    for step in itertools.count(int(from_start) if hidden else 1):
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        num_bytes: float,
+        hidden: bool,
+        from_start: bool = False,
+        boundary_seconds: float = 0.0,
+    ) -> None:
+        self._scenario, self._num_bytes, self._hidden = scenario, num_bytes, hidden
+        self._boundary_seconds = boundary_seconds
+        self._times = StepTimes(scenario.compute, scenario.seed)
+        self._ends, self._round = [0.0] * scenario.num_super_learners, 0
+        # The number of steps made when a round begins, as the engine counts them.
+        self._step = int(from_start) if hidden else 1
+
+    @override
+    def __next__(self) -> list[float]:
+        given, num_bytes = self._scenario, self._num_bytes
         ready = [
-            scenario.gradient_end(times, i, begin, num_bytes)
-            for i, begin in enumerate(ends)
+            given.gradient_end(self._times, i, begin, num_bytes)
+            for i, begin in enumerate(self._ends)
         ]
-        is_due = step > 0 and due_round(step, scenario.gossip_every) is not None
-        if is_due and scenario.num_super_learners > 1:
-            begins = ends if hidden else ready
-            averaged = _averaged_at(scenario, round, begins, num_bytes)
+        step, every = self._step, given.gossip_every
+        is_due = step > 0 and due_round(step, every) is not None
+        if is_due and given.num_super_learners > 1:
+            begins = self._ends if self._hidden else ready
+            averaged = _averaged_at(given, self._round, begins, num_bytes)
             ready = [max(pair) for pair in zip(ready, averaged, strict=True)]
-            round += 1
-        ends = [end + boundary_seconds for end in ready]
-        yield ends
+            self._round += 1
+        self._step += 1
+        self._ends = [end + self._boundary_seconds for end in ready]
+        return self._ends
 
 
 def _averaged_at(

@@ -89,9 +89,9 @@ class InlineWorker:
     """Runs each action when it is queued, in the calling thread."""
 
     def submit(self, action: Callable[[], T]) -> "Future[T]":
-        """Runs an action; the future has its result or exception."""
+        """Runs an action, whose exception ends the call; the future has its result."""
         future: Future[T] = Future()
-        _settle(future, action)
+        future.set_result(action())
         return future
 
     def stop(self, seconds: float | None) -> None:

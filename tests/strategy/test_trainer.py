@@ -541,10 +541,8 @@ def told_by_rank_zero() -> Iterator[list[str]]:
 
 
 def test_a_reset_leaves_out_no_optimizer() -> None:
-    """None of those that were there at the set-up, before which there are none."""
     strategy, weights = HADPSGDStrategy(), [torch.nn.Parameter(torch.ones(1))]
     strategy.optimizers = [torch.optim.SGD(weights, 1.0) for _ in range(2)]
-    strategy._reset_optimizers()
     strategy._initial_states = (InitialState(strategy.optimizers[0]),)
     with pytest.raises(ValueError, match="longer"):
         strategy._reset_optimizers()

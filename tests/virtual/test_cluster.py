@@ -159,6 +159,29 @@ def test_a_step_that_ctrl_c_has_ended_is_made_again(mode: Any) -> None:
     assert torch.equal(whole.weights()[0], halves.weights()[0])
 
 
+@pytest.mark.parametrize(
+    ("place", "mode"),
+    [
+        ("virtual.timeline._averaged_at", {"communication": "sync"}),
+        ("mixing.super_learner.ShardGather._share_all", {"super_learner_size": 2}),
+    ],
+)
+def test_a_cluster_goes_on_after_an_error_between_steps(
+    monkeypatch: pytest.MonkeyPatch, place: str, mode: Any
+) -> None:
+    """Ctrl-C may come anywhere."""
+
+    def interrupted(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    virtual = cluster(3, **mode)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"lightning_adpsgd.{place}", interrupted)
+        with pytest.raises(ZeroDivisionError):
+            virtual.fit(batches_of, 160)
+    assert virtual.fit(batches_of, 160).samples >= 160
+
+
 def test_what_goes_on_after_ctrl_c_draws_no_random_numbers_again() -> None:
     drawn = list[float]()
 

@@ -14,9 +14,9 @@ from lightning_adpsgd.virtual.timeline import (
     Begun,
     Ended,
     Event,
+    Lockstep,
     Scenario,
     Stepped,
-    lockstep,
 )
 from tests.helpers import topologies_of
 
@@ -45,7 +45,7 @@ def steps(events: Iterable[Event]) -> Counter[int]:
 
 
 def ends(given: Scenario, num_steps: int, hidden: bool, **more: Any) -> list:
-    return list(itertools.islice(lockstep(given, WEIGHTS, hidden, **more), num_steps))
+    return list(itertools.islice(Lockstep(given, WEIGHTS, hidden, **more), num_steps))
 
 
 @pytest.mark.parametrize("number", [4, -1, 0.5, "0"])
@@ -127,7 +127,7 @@ def test_a_backward_pass_hides_all_but_the_last_bucket_of_an_allreduce() -> None
         backward=0.8,
         gradient_seconds=0.1,
     )
-    buckets = itertools.islice(lockstep(given, 5 * BUCKET_BYTES, False), 1)
+    buckets = itertools.islice(Lockstep(given, 5 * BUCKET_BYTES, False), 1)
     assert next(buckets) == pytest.approx([1.0 + 2 * 0.25 / 5 + 0.1])
 
 

@@ -47,11 +47,14 @@ def whole_checkpoint_path(
     **arguments: Any,
 ) -> Any:
     """The path that a Trainer resumes from: Lightning's choice, or an intact one."""
-    resumes = ckpt_path is None and trainer.state.fn == "fit"
-    is_asked = ckpt_path == "last" or (resumes and bool(_at_exceptions(trainer)))
+    begins = ckpt_path is None and trainer.state.fn == "fit"
+    # With this callback, Lightning takes no path for "last".
+    is_asked = ckpt_path == "last" or (
+        begins and bool(callbacks_of(trainer, OnExceptionCheckpoint))
+    )
     lasts = _last_checkpoints(trainer) if is_asked else set()
     with warnings.catch_warnings():
-        if ckpt_path == "last" and lasts:
+        if lasts:
             # Lightning does not know the files that islands save when told to end.
             warnings.filterwarnings("ignore", ".*no last checkpoint available")
         chosen = lightnings(state_fn, ckpt_path, **arguments)

@@ -94,6 +94,21 @@ def test_a_damaged_last_one_is_passed_over_by_name(tmp_path: Path) -> None:
     assert ["step=6.ckpt" in text for text in passed] == [False, True]
 
 
+def test_a_damaged_last_one_is_passed_over_where_lightning_takes_it_without_a_path(
+    tmp_path: Path,
+) -> None:
+    """As it does with `OnExceptionCheckpoint`, also if there was no exception."""
+    fit(tmp_path, 4)
+    truncate(tmp_path / "last.ckpt")
+    callbacks = [ModelCheckpoint(tmp_path), OnExceptionCheckpoint(tmp_path)]
+    options = {"max_steps": 6, "enable_checkpointing": True}
+    trainer = trainer_of(gossip(), 1, callbacks=callbacks, **options)
+    module = FirstWeights()
+    with pytest.warns(UserWarning, match=r"Skipped.*last\.ckpt"):
+        trainer.fit(module, loader(12))
+    assert module.first_step == 4
+
+
 @pytest.mark.parametrize("content", NO_CHECKPOINTS[1:5])
 def test_what_is_no_checkpoint_is_passed_over_though_its_time_is_the_newest(
     tmp_path: Path, content: bytes
