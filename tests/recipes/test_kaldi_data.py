@@ -66,7 +66,8 @@ def _speakers(data: Path, split: str) -> list[str]:
 def test_what_kaldi_writes_beside_its_tables_is_no_change_of_the_corpus(data: Path):
     assert _run(data, "prepare") == 0
     read = [path for path in data.rglob("*") if path.is_file()]
-    for name in ("train/feats.scp", "train/split2/1/feats.scp", "lang/words.txt"):
+    beside = ("local/dict/lexiconp.txt", "local/dict_larger/lexicon.txt")
+    for name in ("train/feats.scp", "split2/1/text", "lang/words.txt", *beside):
         (data / name).parent.mkdir(parents=True, exist_ok=True)
         (data / name).touch()
     assert _run(data, "prepare") == 0
@@ -76,6 +77,24 @@ def test_what_kaldi_writes_beside_its_tables_is_no_change_of_the_corpus(data: Pa
         assert _run(data, "check") == 1, path
         path.write_text(text)
     assert _run(data, "prepare") == 0
+
+
+def test_what_was_made_when_all_files_of_the_corpus_counted_is_accepted(data: Path):
+    for stage in ("check", "prepare", "lexicon"):
+        assert _run(data, stage) == 0
+        stamp = data.parent / f"run/exp/{stage}/.done"
+        content = json.loads(stamp.read_text())
+        content["fingerprint"]["settings"]["corpus"]["files"] = "digest of all"
+        content["fingerprint"]["contents"] = {"corpus": "digest of all"}
+        stamp.write_text(json.dumps(content))
+    assert _run(data, "lexicon") == 0
+
+
+def test_a_test_set_that_becomes_dev_is_a_change_of_the_corpus(data: Path):
+    (data / "local/dict/lexicon.txt").unlink()
+    assert _run(data, "prepare") == 0
+    (data / "test").rename(data / "dev")
+    assert _run(data, "prepare") == 1
 
 
 def test_a_table_below_a_link_counts_though_its_folder_has_another_name(data: Path):

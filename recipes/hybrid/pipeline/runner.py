@@ -36,6 +36,7 @@ from lightning_adpsgd.asr.corpora.discs import find_files
 from lightning_adpsgd.files import printable, write_json, written_whole
 from recipes.hybrid.pipeline.contents import (
     SOUND,
+    WHAT_IS_READ,
     Contents,
     digest_of,
     digests_in,
@@ -87,8 +88,8 @@ class Stage(NamedTuple):
             does not read.
         needs: names of stages that must be finished, and that may be made again
             without making this one out of date.
-        of_corpus: patterns of the files below the corpus that it reads beside sound;
-            empty: all files count.
+        of_corpus: function for the files of the corpus that it reads beside sound;
+            none: all files of the corpus count.
         work: glob pattern of the files from which an interrupted one continues, where
             they are hours of work; empty: it is soon begun anew.
     """
@@ -104,7 +105,7 @@ class Stage(NamedTuple):
     is_last: bool = False
     apart: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    of_corpus: tuple[str, ...] = ()
+    of_corpus: Callable[[Path], Iterable[Path]] | None = None
     work: str = ""
 
 
@@ -206,8 +207,9 @@ def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
     values = _settings_of(stage, settings)
     files = _corpus_files(stage, settings) if "corpus" in values else []
     if "corpus" in values:
-        digest = _names_and_sizes(files)
-        values["corpus"] = {"path": str(settings.corpus), "files": digest}
+        values["corpus"] = {"path": str(settings.corpus)}
+        if stage.of_corpus is None:
+            values["corpus"]["files"] = _names_and_sizes(files)
     inputs = {
         stage_in(name): _input_digest(name, stage, settings) for name in stage.inputs
     }
@@ -226,11 +228,14 @@ def _contents_of(
     digests = {
         label: found.of(path, patterns)
         for name in stage.depends
-        for label, path, patterns in read_of(attrgetter(name)(settings), name)
+        for label, path, patterns in read_of(settings, name)
         if label.partition("[")[0] not in stage.apart
     }
-    if corpus:
+    if corpus and stage.of_corpus is None:
         digests["corpus"] = found.of_files(corpus)
+    elif corpus:
+        both = f"{found.of_files(corpus)} {_names_and_sizes(corpus)}"
+        digests[f"corpus{WHAT_IS_READ}"] = digest_of(both.encode())
     found.save()
     return {label: one for label, one in digests.items() if one is not None}
 
@@ -256,19 +261,13 @@ def _corpus_files(stage: Stage, settings: Settings) -> list[Path]:
         files = find_files(settings.roots, Skipped())
     except CorpusError as error:
         raise StageError(f"--corpus: {error}") from error
-    if not stage.of_corpus:
+    if stage.of_corpus is None:
         return [file.path for file in files]
     sound = {file.path for file in files if Path(file.name).suffix in SOUND}
-    return sorted(sound | _tables(stage, settings))
-
-
-def _tables(stage: Stage, settings: Settings) -> set[Path]:
-    """What patterns find, by the names under which the stage opens it.
-
-    `find_files` may have entered a folder of several names by another one.
-    """
-    found = (settings.corpus.glob(pattern) for pattern in stage.of_corpus)
-    return {path for paths in found for path in paths if path.is_file()}
+    # By the names under which the stage opens them: `find_files` may have entered a
+    # folder of several names by another one.
+    read = {path for path in stage.of_corpus(settings.corpus) if path.is_file()}
+    return sorted(sound | read)
 
 
 def _names_and_sizes(files: Iterable[Path]) -> str:
@@ -360,19 +359,12 @@ def _check_earlier(stage: Stage, settings: Settings) -> None:
 def _refuse_changes(
     stage: Stage, stamp: Path, found: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    both = found.get("contents", {}).keys() & wanted.get("contents", {}).keys()
-    found, wanted = (
-        {**one, "contents": {name: one["contents"][name] for name in both}}
-        for one in (_read_alone(stage, found, wanted), wanted)
-    )
-    if found == wanted:
-        return
-    changes = "; ".join(_differences(found, wanted))
-    raise StageError(
-        f"stage `{stage.name}` in {stamp.parent} was made with other settings or "
-        f"inputs: {changes}",
-        f". Run it again with {_again(stage)}, or choose another --out",
-    )
+    if changes := "; ".join(_differences(_read_alone(found, wanted), wanted)):
+        raise StageError(
+            f"stage `{stage.name}` in {stamp.parent} was made with other settings or "
+            f"inputs: {changes}",
+            f". Run it again with {_again(stage)}, or choose another --out",
+        )
 
 
 def _again(stage: Stage) -> str:
@@ -385,26 +377,30 @@ def _again(stage: Stage) -> str:
     )
 
 
-def _read_alone(
-    stage: Stage, found: dict[str, Any], wanted: dict[str, Any]
-) -> dict[str, Any]:
-    """Without what the stage depended on in an earlier version, and does no more."""
-    inputs = {k: v for k, v in found["inputs"].items() if k in wanted["inputs"]}
+def _read_alone(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Without what the stage depended on in an earlier version, and does no more.
+
+    Files without a digest then are taken for those of now.
+    """
     of_settings = {
-        group: _besides(f"{group}.", values, stage)
+        group: _known_to(wanted["settings"].get(group), values)
         for group, values in found["settings"].items()
     }
-    found = {**found, "inputs": inputs, "settings": of_settings}
-    if contents := _besides("", found.pop("contents", {}), stage):
-        found["contents"] = contents
-    return found
+    alone = {
+        "settings": of_settings,
+        "inputs": _known_to(wanted["inputs"], found["inputs"]),
+    }
+    if "contents" in wanted:
+        now = wanted["contents"]
+        alone["contents"] = now | _known_to(now, found.get("contents", {}))
+    return alone
 
 
-def _besides(prefix: str, values: Any, stage: Stage) -> Any:
-    """The values of a group without those that the stage does not read."""
-    if not isinstance(values, dict):
+def _known_to(wanted: Any, values: Any) -> Any:
+    """The values of a group without those that it no longer has."""
+    if not isinstance(values, dict) or not isinstance(wanted, dict):
         return values
-    return {k: v for k, v in values.items() if prefix + k not in stage.apart}
+    return {name: value for name, value in values.items() if name in wanted}
 
 
 def _differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
@@ -487,7 +483,7 @@ def _refuse_to_lose(stage: Stage, partial: Path, fingerprint: dict[str, Any]) ->
     Raises:
         StageError: It has; names what is different.
     """
-    found = _claimed(stage, partial, fingerprint)
+    found = _claimed(partial, fingerprint)
     if found is None or not _has_work(stage, partial):
         return
     if changes := "; ".join(_differences(found, fingerprint)):
@@ -505,7 +501,7 @@ def _has_work(stage: Stage, partial: Path) -> bool:
 
 
 def _claim(stage: Stage, partial: Path, fingerprint: dict[str, Any]) -> None:
-    if partial.exists() and _claimed(stage, partial, fingerprint) != fingerprint:
+    if partial.exists() and _claimed(partial, fingerprint) != fingerprint:
         shutil.rmtree(partial)  # left by an attempt with other settings or inputs
     partial.mkdir(exist_ok=True)
     # Whole even on a full disk: without it, the next attempt removes the work.
@@ -513,13 +509,11 @@ def _claim(stage: Stage, partial: Path, fingerprint: dict[str, Any]) -> None:
         file.write(json.dumps(fingerprint, sort_keys=True))
 
 
-def _claimed(
-    stage: Stage, partial: Path, wanted: dict[str, Any]
-) -> dict[str, Any] | None:
+def _claimed(partial: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
     """The fingerprint of an interrupted attempt, of what the stage depends on now."""
     try:
         found = json.loads((partial / _CLAIM).read_text())
-        return _read_alone(stage, found, wanted)
+        return _read_alone(found, wanted)
     except (OSError, ValueError):  # none, or cut short
         return None
 

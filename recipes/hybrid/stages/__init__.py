@@ -10,9 +10,10 @@ settings choose (`Settings.stage_of`).
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from lightning_adpsgd.asr.kaldi.lexicon import SILENCES, find_lexicon
 from recipes.hybrid.pipeline.runner import Stage, Together
 from recipes.hybrid.pipeline.settings import Settings
 
@@ -218,7 +219,9 @@ _OF_A_LAYOUT = ("check", "prepare", "lexicon")
 
 
 def _with_layout(
-    module: str, of_corpus: tuple[str, ...] = (), **editions: str
+    module: str,
+    of_corpus: Callable[[Path], Iterable[Path]] | None = None,
+    **editions: str,
 ) -> tuple[Stage, ...]:
     """The stages, with those that a module has for another layout replaced.
 
@@ -243,13 +246,16 @@ LIBRISPEECH = _with_layout("librispeech")
 """The stages for a corpus in LibriSpeech's layout."""
 
 _TABLES = ("wav.scp", "text", "utt2spk", "segments", "reco2file_and_channel")
-_DICTIONARIES = ("lexicon.txt", "lexiconp.txt", "silence_phones.txt")
+
+
+def _read_of_kaldis(corpus: Path) -> Iterator[Path]:
+    for split in ("train", "dev", "test"):
+        yield from (corpus / split / name for name in _TABLES)
+    if (lexicon := find_lexicon(corpus)) is not None:
+        yield from (lexicon, lexicon.with_name(SILENCES))
+
+
 KALDI_DATA = _with_layout(
-    "kaldi_data",
-    (
-        *(f"{split}/{name}" for split in ("train", "dev", "test") for name in _TABLES),
-        *(f"local/dict*/{name}" for name in _DICTIONARIES),
-    ),
-    lexicon="phones as they are written",
+    "kaldi_data", _read_of_kaldis, lexicon="phones as they are written"
 )
 """The stages for data directories of Kaldi's."""
