@@ -362,8 +362,10 @@ def frame_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     Returns:
         A scalar; 0 if no frame counts.
     """
+    # The sum of a batch has two digits in bfloat16.
+    precise = torch.promote_types(logits.dtype, torch.float32)
     total = functional.cross_entropy(
-        logits.flatten(0, 1),
+        logits.flatten(0, 1).to(precise),
         labels.flatten(),
         ignore_index=IGNORE,
         reduction="sum",

@@ -76,6 +76,13 @@ def test_a_batch_without_a_counted_frame_has_loss_zero():
     assert frame_cross_entropy(torch.randn(2, 5, STATES), labels).item() == 0
 
 
+def test_the_loss_of_logits_in_bfloat16_is_as_exact_as_they_are():
+    logits = torch.randn(64, 21, STATES, generator=torch.Generator().manual_seed(0))
+    logits, labels = logits.bfloat16(), torch.ones(64, 21).long()
+    expected = frame_cross_entropy(logits.float(), labels).item()
+    assert frame_cross_entropy(logits, labels).item() == pytest.approx(expected)
+
+
 def test_training_learns_what_the_frames_say():
     seed_everything(1)
     model = small_model()
