@@ -157,6 +157,11 @@ class AcousticModel(LightningModule):
         return loss
 
     @override
+    def on_validation_epoch_start(self) -> None:
+        """Keeps sums in 32 bits, which `precision="bf16-true"` converts as weights."""
+        self.val_loss.set_dtype(torch.float32)
+
+    @override
     def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
         """Adds a batch to `val_loss` and `val_accuracy`, means over all frames."""
         logits, labels = self._evaluate(batch)

@@ -333,6 +333,18 @@ def test_weights_of_other_precisions_train_and_evaluate(precision: Any):
     assert bool(model.log_likelihoods(frames).isfinite().all())
 
 
+def test_a_validation_in_bfloat16_is_the_mean_of_all_batches():
+    torch.manual_seed(0)
+    model, loader = small_model(), DataLoader(learnable_batches(100), batch_size=2)
+    trainer = quiet_trainer(precision="bf16-true")
+    trainer.validate(model, loader, verbose=False)
+    losses = [frame_cross_entropy(*model._evaluate(batch)).item() for batch in loader]
+    expected = sum(losses) / len(losses)
+    assert trainer.callback_metrics["val_loss"].item() == pytest.approx(
+        expected, rel=2e-3
+    )
+
+
 @pytest.mark.parametrize("name", ["max_warp", "max_stretch"])
 def test_a_stretch_of_the_whole_axis_is_refused(name: str):
     with pytest.raises(ValueError, match=rf"`{name}` must lie in \[0, 1\), got 1"):
