@@ -157,15 +157,13 @@ class AcousticModel(LightningModule):
         return loss
 
     @override
-    def on_validation_epoch_start(self) -> None:
-        """Keeps sums in 32 bits, which `precision="bf16-true"` converts as weights."""
-        self.val_loss.set_dtype(torch.float32)
-
-    @override
     def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
         """Adds a batch to `val_loss` and `val_accuracy`, means over all frames."""
         logits, labels = self._evaluate(batch)
         counted = (labels != IGNORE).sum()
+        # `precision="bf16-true"` rounds the sums as weights, and Lightning's log makes
+        # the metric round each later batch: it moves it, with bfloat16 as the default.
+        self.val_loss.set_dtype(torch.float32)
         self.val_loss.update(frame_cross_entropy(logits, labels), weight=counted)
         self.val_accuracy.update(logits.argmax(-1).flatten(), labels.flatten())
         self.log("val_loss", self.val_loss, prog_bar=True)
