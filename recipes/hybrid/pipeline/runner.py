@@ -205,8 +205,8 @@ def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
         StageError: A stage that it reads is not finished.
     """
     values = _settings_of(stage, settings)
-    files = _corpus_files(stage, settings) if "corpus" in values else []
-    if "corpus" in values:
+    files = _corpus_files(stage, settings) if "corpus" in values else None
+    if files is not None:
         values["corpus"] = {"path": str(settings.corpus)}
         if stage.of_corpus is None:
             values["corpus"]["files"] = _names_and_sizes(files)
@@ -220,9 +220,12 @@ def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
 
 
 def _contents_of(
-    stage: Stage, settings: Settings, corpus: Sequence[Path]
+    stage: Stage, settings: Settings, corpus: Sequence[Path] | None
 ) -> dict[str, str]:
-    """Digests of the corpus, and of the files that settings name, if they are there."""
+    """Digests of the corpus, if it counts, and of the files that settings name.
+
+    A corpus without files has one, too: the first file may be added later.
+    """
     crew = settings.crew
     found = Contents(settings.out / "exp" / _CONTENTS, crew.leads)
     digests = {
@@ -231,9 +234,9 @@ def _contents_of(
         for label, path, patterns in read_of(settings, name)
         if label.partition("[")[0] not in stage.apart
     }
-    if corpus and stage.of_corpus is None:
+    if corpus is not None and stage.of_corpus is None:
         digests["corpus"] = found.of_files(corpus)
-    elif corpus:
+    elif corpus is not None:
         both = f"{found.of_files(corpus)} {_names_and_sizes(corpus)}"
         digests[f"corpus{WHAT_IS_READ}"] = digest_of(both.encode())
     found.save()
@@ -314,17 +317,20 @@ def _is_finished(stage: Stage, settings: Settings, wanted: dict[str, Any]) -> bo
     if not stamp.exists():
         return False
     content = json.loads(stamp.read_text())
-    if _OUTPUTS not in content:
-        stage = _as_before(stage)
-        wanted = fingerprint_of(stage, settings)
+    if (before := _as_before(stage, content)) != stage:
+        wanted = fingerprint_of(before, settings)
     _refuse_changes(stage, stamp, content["fingerprint"], wanted)
     return True
 
 
-def _as_before(stage: Stage) -> Stage:
-    """The stage as stamps of earlier versions know it: it reads groups as a whole."""
-    groups = tuple(name for name in stage.depends if "." not in name)
-    return stage._replace(depends=groups, apart=())
+def _as_before(stage: Stage, stamp: dict[str, Any]) -> Stage:
+    """The stage as a stamp of an earlier version knows it."""
+    if _OUTPUTS not in stamp:  # it read groups as a whole
+        groups = tuple(name for name in stage.depends if "." not in name)
+        stage = stage._replace(depends=groups, apart=())
+    if "files" in stamp["fingerprint"]["settings"].get("corpus", {}):
+        stage = stage._replace(of_corpus=None)
+    return stage
 
 
 def _check_earlier(stage: Stage, settings: Settings) -> None:
@@ -336,9 +342,7 @@ def _check_earlier(stage: Stage, settings: Settings) -> None:
     if not stamp.exists():
         return
     content = json.loads(stamp.read_text())
-    found = content["fingerprint"]
-    if _OUTPUTS not in content:
-        stage = _as_before(stage)
+    found, stage = content["fingerprint"], _as_before(stage, content)
     wanted = {
         "settings": {**_settings_of(stage, settings), "corpus": None},
         "inputs": {
@@ -346,7 +350,7 @@ def _check_earlier(stage: Stage, settings: Settings) -> None:
             for name in stage.inputs
             if (settings.directory(stage_in(name)) / STAMP).exists()
         },
-        "contents": _contents_of(stage, settings, []),
+        "contents": _contents_of(stage, settings, None),
     }
     comparable = {
         "settings": {**found["settings"], "corpus": None},
