@@ -161,6 +161,9 @@ class AcousticModel(LightningModule):
         """Adds a batch to `val_loss` and `val_accuracy`, means over all frames."""
         logits, labels = self._evaluate(batch)
         counted = (labels != IGNORE).sum()
+        # `precision="bf16-true"` rounds the sums as weights, and Lightning's log makes
+        # the metric round each later batch: it moves it, with bfloat16 as the default.
+        self.val_loss.set_dtype(torch.float32)
         self.val_loss.update(frame_cross_entropy(logits, labels), weight=counted)
         self.val_accuracy.update(logits.argmax(-1).flatten(), labels.flatten())
         self.log("val_loss", self.val_loss, prog_bar=True)
@@ -362,8 +365,10 @@ def frame_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     Returns:
         A scalar; 0 if no frame counts.
     """
+    # The sum of a batch has two digits in bfloat16.
+    precise = torch.promote_types(logits.dtype, torch.float32)
     total = functional.cross_entropy(
-        logits.flatten(0, 1),
+        logits.flatten(0, 1).to(precise),
         labels.flatten(),
         ignore_index=IGNORE,
         reduction="sum",

@@ -76,6 +76,13 @@ def test_a_batch_without_a_counted_frame_has_loss_zero():
     assert frame_cross_entropy(torch.randn(2, 5, STATES), labels).item() == 0
 
 
+def test_the_loss_of_logits_in_bfloat16_is_as_exact_as_they_are():
+    logits = torch.randn(64, 21, STATES, generator=torch.Generator().manual_seed(0))
+    logits, labels = logits.bfloat16(), torch.ones(64, 21).long()
+    expected = frame_cross_entropy(logits.float(), labels).item()
+    assert frame_cross_entropy(logits, labels).item() == pytest.approx(expected)
+
+
 def test_training_learns_what_the_frames_say():
     seed_everything(1)
     model = small_model()
@@ -324,6 +331,21 @@ def test_weights_of_other_precisions_train_and_evaluate(precision: Any):
     trainer.fit(model, loader, loader)
     assert math.isfinite(trainer.callback_metrics["val_loss"].item())
     assert bool(model.log_likelihoods(frames).isfinite().all())
+
+
+def test_a_validation_in_bfloat16_is_the_mean_of_all_batches():
+    torch.manual_seed(0)
+    model, loader = small_model(), DataLoader(learnable_batches(100), batch_size=2)
+    trainer = quiet_trainer(precision="bf16-true")
+    trainer.validate(model, loader, verbose=False)
+    losses = [
+        frame_cross_entropy(*model._evaluate((frames.bfloat16(), labels))).item()
+        for frames, labels in loader
+    ]
+    expected = sum(losses) / len(losses)
+    assert trainer.callback_metrics["val_loss"].item() == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", ["max_warp", "max_stretch"])

@@ -10,7 +10,8 @@ import soundfile
 from lightning_adpsgd.asr.corpora.corpus import read_utterances
 from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.language.lexicon import Lexicon, read_lexicon
-from recipes.kaldi.__main__ import main
+from recipes.kaldi import __main__ as kaldi
+from recipes.kaldi.__main__ import RECIPE, main
 from tests.asr.kaldi_files import write_experiment
 from tests.asr.tiny import write_sphere
 from tests.pages.blocks import programs
@@ -64,18 +65,50 @@ def _speakers(data: Path, split: str) -> list[str]:
 
 
 def test_what_kaldi_writes_beside_its_tables_is_no_change_of_the_corpus(data: Path):
-    assert _run(data, "prepare") == 0
+    assert _run(data, "lexicon") == 0
     read = [path for path in data.rglob("*") if path.is_file()]
-    for name in ("train/feats.scp", "train/split2/1/feats.scp", "lang/words.txt"):
+    beside = ("local/dict/lexiconp.txt", "local/dict_larger/lexicon.txt")
+    for name in ("train/feats.scp", "split2/1/text", "lang/words.txt", *beside):
         (data / name).parent.mkdir(parents=True, exist_ok=True)
         (data / name).touch()
-    assert _run(data, "prepare") == 0
+    assert _run(data, "lexicon") == 0
     for path in read:
         text = path.read_text()
         path.write_text(text + " ")
-        assert _run(data, "check") == 1, path
+        is_table = path.name != "lexicon.txt"
+        assert _run(data, "prepare") == is_table, path  # features and labels stay valid
+        assert _run(data, "lexicon") == 1, path
         path.write_text(text)
+    assert _run(data, "lexicon") == 0
+
+
+def test_what_was_made_when_all_files_of_the_corpus_counted_is_compared_by_all(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+):
+    before = [stage._replace(of_corpus=None) for stage in RECIPE.stages]
+    with monkeypatch.context() as patch:
+        patch.setattr(kaldi, "RECIPE", RECIPE._replace(stages=before))
+        assert _run(data, "lexicon") == 0
+    assert _run(data, "lexicon") == 0
+    text = data / "test/text"
+    text.write_text(text.read_text() + " ")
+    assert _run(data, "check") == 1
+
+
+def test_a_dictionary_that_is_taken_away_is_a_change_though_no_sound_is_there(
+    data: Path,
+):
+    assert _run(data, "lexicon") == 0
+    (data / "local/dict/lexicon.txt").unlink()
     assert _run(data, "prepare") == 0
+    assert _run(data, "lexicon") == 1
+
+
+def test_a_test_set_that_becomes_dev_is_a_change_of_the_corpus(data: Path):
+    (data / "local/dict/lexicon.txt").unlink()
+    assert _run(data, "prepare") == 0
+    (data / "test").rename(data / "dev")
+    assert _run(data, "prepare") == 1
 
 
 def test_a_table_below_a_link_counts_though_its_folder_has_another_name(data: Path):

@@ -511,18 +511,49 @@ def of_kaldi(settings: Settings, tmp_path: Path) -> Settings:
     return override(settings, f"kaldi.experiment={tmp_path}/tri4")
 
 
-def test_a_graph_of_the_experiment_counts_unless_another_is_given(
+def test_another_graph_of_the_experiment_changes_the_search_and_no_labels(
     of_kaldi: Settings, tmp_path: Path
 ):
-    [stage] = [stage for stage in STAGES if stage.name == "kaldi"]
+    labels, search = (
+        [stage._replace(run=lambda *_: None, inputs=())]
+        for name in ("kaldi", "graph")
+        for stage in STAGES
+        if stage.name == name
+    )
+    run_stages(of_kaldi, [*labels, *search])
+    _edit(tmp_path / "tri4/graph/HCLG.fst", "dos\n")
+    run_stages(of_kaldi, labels)
+    with pytest.raises(StageError, match=r"`graph`.*contents\.kaldi\.graph"):
+        run_stages(of_kaldi, search)
+
+
+def test_a_graph_of_the_experiment_does_not_count_where_another_is_given(
+    of_kaldi: Settings, tmp_path: Path
+):
+    [stage] = [stage for stage in STAGES if stage.name == "graph"]
     stages = [stage._replace(run=lambda *_: None, inputs=())]
     other = override(of_kaldi, f"kaldi.graph={tmp_path}/graph")
-    run_stages(of_kaldi, stages)
     run_stages(other, stages)
     _edit(tmp_path / "tri4/graph/HCLG.fst", "dos\n")
     run_stages(other, stages)
-    with pytest.raises(StageError, match=r"kaldi\.experiment \(graphs\) was \w+"):
-        run_stages(of_kaldi, stages)
+
+
+def test_what_was_interrupted_with_the_digest_of_a_whole_folder_goes_on(
+    of_kaldi: Settings,
+):
+    def run(_: Settings, output: Path) -> None:
+        (output / "work").write_text("hours of it")
+        raise OSError("interrupted")
+
+    stage = Stage("adapt", "a", run, depends=("kaldi",), work="work")
+    with pytest.raises(OSError, match="interrupted"):
+        run_stages(of_kaldi, [stage])
+    claim = of_kaldi.out / "exp/.adapt.partial/.fingerprint"
+    content = json.loads(claim.read_text())
+    content["contents"] = {"kaldi.experiment": "of all files"}
+    claim.write_text(json.dumps(content))
+    run_stages(of_kaldi, [stage._replace(run=lambda *_: None)])
+    assert (of_kaldi.directory("adapt") / "work").exists()
 
 
 def test_a_stamp_with_the_digest_of_a_whole_folder_of_kaldis_is_accepted(

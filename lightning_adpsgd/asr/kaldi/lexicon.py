@@ -21,7 +21,7 @@ from lightning_adpsgd.asr.language.lexicon import (
 _FOLDERS = ("dict", "dict_nosp")
 _WITH_PROBABILITIES = "lexiconp.txt"
 _FILES = ("lexicon.txt", _WITH_PROBABILITIES)
-_SILENCES = "silence_phones.txt"
+SILENCES = "silence_phones.txt"
 _CAPITALS = {phone.upper(): phone for phone in SILENCE_PHONES}
 
 
@@ -58,7 +58,7 @@ def read_lexicon(path: Path, skipped: Skipped) -> KaldiLexicon:
         CorpusError: The file cannot be read or holds no pronunciation, a probability is
             none, or a phone has the name of a silence and is none.
     """
-    listed = _listed(path.with_name(_SILENCES))
+    listed = _listed(path.with_name(SILENCES))
     found: dict[str, dict[Pronunciation, None]] = {}
     for number, word, phones in _entries(path, skipped):
         said = tuple(_CAPITALS.get(phone, phone) for phone in phones)
@@ -85,7 +85,7 @@ def _listed(path: Path) -> frozenset[str] | None:
 def _no_silence(phone: str) -> str:
     names = ", ".join(SILENCE_PHONES)
     return (
-        f"the phone {phone!r} has the name of a silence ({names}), but {_SILENCES} "
+        f"the phone {phone!r} has the name of a silence ({names}), but {SILENCES} "
         "does not list it; give it another name, or list it there"
     )
 

@@ -14,12 +14,14 @@ import json
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.corpora.discs import find_files
 from lightning_adpsgd.files import write_json
+from recipes.hybrid.pipeline.settings import Settings
 
 MOST_WHOLE = 64 << 20
 _BLOCK, _NUM_BLOCKS = 4096, 8
@@ -31,20 +33,19 @@ SOUND = frozenset(
     )
 )
 _IN_BLOCKS = SOUND | {".ark", ".npy"}
-# Of folders into which Kaldi's programs write other things, too: what is read, by what
-# is added to the label, which was that of all files of the folder before.
-_ALONE, _GRAPHS = " (what is read)", " (graphs)"
+# Of folders into which Kaldi's programs write other things, too: what is read.
 _READ = {
-    "kaldi.experiment": {
-        _ALONE: ("final.mdl", "ali.*", "num_jobs", "cmvn_opts"),
-        _GRAPHS: (
-            *("graph*/HCLG.fst", "graph*/words.txt", "graph*/num_pdfs"),
-            "graph*/phones/*.int",
-        ),
-    },
-    "kaldi.more_alignments": {_ALONE: ("ali.*", "num_jobs")},
-    "kaldi.data": {_ALONE: ("segments", "reco2file_and_channel")},
+    "kaldi.experiment": ("final.mdl", "ali.*", "num_jobs", "cmvn_opts"),
+    "kaldi.more_alignments": ("ali.*", "num_jobs"),
+    "kaldi.data": ("segments", "reco2file_and_channel"),
 }
+_GRAPHS = (
+    *("graph*/HCLG.fst", "graph*/words.txt", "graph*/num_pdfs"),
+    "graph*/phones/*.int",
+)
+WHAT_IS_READ = " (what is read)"
+"""Ends a label whose like without it was that of all files of the folder."""
+
 # A file may change twice within what its clock tells apart, as on FAT.
 _CLOCK_NS = 3 * 10**9
 
@@ -154,17 +155,20 @@ def _digest(path: Path, size: int, whole: bool) -> str:
         return sums.hexdigest()[:_LENGTH]
 
 
-def read_of(group: Any, name: str) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
-    """The paths in a group of settings, and what is read of them.
+def read_of(
+    settings: Settings, name: str
+) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
+    """The paths in a setting or a group of settings, and what is read of them.
 
     Yields:
         A label; the path; patterns of what is read of a folder, empty: all.
     """
+    group, experiment = attrgetter(name)(settings), settings.kaldi.experiment
+    if name == "kaldi.graph" and group is None and experiment is not None:
+        yield f"{name} (the experiment's)", experiment, _GRAPHS
     for label, path in _paths_of(group, name):
-        setting = label.partition("[")[0]
-        for part, patterns in _READ.get(setting, {"": ()}).items():
-            if part != _GRAPHS or group.graph is None:
-                yield label + part, path, patterns
+        patterns = _READ.get(label.partition("[")[0], ())
+        yield label + (WHAT_IS_READ if patterns else ""), path, patterns
 
 
 def _paths_of(group: Any, name: str) -> Iterator[tuple[str, Path]]:

@@ -36,6 +36,7 @@ from lightning_adpsgd.asr.corpora.discs import find_files
 from lightning_adpsgd.files import printable, write_json, written_whole
 from recipes.hybrid.pipeline.contents import (
     SOUND,
+    WHAT_IS_READ,
     Contents,
     digest_of,
     digests_in,
@@ -87,8 +88,8 @@ class Stage(NamedTuple):
             does not read.
         needs: names of stages that must be finished, and that may be made again
             without making this one out of date.
-        of_corpus: patterns of the files below the corpus that it reads beside sound;
-            empty: all files count.
+        of_corpus: function for the files of the corpus that it reads beside sound;
+            none: all files of the corpus count.
         work: glob pattern of the files from which an interrupted one continues, where
             they are hours of work; empty: it is soon begun anew.
     """
@@ -104,7 +105,7 @@ class Stage(NamedTuple):
     is_last: bool = False
     apart: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    of_corpus: tuple[str, ...] = ()
+    of_corpus: Callable[[Path], Iterable[Path]] | None = None
     work: str = ""
 
 
@@ -204,10 +205,11 @@ def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
         StageError: A stage that it reads is not finished.
     """
     values = _settings_of(stage, settings)
-    files = _corpus_files(stage, settings) if "corpus" in values else []
-    if "corpus" in values:
-        digest = _names_and_sizes(files)
-        values["corpus"] = {"path": str(settings.corpus), "files": digest}
+    files = _corpus_files(stage, settings) if "corpus" in values else None
+    if files is not None:
+        values["corpus"] = {"path": str(settings.corpus)}
+        if stage.of_corpus is None:
+            values["corpus"]["files"] = _names_and_sizes(files)
     inputs = {
         stage_in(name): _input_digest(name, stage, settings) for name in stage.inputs
     }
@@ -218,19 +220,25 @@ def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
 
 
 def _contents_of(
-    stage: Stage, settings: Settings, corpus: Sequence[Path]
+    stage: Stage, settings: Settings, corpus: Sequence[Path] | None
 ) -> dict[str, str]:
-    """Digests of the corpus, and of the files that settings name, if they are there."""
+    """Digests of the corpus, if it counts, and of the files that settings name.
+
+    A corpus without files has one, too: the first file may be added later.
+    """
     crew = settings.crew
     found = Contents(settings.out / "exp" / _CONTENTS, crew.leads)
     digests = {
         label: found.of(path, patterns)
         for name in stage.depends
-        for label, path, patterns in read_of(attrgetter(name)(settings), name)
+        for label, path, patterns in read_of(settings, name)
         if label.partition("[")[0] not in stage.apart
     }
-    if corpus:
+    if corpus is not None and stage.of_corpus is None:
         digests["corpus"] = found.of_files(corpus)
+    elif corpus is not None:
+        both = f"{found.of_files(corpus)} {_names_and_sizes(corpus)}"
+        digests[f"corpus{WHAT_IS_READ}"] = digest_of(both.encode())
     found.save()
     return {label: one for label, one in digests.items() if one is not None}
 
@@ -256,19 +264,13 @@ def _corpus_files(stage: Stage, settings: Settings) -> list[Path]:
         files = find_files(settings.roots, Skipped())
     except CorpusError as error:
         raise StageError(f"--corpus: {error}") from error
-    if not stage.of_corpus:
+    if stage.of_corpus is None:
         return [file.path for file in files]
     sound = {file.path for file in files if Path(file.name).suffix in SOUND}
-    return sorted(sound | _tables(stage, settings))
-
-
-def _tables(stage: Stage, settings: Settings) -> set[Path]:
-    """What patterns find, by the names under which the stage opens it.
-
-    `find_files` may have entered a folder of several names by another one.
-    """
-    found = (settings.corpus.glob(pattern) for pattern in stage.of_corpus)
-    return {path for paths in found for path in paths if path.is_file()}
+    # By the names under which the stage opens them: `find_files` may have entered a
+    # folder of several names by another one.
+    read = {path for path in stage.of_corpus(settings.corpus) if path.is_file()}
+    return sorted(sound | read)
 
 
 def _names_and_sizes(files: Iterable[Path]) -> str:
@@ -315,17 +317,20 @@ def _is_finished(stage: Stage, settings: Settings, wanted: dict[str, Any]) -> bo
     if not stamp.exists():
         return False
     content = json.loads(stamp.read_text())
-    if _OUTPUTS not in content:
-        stage = _as_before(stage)
-        wanted = fingerprint_of(stage, settings)
+    if (before := _as_before(stage, content)) != stage:
+        wanted = fingerprint_of(before, settings)
     _refuse_changes(stage, stamp, content["fingerprint"], wanted)
     return True
 
 
-def _as_before(stage: Stage) -> Stage:
-    """The stage as stamps of earlier versions know it: it reads groups as a whole."""
-    groups = tuple(name for name in stage.depends if "." not in name)
-    return stage._replace(depends=groups, apart=())
+def _as_before(stage: Stage, stamp: dict[str, Any]) -> Stage:
+    """The stage as a stamp of an earlier version knows it."""
+    if _OUTPUTS not in stamp:  # it read groups as a whole
+        groups = tuple(name for name in stage.depends if "." not in name)
+        stage = stage._replace(depends=groups, apart=())
+    if "files" in stamp["fingerprint"]["settings"].get("corpus", {}):
+        stage = stage._replace(of_corpus=None)
+    return stage
 
 
 def _check_earlier(stage: Stage, settings: Settings) -> None:
@@ -337,9 +342,7 @@ def _check_earlier(stage: Stage, settings: Settings) -> None:
     if not stamp.exists():
         return
     content = json.loads(stamp.read_text())
-    found = content["fingerprint"]
-    if _OUTPUTS not in content:
-        stage = _as_before(stage)
+    found, stage = content["fingerprint"], _as_before(stage, content)
     wanted = {
         "settings": {**_settings_of(stage, settings), "corpus": None},
         "inputs": {
@@ -347,7 +350,7 @@ def _check_earlier(stage: Stage, settings: Settings) -> None:
             for name in stage.inputs
             if (settings.directory(stage_in(name)) / STAMP).exists()
         },
-        "contents": _contents_of(stage, settings, []),
+        "contents": _contents_of(stage, settings, None),
     }
     comparable = {
         "settings": {**found["settings"], "corpus": None},
@@ -360,19 +363,12 @@ def _check_earlier(stage: Stage, settings: Settings) -> None:
 def _refuse_changes(
     stage: Stage, stamp: Path, found: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    both = found.get("contents", {}).keys() & wanted.get("contents", {}).keys()
-    found, wanted = (
-        {**one, "contents": {name: one["contents"][name] for name in both}}
-        for one in (_read_alone(stage, found, wanted), wanted)
-    )
-    if found == wanted:
-        return
-    changes = "; ".join(_differences(found, wanted))
-    raise StageError(
-        f"stage `{stage.name}` in {stamp.parent} was made with other settings or "
-        f"inputs: {changes}",
-        f". Run it again with {_again(stage)}, or choose another --out",
-    )
+    if changes := "; ".join(_differences(_read_alone(found, wanted), wanted)):
+        raise StageError(
+            f"stage `{stage.name}` in {stamp.parent} was made with other settings or "
+            f"inputs: {changes}",
+            f". Run it again with {_again(stage)}, or choose another --out",
+        )
 
 
 def _again(stage: Stage) -> str:
@@ -385,26 +381,30 @@ def _again(stage: Stage) -> str:
     )
 
 
-def _read_alone(
-    stage: Stage, found: dict[str, Any], wanted: dict[str, Any]
-) -> dict[str, Any]:
-    """Without what the stage depended on in an earlier version, and does no more."""
-    inputs = {k: v for k, v in found["inputs"].items() if k in wanted["inputs"]}
+def _read_alone(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Without what the stage depended on in an earlier version, and does no more.
+
+    Files without a digest then are taken for those of now.
+    """
     of_settings = {
-        group: _besides(f"{group}.", values, stage)
+        group: _known_to(wanted["settings"].get(group), values)
         for group, values in found["settings"].items()
     }
-    found = {**found, "inputs": inputs, "settings": of_settings}
-    if contents := _besides("", found.pop("contents", {}), stage):
-        found["contents"] = contents
-    return found
+    alone = {
+        "settings": of_settings,
+        "inputs": _known_to(wanted["inputs"], found["inputs"]),
+    }
+    if "contents" in wanted:
+        now = wanted["contents"]
+        alone["contents"] = now | _known_to(now, found.get("contents", {}))
+    return alone
 
 
-def _besides(prefix: str, values: Any, stage: Stage) -> Any:
-    """The values of a group without those that the stage does not read."""
-    if not isinstance(values, dict):
+def _known_to(wanted: Any, values: Any) -> Any:
+    """The values of a group without those that it no longer has."""
+    if not isinstance(values, dict) or not isinstance(wanted, dict):
         return values
-    return {k: v for k, v in values.items() if prefix + k not in stage.apart}
+    return {name: value for name, value in values.items() if name in wanted}
 
 
 def _differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
@@ -487,7 +487,7 @@ def _refuse_to_lose(stage: Stage, partial: Path, fingerprint: dict[str, Any]) ->
     Raises:
         StageError: It has; names what is different.
     """
-    found = _claimed(stage, partial, fingerprint)
+    found = _claimed(partial, fingerprint)
     if found is None or not _has_work(stage, partial):
         return
     if changes := "; ".join(_differences(found, fingerprint)):
@@ -505,7 +505,7 @@ def _has_work(stage: Stage, partial: Path) -> bool:
 
 
 def _claim(stage: Stage, partial: Path, fingerprint: dict[str, Any]) -> None:
-    if partial.exists() and _claimed(stage, partial, fingerprint) != fingerprint:
+    if partial.exists() and _claimed(partial, fingerprint) != fingerprint:
         shutil.rmtree(partial)  # left by an attempt with other settings or inputs
     partial.mkdir(exist_ok=True)
     # Whole even on a full disk: without it, the next attempt removes the work.
@@ -513,13 +513,11 @@ def _claim(stage: Stage, partial: Path, fingerprint: dict[str, Any]) -> None:
         file.write(json.dumps(fingerprint, sort_keys=True))
 
 
-def _claimed(
-    stage: Stage, partial: Path, wanted: dict[str, Any]
-) -> dict[str, Any] | None:
+def _claimed(partial: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
     """The fingerprint of an interrupted attempt, of what the stage depends on now."""
     try:
         found = json.loads((partial / _CLAIM).read_text())
-        return _read_alone(stage, found, wanted)
+        return _read_alone(found, wanted)
     except (OSError, ValueError):  # none, or cut short
         return None
 

@@ -10,9 +10,11 @@ settings choose (`Settings.stage_of`).
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
+from lightning_adpsgd.asr.kaldi.lexicon import SILENCES, find_lexicon
 from recipes.hybrid.pipeline.runner import Stage, Together
 from recipes.hybrid.pipeline.settings import Settings
 
@@ -218,20 +220,22 @@ _OF_A_LAYOUT = ("check", "prepare", "lexicon")
 
 
 def _with_layout(
-    module: str, of_corpus: tuple[str, ...] = (), **editions: str
+    module: str,
+    of_corpus: Mapping[str, Callable[[Path], Iterable[Path]]] = MappingProxyType({}),
+    **editions: str,
 ) -> tuple[Stage, ...]:
     """The stages, with those that a module has for another layout replaced.
 
     Args:
         module: name of the module.
-        of_corpus: what they read of the corpus beside sound, as `Stage` has it.
+        of_corpus: what they read of the corpus, as `Stage` has it, by name.
         editions: editions of its stages, by name.
     """
     return tuple(
         stage._replace(
             run=_function(module, stage.name),
             edition=editions.get(stage.name, ""),
-            of_corpus=of_corpus,
+            of_corpus=of_corpus.get(stage.name),
         )
         if stage.name in _OF_A_LAYOUT
         else stage
@@ -243,13 +247,22 @@ LIBRISPEECH = _with_layout("librispeech")
 """The stages for a corpus in LibriSpeech's layout."""
 
 _TABLES = ("wav.scp", "text", "utt2spk", "segments", "reco2file_and_channel")
-_DICTIONARIES = ("lexicon.txt", "lexiconp.txt", "silence_phones.txt")
+
+
+def _tables(corpus: Path) -> list[Path]:
+    splits = ("train", "dev", "test")
+    return [corpus / split / name for split in splits for name in _TABLES]
+
+
+def _dictionary(corpus: Path) -> list[Path]:
+    found = find_lexicon(corpus)
+    return [] if found is None else [found, found.with_name(SILENCES)]
+
+
 KALDI_DATA = _with_layout(
     "kaldi_data",
-    (
-        *(f"{split}/{name}" for split in ("train", "dev", "test") for name in _TABLES),
-        *(f"local/dict*/{name}" for name in _DICTIONARIES),
-    ),
+    # `check` looks at the dictionary, too, but nobody reads what it has found there.
+    {"check": _tables, "prepare": _tables, "lexicon": _dictionary},
     lexicon="phones as they are written",
 )
 """The stages for data directories of Kaldi's."""
