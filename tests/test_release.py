@@ -127,6 +127,14 @@ def test_the_metadata_of_a_release_name_its_repository() -> None:
         absolute_links.with_urls("", URL, TAG)
 
 
+def test_the_extra_for_speech_bounds_torch_as_it_bounds_torchaudio() -> None:
+    """Only equal versions import together, and torchaudio itself asks for none."""
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    needs = licences.tomllib.loads(text)["project"]["optional-dependencies"]["asr"]
+    bounds = {re.split("[<>]", need)[0]: need.rpartition("<")[2] for need in needs}
+    assert bounds["torch"] == bounds["torchaudio"] == "2.12"
+
+
 @pytest.mark.parametrize("arguments", [[], ["name", TAG], [URL]])
 def test_without_an_address_nothing_is_rewritten(arguments: list[str]) -> None:
     assert absolute_links.main(arguments) == 2

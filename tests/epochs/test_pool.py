@@ -28,7 +28,7 @@ from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachabl
 from lightning_adpsgd.islands.service import MOST_ERRORS
 from lightning_adpsgd.islands.signatures import Signatures
 from lightning_adpsgd.transport.links.credentials import Credentials
-from tests.helpers import PATIENCE_S, together, until
+from tests.helpers import PATIENCE_S, engine_threads, together, until
 from tests.islands.archipelago import Server, rendezvous, still_clock
 
 T = TypeVar("T")
@@ -147,6 +147,7 @@ def test_islands_draw_from_one_order_and_end_together() -> None:
             together([partial(island.run, epoch) for island in islands])
             assert rows(islands) == Counter(list(range(60)) * (epoch + 1))
         assert len({island.batches.seed for island in islands}) == 1
+    assert engine_threads() == []
 
 
 class FarRendezvous(Rendezvous):

@@ -216,6 +216,7 @@ def test_one_command_makes_all_that_links_beyond_the_host_need(
     assert set(modes) == {"token", "authority.pem", "member.pem", "member.key"}
     assert (modes["token"], modes["member.key"]) == (0o600, 0o600)
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert len((made / "token").read_text().split()[0]) == 64  # 256 bits
     ours = Credentials.from_environment({FOLDER: str(made)})
     with linked(2, (ours,)) as (first, second):
         sent, came = torch.randn(1000), torch.zeros(1000)
