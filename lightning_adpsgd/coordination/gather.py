@@ -37,7 +37,7 @@ def ending_together(
     except Exception as error:  # whatever it is, the others wait for this learner
         _texts_of_all(f"{type(error).__name__}: {error}", group)
         raise
-    ranks = dist.get_process_group_ranks(group)
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     for rank, text in zip(ranks, _texts_of_all("", group), strict=True):
         if text:
             raise OSError(f"{what}: learner {rank} raised {text}")

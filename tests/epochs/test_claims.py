@@ -30,7 +30,7 @@ from lightning_adpsgd.epochs.claims import (
 )
 from lightning_adpsgd.epochs.work_units import EpochState, Terms
 from tests.helpers import together
-from tests.stores import served_and_near, while_a_call_waits
+from tests.stores import own_connections, served_and_near, while_a_call_waits
 
 SEED = 5
 
@@ -555,6 +555,7 @@ def test_learners_in_different_epochs_cannot_write_one_state() -> None:
         sharing.state()
 
 
+@own_connections
 def test_claims_do_not_wait_for_other_calls_of_the_store() -> None:
     """Far from the store, the look for failures took a round trip before each claim."""
     _served, store = served_and_near()

@@ -19,7 +19,6 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed import DistError
 
 from lightning_adpsgd.coordination.startup.barrier import (
     NOTICE_S,
@@ -105,7 +104,7 @@ def open_store(
                 wait_for_workers=False,
                 multi_tenant=holds,
             )
-    except DistError as error:
+    except RuntimeError as error:  # in torch 2.6 a port in use is no DistError
         raise StartUpError(
             f"learner {rank} on host {socket.gethostname()} could not "
             f"{'host' if holds else 'join'} the job's store at {address}:{port}: "
