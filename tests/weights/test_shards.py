@@ -13,6 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lightning_adpsgd.weights.flat import FlatParameters
 from lightning_adpsgd.weights.shards import LocalShards, is_sharded
+from tests.sharded import needs_fsdp2_on_cpus
 
 
 @pytest.fixture
@@ -130,6 +131,7 @@ def test_a_learner_alone_may_hold_whole_tensors_beside_shards() -> None:
         dist.destroy_process_group()
 
 
+@needs_fsdp2_on_cpus
 def test_weights_that_a_forward_has_gathered_are_let_go(mesh: DeviceMesh) -> None:
     """Otherwise the next forward would not see what is changed in the shards."""
     module = sharded(mesh)
