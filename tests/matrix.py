@@ -57,8 +57,8 @@ _TEST_TOOLS = (
     "hypothesis>=6.100",
     "matplotlib>=3.8",
     "numpy>=2",
-    "pytest>=8",
-    "pytest-rerunfailures>=15",
+    "pytest>=8.1",
+    "pytest-rerunfailures>=16.3",
     "pytest-timeout>=2.3",
 )
 _PATIENCE_S = 3600.0
