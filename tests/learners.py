@@ -1,6 +1,7 @@
 """Learners for integration tests: small modules, and a forked process for each."""
 
 import faulthandler
+import inspect
 import os
 import warnings
 from abc import ABC, abstractmethod
@@ -19,6 +20,9 @@ from tests.helpers import PATIENCE, Outcome, forked, free_port
 LR = 0.1
 COMMUNICATIONS = ("sync", "delay_by_one", "async")
 T = TypeVar("T")
+# From Lightning 2.6 on `val_check_interval` may be a duration.
+_INTERVAL = inspect.signature(pl.Trainer).parameters["val_check_interval"]
+VALIDATES_BY_TIME = "timedelta" in str(_INTERVAL)
 
 
 class Rows(Dataset[Tensor]):

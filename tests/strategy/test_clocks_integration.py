@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from tests.learners import (
     LR,
+    VALIDATES_BY_TIME,
     Linear,
     Rows,
     gossip,
@@ -25,6 +26,9 @@ from tests.learners import (
 )
 
 LIMIT = timedelta(seconds=0.6)
+by_time = pytest.mark.skipif(
+    not VALIDATES_BY_TIME, reason="Lightning before 2.6 validates at batches alone"
+)
 
 
 class Paced(Linear):
@@ -144,6 +148,7 @@ def test_a_timer_of_one_learner_alone_is_refused_at_the_start(
         assert "set-up from step 0, with these clocks: none'" in outcome.error
 
 
+@by_time
 def test_validation_by_time_sees_the_consensus_of_unequal_steps() -> None:
     def arguments() -> dict[str, Any]:
         return {"val_check_interval": timedelta(seconds=0.2), "max_epochs": 6}
@@ -185,6 +190,7 @@ def test_learners_that_step_together_end_and_save_at_one_step(tmp_path: Path) ->
             torch.testing.assert_close(saved["state_dict"]["weight"], expected)
 
 
+@by_time
 def test_validation_by_time_comes_at_one_step_where_learners_step_together() -> None:
     def program(rank: int, communication: str) -> list[int]:
         arguments = {"val_check_interval": timedelta(seconds=0.1), "max_epochs": 2}
@@ -225,6 +231,7 @@ def test_checkpoints_by_time_hold_the_consensus(tmp_path: Path) -> None:
         torch.testing.assert_close(saved, consensus_at(list(steps)))
 
 
+@by_time
 def test_all_clocks_together_beside_meetings_at_steps(tmp_path: Path) -> None:
     """Whatever is due when some wait for others, all come to the same meetings."""
 

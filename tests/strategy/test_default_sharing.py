@@ -16,7 +16,15 @@ from typing_extensions import override
 
 from lightning_adpsgd.callbacks import SaveWithinEpoch
 from lightning_adpsgd.strategy import default_sharing
-from tests.learners import Linear, Rows, gossip, learners, trainer_of, values
+from tests.learners import (
+    VALIDATES_BY_TIME,
+    Linear,
+    Rows,
+    gossip,
+    learners,
+    trainer_of,
+    values,
+)
 
 HOUR = {"hours": 1}
 SHARED, EQUAL = "SharedBatches", "BatchSampler"
@@ -238,6 +246,8 @@ CASES = {
     ),
     "a stream": Case(EQUAL, "", lambda rank: DataLoader(Stream(), batch_size=2)),
 }
+if not VALIDATES_BY_TIME:
+    del CASES["validation by time"]
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ from tests.learners import (
     trainer_of,
     values,
 )
+from tests.sharded import needs_fsdp2_on_cpus
 
 
 @pytest.mark.parametrize(
@@ -337,6 +338,7 @@ def test_one_learner_alone_trains_as_plain_sgd(name: str) -> None:
     torch.testing.assert_close(final, consensus_after(8, 1))
 
 
+@needs_fsdp2_on_cpus
 def test_a_torch_that_shards_on_gpus_alone_is_refused_on_cpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -437,11 +439,12 @@ class Lazy(Linear):
         ({}, {}, HandMade, "`norm` must not be a SyncBatchNorm"),
         ({}, {}, Sharded, "`shard` must be a whole tensor in each learner"),
         ({}, {}, Lazy, "`lazy.weight` has no shape yet"),
-        (
+        pytest.param(
             {"inside": "model_parallel", "super_learner_size": 2},
             {},
             Unsharded,
             "`weight` must be sharded over the 2 learners of its super-learner",
+            marks=needs_fsdp2_on_cpus,
         ),
         (
             {"inside": "model_parallel", "super_learner_size": 3},
@@ -455,11 +458,12 @@ class Lazy(Linear):
             Unsharded,
             "`StochasticWeightAveraging` cannot be used with `inside=",
         ),
-        (
+        pytest.param(
             {"inside": "model_parallel"},
             {"plugins": [TorchCheckpointIO()]},
             Unsharded,
             "`plugins` must hold no CheckpointIO with `inside=",
+            marks=needs_fsdp2_on_cpus,
         ),
         (
             {"inside": "model_parallel"},

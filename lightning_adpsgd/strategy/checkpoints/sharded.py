@@ -15,7 +15,6 @@ import itertools
 import os
 import pickle
 import shutil
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
@@ -36,7 +35,7 @@ from torch.distributed.checkpoint.metadata import (
     StorageMeta,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
@@ -201,12 +200,11 @@ def read_shards(
     """
     kind = _Planner if weights_only else DefaultLoadPlanner
     planner, reader = kind(allow_partial_load=not strict), _Reader(path)
-    reader.read_metadata()  # whose error `load` would hide
+    reader.read_metadata()  # whose error torch would hide
     try:
-        with warnings.catch_warnings():
-            # Learners cut tensors differently, and so each reads by itself.
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            load(state, storage_reader=reader, planner=planner, no_dist=True)
+        # Learners cut tensors differently, and so each reads by itself. In torch 2.6
+        # the public `load` cannot.
+        _load_state_dict(state, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointException as error:
         first = _first_of(error)
         if isinstance(first, pickle.UnpicklingError):
