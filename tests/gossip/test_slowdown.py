@@ -66,7 +66,8 @@ def test_a_validation_among_the_steps_changes_nothing() -> None:
 
 
 def test_while_too_little_is_known_five_steps_pass_without_an_exchange() -> None:
-    steps, a_rest = Steps(), pytest.approx(5 * 0.02 * SHARE)
+    # It may have been charged when it began.
+    steps, a_rest = Steps(), pytest.approx((1.0 + 5 * 0.02) * SHARE)
     assert steps.taken(1.0) == 0.0
     assert steps.take(10, 0.02).taken(1.0) == a_rest
     assert steps.beside_one(4, 0.04).taken(1.0) == a_rest
@@ -74,9 +75,16 @@ def test_while_too_little_is_known_five_steps_pass_without_an_exchange() -> None
 
 
 def test_steps_without_an_exchange_that_are_long_ago_are_measured_again() -> None:
-    steps = measured(beside=0.03, alone=0.02).beside_one(63, 0.04)
-    assert steps.taken(0.0) == pytest.approx(0.02)
-    assert steps.beside_one(1, 0.04).taken(1.0) == pytest.approx(5 * 0.04 * SHARE)
+    steps = measured(beside=0.03, alone=0.04).beside_one(63, 0.03)
+    assert steps.taken(1.0) == 0.0
+    a_rest = pytest.approx((1.0 + 5 * 0.03) * SHARE)
+    assert steps.beside_one(1, 0.03).taken(1.0) == a_rest
+    assert steps.take(1, 0.04).taken(1.0) == 0.0
+
+
+def test_an_exchange_that_lasts_for_many_steps_is_charged_with_all_of_them() -> None:
+    steps = measured(beside=0.03, alone=0.02).beside_one(100, 0.03)
+    assert steps.taken(3.0) == pytest.approx(101 * 0.01)
 
 
 class Training(NamedTuple):
@@ -92,7 +100,7 @@ class Training(NamedTuple):
 
 
 def train(cores: CoreShare, clock: Clock, exchange_s: float, slower: float) -> Training:
-    """2,000 steps of 20 ms, `slower` times as long while an exchange of 80 ms runs."""
+    """2,000 steps of 20 ms, `slower` times as long while an exchange runs."""
     noise, begin, running = random.Random(0), clock.now, 0.0
     context, ends_at = None, 0.0
     for _ in range(2000):
@@ -114,8 +122,8 @@ def train(cores: CoreShare, clock: Clock, exchange_s: float, slower: float) -> T
     return Training(1 - 2000 * 0.02 / seconds, running / seconds)
 
 
-@pytest.mark.parametrize("exchange_s", [0.005, 0.08, 0.5])
-@pytest.mark.parametrize("slower", [1.2, 1.5, 2.0])
+@pytest.mark.parametrize("exchange_s", [0.005, 0.08, 0.15, 0.5, 2.0])
+@pytest.mark.parametrize("slower", [1.1, 1.5, 2.0])
 def test_exchanges_take_their_share_and_no_less(
     exchange_s: float, slower: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
