@@ -4,11 +4,13 @@ import random
 from typing import NamedTuple, Self
 
 import pytest
+import torch
 
-from lightning_adpsgd.gossip import pacing
+from lightning_adpsgd.gossip import engine, pacing
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.gossip.slowdown import Slowdown
 from tests.gossip.test_pacing import Clock
+from tests.helpers import engines_of_super_learners
 
 SHARE = 0.05
 
@@ -87,6 +89,10 @@ def test_an_exchange_that_lasts_for_many_steps_is_charged_with_all_of_them() -> 
     assert steps.taken(3.0) == pytest.approx(101 * 0.01)
 
 
+def cores_of(slowdown: Slowdown) -> CoreShare:
+    return CoreShare(SHARE, in_full=True, slowdown=slowdown)
+
+
 class Training(NamedTuple):
     """What became of a simulated learner.
 
@@ -128,7 +134,7 @@ def test_exchanges_take_their_share_and_no_less(
     exchange_s: float, slower: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pacing, "time", clock := Clock())
-    lost, _ = train(CoreShare(SHARE, Slowdown()), clock, exchange_s, slower)
+    lost, _ = train(cores_of(Slowdown()), clock, exchange_s, slower)
     assert 0.03 < lost < 0.075
 
 
@@ -136,7 +142,7 @@ def test_exchanges_that_take_nothing_are_made_nearly_all_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pacing, "time", clock := Clock())
-    _, exchanging = train(CoreShare(SHARE, Slowdown()), clock, 0.08, slower=1.0)
+    _, exchanging = train(cores_of(Slowdown()), clock, 0.08, slower=1.0)
     assert exchanging > 0.5
 
 
@@ -144,8 +150,30 @@ def test_no_exchange_is_charged_with_more_than_its_processor_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pacing, "time", clock := Clock())
-    cores = CoreShare(SHARE, measured(beside=2.0, alone=1.0).slowdown)
+    cores = cores_of(measured(beside=2.0, alone=1.0).slowdown)
     assert cores.pause_s() == 0.0
     with cores.exchange():
         clock.run(10.0, work=0.01)
     assert cores.pause_s() == pytest.approx(0.01 / SHARE)
+
+
+@pytest.mark.parametrize(("size", "charged"), [(1, 0.0), (2, 0.3)])
+def test_steps_tell_nothing_where_they_wait_for_other_learners(
+    size: int, charged: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are as long then: beside each of them one of the learners exchanges."""
+    monkeypatch.setattr(pacing, "time", clock := Clock())
+    monkeypatch.setattr(engine, "has_streams", lambda device: True)
+    rows, options = torch.zeros(2, 4), {"cpu_share": SHARE}
+    _, learners = engines_of_super_learners(rows, size, "ring", **options)
+    cores = learners[0][0]._traffic.cores
+    for _ in range(10):
+        with cores.exchange():
+            clock.run(1.0, work=0.3)
+        cores.stepped(clock.now)
+        clock.run(1.0)
+        cores.stepped(clock.now)
+    clock.run(1000.0)  # all is paid for
+    with cores.exchange():
+        clock.run(0.5, work=0.3)
+    assert cores.pause_s() == pytest.approx(charged / SHARE)
