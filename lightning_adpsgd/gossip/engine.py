@@ -154,6 +154,7 @@ class Gossip(Communication):
             *(self._account, state, options.cpu_share),
             lambda: members.live_schedule.own,
             on_gpu=has_streams(replica.device),
+            steps_alone=group.size == 1,
         )
         self.threads = Threads(replica.device, state, on_error, not options.in_pairs)
         live = members.live_schedule

@@ -40,12 +40,16 @@ class CoreShare:
 
     Args:
         share: bound, in (0, 1].
-        slowdown: durations of steps, by which exchanges are charged in place of waits
-            for cores.
+        in_full: whether an exchange's processor time counts in full even if cores are
+            idle.
+        slowdown: durations of steps, which say if less than that is to be charged.
     """
 
-    def __init__(self, share: float, slowdown: Slowdown | None = None) -> None:
-        self._share, self._slowdown, self.bound_s = share, slowdown, 0.0
+    def __init__(
+        self, share: float, in_full: bool = False, slowdown: Slowdown | None = None
+    ) -> None:
+        self._share, self._in_full, self._slowdown = share, in_full, slowdown
+        self.bound_s = 0.0
         self._lock = threading.Lock()
         # When all charges are paid off; cost of the last exchange; how much of running
         # exchanges is prepaid; until when `bound_s` covers waits.
@@ -61,10 +65,10 @@ class CoreShare:
                 yield
         finally:
             work, seconds = time.thread_time() - worked, time.monotonic() - begin
-            if self._slowdown is None:
-                self.spent(work * crowding(waited, waiting_s(), seconds))
-            else:
-                self.spent(min(work, self._slowdown.taken_s(seconds, self._share)))
+            if self._slowdown is not None:
+                work = min(work, self._slowdown.taken_s(seconds, self._share))
+            crowded = 1.0 if self._in_full else crowding(waited, waiting_s(), seconds)
+            self.spent(work * crowded)
 
     def stepped(self, now: float) -> None:
         """Notes the end of an optimizer step; for the training thread."""
@@ -154,9 +158,12 @@ class Traffic:
         cpu_share: float,
         own: Callable[[], int] = lambda: 0,
         on_gpu: bool = False,
+        steps_alone: bool = True,
     ) -> None:
         self._account, self._state, self._share = account, state, cpu_share
-        self.cores = CoreShare(cpu_share, Slowdown() if on_gpu else None)
+        # A step that waits for other learners is also longer beside their exchanges.
+        slowdown = Slowdown() if on_gpu and steps_alone else None
+        self.cores = CoreShare(cpu_share, in_full=on_gpu, slowdown=slowdown)
         # By section: exchanges of different ones do not overlap in any weight.
         self._under_way = defaultdict[int, UnderWay](lambda: UnderWay(own))
         self.is_paused = False

@@ -57,17 +57,21 @@ class Slowdown:
 
         It touches the steps that begin in it, and the one in which it begins. Each of
         them is as much longer as the median of their kind. While too few steps of
-        either kind are known, the result lets five steps pass without an exchange.
+        either kind are known, or those without an exchange are out of date, the result
+        lets five pass without one, even if it is charged when the exchange begins.
 
         Args:
             share: share of the training's time that exchanges may take, in (0, 1].
         """
         with self._lock:
+            known = [*self._beside, *self._alone]
+            rest_s = seconds + _LEAST * statistics.median(known or [0.0])
             if min(len(self._beside), len(self._alone)) < _LEAST:
-                known = [*self._beside, *self._alone]
-                return share * _LEAST * statistics.median(known) if known else 0.0
+                return share * rest_s if known else 0.0
             beside, alone = map(statistics.median, (self._beside, self._alone))
-            return max(0.0, beside - alone) * (1 + seconds / beside)
+            taken_s = max(0.0, beside - alone) * (1 + seconds / beside)
+            is_old = self._num_since_alone >= _LASTING
+            return max(taken_s, share * rest_s) if is_old else taken_s
 
     def _note(self, seconds: float) -> None:
         if not self._is_beside:
@@ -76,5 +80,3 @@ class Slowdown:
             return
         self._beside.append(seconds)
         self._num_since_alone += 1
-        if self._num_since_alone >= _LASTING:
-            self._alone.clear()

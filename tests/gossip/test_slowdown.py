@@ -4,11 +4,13 @@ import random
 from typing import NamedTuple, Self
 
 import pytest
+import torch
 
-from lightning_adpsgd.gossip import pacing
+from lightning_adpsgd.gossip import engine, pacing
 from lightning_adpsgd.gossip.pacing import CoreShare
 from lightning_adpsgd.gossip.slowdown import Slowdown
 from tests.gossip.test_pacing import Clock
+from tests.helpers import engines_of_super_learners
 
 SHARE = 0.05
 
@@ -66,7 +68,8 @@ def test_a_validation_among_the_steps_changes_nothing() -> None:
 
 
 def test_while_too_little_is_known_five_steps_pass_without_an_exchange() -> None:
-    steps, a_rest = Steps(), pytest.approx(5 * 0.02 * SHARE)
+    # It may have been charged when it began.
+    steps, a_rest = Steps(), pytest.approx((1.0 + 5 * 0.02) * SHARE)
     assert steps.taken(1.0) == 0.0
     assert steps.take(10, 0.02).taken(1.0) == a_rest
     assert steps.beside_one(4, 0.04).taken(1.0) == a_rest
@@ -74,9 +77,20 @@ def test_while_too_little_is_known_five_steps_pass_without_an_exchange() -> None
 
 
 def test_steps_without_an_exchange_that_are_long_ago_are_measured_again() -> None:
-    steps = measured(beside=0.03, alone=0.02).beside_one(63, 0.04)
-    assert steps.taken(0.0) == pytest.approx(0.02)
-    assert steps.beside_one(1, 0.04).taken(1.0) == pytest.approx(5 * 0.04 * SHARE)
+    steps = measured(beside=0.03, alone=0.04).beside_one(63, 0.03)
+    assert steps.taken(1.0) == 0.0
+    a_rest = pytest.approx((1.0 + 5 * 0.03) * SHARE)
+    assert steps.beside_one(1, 0.03).taken(1.0) == a_rest
+    assert steps.take(1, 0.04).taken(1.0) == 0.0
+
+
+def test_an_exchange_that_lasts_for_many_steps_is_charged_with_all_of_them() -> None:
+    steps = measured(beside=0.03, alone=0.02).beside_one(100, 0.03)
+    assert steps.taken(3.0) == pytest.approx(101 * 0.01)
+
+
+def cores_of(slowdown: Slowdown) -> CoreShare:
+    return CoreShare(SHARE, in_full=True, slowdown=slowdown)
 
 
 class Training(NamedTuple):
@@ -92,7 +106,7 @@ class Training(NamedTuple):
 
 
 def train(cores: CoreShare, clock: Clock, exchange_s: float, slower: float) -> Training:
-    """2,000 steps of 20 ms, `slower` times as long while an exchange of 80 ms runs."""
+    """2,000 steps of 20 ms, `slower` times as long while an exchange runs."""
     noise, begin, running = random.Random(0), clock.now, 0.0
     context, ends_at = None, 0.0
     for _ in range(2000):
@@ -114,13 +128,13 @@ def train(cores: CoreShare, clock: Clock, exchange_s: float, slower: float) -> T
     return Training(1 - 2000 * 0.02 / seconds, running / seconds)
 
 
-@pytest.mark.parametrize("exchange_s", [0.005, 0.08, 0.5])
-@pytest.mark.parametrize("slower", [1.2, 1.5, 2.0])
+@pytest.mark.parametrize("exchange_s", [0.005, 0.08, 0.15, 0.5, 2.0])
+@pytest.mark.parametrize("slower", [1.1, 1.5, 2.0])
 def test_exchanges_take_their_share_and_no_less(
     exchange_s: float, slower: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pacing, "time", clock := Clock())
-    lost, _ = train(CoreShare(SHARE, Slowdown()), clock, exchange_s, slower)
+    lost, _ = train(cores_of(Slowdown()), clock, exchange_s, slower)
     assert 0.03 < lost < 0.075
 
 
@@ -128,7 +142,7 @@ def test_exchanges_that_take_nothing_are_made_nearly_all_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pacing, "time", clock := Clock())
-    _, exchanging = train(CoreShare(SHARE, Slowdown()), clock, 0.08, slower=1.0)
+    _, exchanging = train(cores_of(Slowdown()), clock, 0.08, slower=1.0)
     assert exchanging > 0.5
 
 
@@ -136,8 +150,30 @@ def test_no_exchange_is_charged_with_more_than_its_processor_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pacing, "time", clock := Clock())
-    cores = CoreShare(SHARE, measured(beside=2.0, alone=1.0).slowdown)
+    cores = cores_of(measured(beside=2.0, alone=1.0).slowdown)
     assert cores.pause_s() == 0.0
     with cores.exchange():
         clock.run(10.0, work=0.01)
     assert cores.pause_s() == pytest.approx(0.01 / SHARE)
+
+
+@pytest.mark.parametrize(("size", "charged"), [(1, 0.0), (2, 0.3)])
+def test_steps_tell_nothing_where_they_wait_for_other_learners(
+    size: int, charged: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are as long then: beside each of them one of the learners exchanges."""
+    monkeypatch.setattr(pacing, "time", clock := Clock())
+    monkeypatch.setattr(engine, "has_streams", lambda device: True)
+    rows, options = torch.zeros(2, 4), {"cpu_share": SHARE}
+    _, learners = engines_of_super_learners(rows, size, "ring", **options)
+    cores = learners[0][0]._traffic.cores
+    for _ in range(10):
+        with cores.exchange():
+            clock.run(1.0, work=0.3)
+        cores.stepped(clock.now)
+        clock.run(1.0)
+        cores.stepped(clock.now)
+    clock.run(1000.0)  # all is paid for
+    with cores.exchange():
+        clock.run(0.5, work=0.3)
+    assert cores.pause_s() == pytest.approx(charged / SHARE)
