@@ -1,14 +1,17 @@
 """Experiments that tests make by hand: finished stages, frames, a lexicon of digits."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from lightning_adpsgd.asr.frames.writing import FrameWriter
 from lightning_adpsgd.asr.language.lexicon import SPECIAL_WORDS, Lexicon
+from recipes.hybrid.pipeline.crew import Crew
 from recipes.hybrid.pipeline.settings import Settings
 from tests.asr import digits
+from tests.helpers import forked
 
 
 def run_stage(
@@ -19,6 +22,20 @@ def run_stage(
     output.mkdir(parents=True)
     stage(settings, output)
     return output
+
+
+def by_two_machines(
+    stage: Callable[[Settings, Path], None], settings: Settings, output: Path
+) -> None:
+    """Run a stage in two processes, as two machines do that share a folder.
+
+    Not in two threads: ``ast.literal_eval``, by which NumPy reads the header of an
+    array, fails in Python 3.11 now and then while another thread runs it.
+    """
+    crews = [Crew(rank, 2, patience_s=60) for rank in range(2)]
+    pair = [replace(settings, cores=1, crew=crew) for crew in crews]
+    outcomes = forked(2, lambda rank: stage(pair[rank], output))
+    assert [outcome.error for outcome in outcomes] == ["", ""]
 
 
 def write_frames(folder: Path, frames: Mapping[str, np.ndarray]) -> None:

@@ -2,7 +2,6 @@ import dataclasses
 import gzip
 import json
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -20,7 +19,6 @@ from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
 from lightning_adpsgd.asr.hmm.states import Topology, read_topology, write_topology
 from lightning_adpsgd.asr.language.lexicon import write_lexicon
 from lightning_adpsgd.asr.model import AcousticModel
-from recipes.hybrid.pipeline.crew import Crew
 from recipes.hybrid.pipeline.groups import (
     AlignSettings,
     DecodeSettings,
@@ -43,7 +41,12 @@ from recipes.hybrid.stages.realign import realign
 from recipes.hybrid.stages.score import score
 from recipes.hybrid.stages.triphone import triphone
 from tests.asr import digits
-from tests.recipes.experiments import digits_and_noises, run_stage, write_frames
+from tests.recipes.experiments import (
+    by_two_machines,
+    digits_and_noises,
+    run_stage,
+    write_frames,
+)
 from tests.recipes.references import write_reference
 
 _STATES = ("tree.json", "states.json", "gmm.npz", "train/labels.npy", "dev/labels.npy")
@@ -423,11 +426,7 @@ def test_two_machines_find_the_words_of_one_for_both_networks(
     for output in outputs:
         output.mkdir()
     decode(asked, outputs[0])
-    crews = [Crew(rank, 2, patience_s=60) for rank in range(2)]
-    pair = [dataclasses.replace(asked, crew=crew) for crew in crews]
-    with ThreadPoolExecutor() as threads:
-        for done in [threads.submit(decode, one, outputs[1]) for one in pair]:
-            done.result()
+    by_two_machines(decode, asked, outputs[1])
     alone, together = (_written(output) for output in outputs)
     assert alone == together
     assert {"swb.ctm", "ch.lat.gz", "best/swb.txt"} <= alone.keys()
