@@ -139,6 +139,14 @@ class SharedBatches:
             epoch, _ = self._held.popleft()
             epoch.num_begun += 1
 
+    def end_step(self) -> None:
+        """Records that an optimizer step was made, perhaps the last of the epoch."""
+        current, pool = self.under_way, self._pool()
+        if current is None or self._held or not current.last_claim.is_last:
+            return
+        if self._index.learner == 0 and isinstance(pool, ClaimCounter):
+            pool.end_last_step(current.num_begun)
+
     def state(self) -> EpochState | None:
         """The rest of the epoch in a learner that knows it, or None; a collective."""
         pool, current = self._pool(), self.under_way

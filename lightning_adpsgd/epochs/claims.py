@@ -101,13 +101,16 @@ class ClaimRate:
     """The number of units that all learners claim during one step of this one.
 
     It is the median of the last five counts, including earlier epochs, so that one
-    hiccup has no effect.
+    hiccup has no effect. Of two in the middle it is the lower one.
+
+    Attributes:
+        has_counted: whether there is a count of this epoch.
     """
 
     def __init__(self) -> None:
         self._counts: deque[float] = deque(maxlen=5)
         self._last: int | None = None
-        self._num_steps, self._has_counted = 0, False
+        self._num_steps, self.has_counted = 0, False
 
     def note(self, number: int, num_steps: int) -> None:
         """Records the next unit when this learner has made some steps of the epoch.
@@ -118,8 +121,13 @@ class ClaimRate:
         steps = num_steps - self._num_steps
         if self._last is not None and steps > 0:
             self._counts.append((number - self._last) / steps)
-            self._has_counted = True
+            self.has_counted = True
         self._last, self._num_steps = number, num_steps
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether there is no count at all."""
+        return not self._counts
 
     @property
     def latest(self) -> int:
@@ -132,12 +140,16 @@ class ClaimRate:
         After an epoch without a count, the oldest one is dropped, so that a learner
         that was slow once gets another try.
         """
-        if not self._has_counted and self._counts:
+        if not self.has_counted and self._counts:
             self._counts.popleft()
-        self._last, self._num_steps, self._has_counted = None, 0, False
+        self._last, self._num_steps, self.has_counted = None, 0, False
 
     def others_end_first(
-        self, num_units: int, num_super_learners: int, num_held: int
+        self,
+        num_units: int,
+        num_super_learners: int,
+        num_held: int,
+        num_claimed: float | None = None,
     ) -> bool:
         """Whether the others finish the rest before this learner makes one more step.
 
@@ -148,13 +160,16 @@ class ClaimRate:
         (d - 1). This learner, which has h = `num_held` units, finishes one more in
         (h + 1) t. Without held units the others are first if R <= d - S. If all
         learners hold h units, they are first if R <= (h + 1) (d - S).
+
+        Without `num_claimed`, a step has passed since the last number.
         """
         if not self._counts:
             return False
-        step = statistics.median(self._counts)
+        step = statistics.median_low(self._counts)
+        if num_claimed is None:
+            num_claimed = 0 if self._last is None else self._last + step
         # At the start of an epoch each has the unit that was dealt and claims one.
-        claimed = 2 * num_super_learners if self._last is None else self._last + step
-        remaining = num_units - claimed
+        remaining = num_units - max(num_claimed, 2 * num_super_learners)
         return remaining <= (num_held + 1) * (step - num_super_learners)
 
 
@@ -311,7 +326,7 @@ class ClaimCounter:
                 or that there is none. Islands wait for it.
         """
         if self._is_dealt and self._leaves(num_held):
-            number = self._look()
+            number = self._rate.latest
             # The other learners hear the same answer, and may hold more or fewer units.
             are_several = self._index.super_learner_size > 1
             is_last = waits or are_several or number >= self._num_units
@@ -321,6 +336,15 @@ class ClaimCounter:
         is_last = number >= self._num_units
         num_claimed = min(num_claimed, self._num_units)
         return Claim(None if is_last else number, num_claimed, is_last)
+
+    def end_last_step(self, num_steps: int) -> None:
+        """Counts after the last of so many steps, if nothing was counted before.
+
+        A learner that is so slow that it has one step in an epoch would not know
+        whether it still is. The count is too low if the others have claimed all.
+        """
+        if not self._rate.has_counted:
+            self._rate.note(self._counted(), num_steps)
 
     @property
     def num_claimed(self) -> int:
@@ -392,10 +416,10 @@ class ClaimCounter:
         return (self._num_units - self._rate.latest) // (2 * count)
 
     def _leaves(self, num_held: int) -> bool:
-        count, num = self._index.num_super_learners, self._num_units
+        count = self._index.num_super_learners
         if self._stays or self._drawn.any_left:
             return False
-        if not self._rate.others_end_first(num, count, num_held):
+        if not self._others_end_first(count, num_held):
             return False
         # The last super-learner stays, so that nothing remains. One that leaves for now
         # counts as having left, because its loader may take that for the end.
@@ -403,8 +427,12 @@ class ClaimCounter:
             self._stays = self._keys.add("left", 1) == count
         return not self._stays
 
-    def _look(self) -> int:
-        """The number of the next unit, without a claim; records it for the rate."""
+    def _others_end_first(self, count: int, num_held: int) -> bool:
+        """Whether they do by a count that includes the latest step, if it matters."""
+        rate, num = self._rate, self._num_units
+        asks = rate.is_unknown and self._num_finished() > 0
+        if not (asks or rate.others_end_first(num, count, num_held)):
+            return False
         number = self._adder()(0)
-        self._rate.note(number, self._num_finished())
-        return number
+        rate.note(number, self._num_finished())
+        return rate.others_end_first(num, count, num_held, number)

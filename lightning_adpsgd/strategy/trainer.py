@@ -266,7 +266,7 @@ class HADPSGDStrategy(ModelParallelInside):
         closure = self._unfreezing.checked(optimizer, closure)
         if self._run is None:
             return step(closure)
-        return self._run.job.update(step, closure)
+        return self._run.update(step, closure)
 
     def _reset_optimizers(self) -> None:
         for state, one in zip(self._initial_states, self.optimizers, strict=True):

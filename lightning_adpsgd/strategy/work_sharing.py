@@ -151,6 +151,11 @@ class WorkSharing:
             # An island that has rejoined after a stop is in the epoch of the others.
             self._batches.epoch = self._trainer.current_epoch
 
+    def end_step(self) -> None:
+        """Ends an optimizer step."""
+        if self._batches is not None:
+            self._batches.end_step()
+
     def all_go_on(self, at_last_batch: bool) -> bool:
         """Whether no learner is at its last batch of the epoch; all must call it."""
         self._num_occasions += 1

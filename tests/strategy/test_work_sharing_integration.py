@@ -180,6 +180,16 @@ class Steps(Records):
         assert self.trainer.global_step == -(-num // 4)
 
 
+class Counts(Records):
+    """Knows after a single step what the others have claimed meanwhile."""
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        assert len(self.seen[self.current_epoch]) == 1
+        epoch = self.trainer.strategy.work_sharing.under_way  # pyright: ignore
+        assert epoch.pool._rate.has_counted
+
+
 class Reloads(Records):
     """Asks for the number of steps at set-up, and gets another loader in each epoch."""
 
@@ -217,7 +227,7 @@ OF_TWO: dict[str, Callable[[], Seen]] = {
 }
 OF_THREE: dict[str, Callable[[], Seen]] = {
     "all": lambda: train(3, numbered(48)),
-    "few": lambda: train(3, numbered(5, 4), max_epochs=2),
+    "few": lambda: train(3, numbered(5, 4), module=Counts, max_epochs=2),
     "validated": lambda: train(
         3,
         numbered(20),
