@@ -180,12 +180,13 @@ class Trained:
         with self.membership._state:
             yield
 
-    def until_it_has_rejoined(self) -> Position:
-        """Trains until it has taken up the weights of the others."""
+    def until_it_has_rejoined(self, others: Sequence["Trained"] = ()) -> Position:
+        """Trains, as others do, until it has taken up their weights."""
         found: list[Position] = []
 
         def look() -> bool:
-            self.step()
+            for one in (self, *others):
+                one.step()
             position = self.island.note(0, 0)
             found.extend([position] if position is not None else [])
             return bool(found)

@@ -24,6 +24,7 @@ import sys
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
@@ -96,6 +97,13 @@ def _import() -> None:
     # Of torch, what the strategies import besides: 45 ms of each program.
     import torch.distributed.algorithms.ddp_comm_hooks
     import torch.distributed.checkpoint.state_dict  # noqa: F401
+
+    with suppress(ImportError):
+        # What the first run of wandb in a process imports: 0.5 s of each program.
+        import wandb.sdk.launch.inputs.internal  # noqa: F401
+    # At an exit torch would take its libraries apart, and so copy what programs share.
+    for one in weakref.finalize._registry:  # pyright: ignore[reportAttributeAccessIssue]
+        one.atexit = False
 
     names = [
         task.joinpath("comm").read_text().strip()
