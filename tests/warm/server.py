@@ -98,9 +98,6 @@ def _import() -> None:
     import torch.distributed.algorithms.ddp_comm_hooks
     import torch.distributed.checkpoint.state_dict  # noqa: F401
 
-    with suppress(ImportError):
-        # What the first run of wandb in a process imports: 0.5 s of each program.
-        import wandb.sdk.launch.inputs.internal  # noqa: F401
     # At an exit torch would take its libraries apart, and so copy what programs share.
     for one in weakref.finalize._registry:  # pyright: ignore[reportAttributeAccessIssue]
         one.atexit = False
