@@ -98,6 +98,8 @@ def _import() -> None:
     import torch.distributed.algorithms.ddp_comm_hooks
     import torch.distributed.checkpoint.state_dict  # noqa: F401
 
+    # What each run of wandb imports for its launcher, for 0.5 s; it goes on without.
+    sys.modules["wandb.sdk.launch.inputs.internal"] = None  # pyright: ignore[reportArgumentType]
     # At an exit torch would take its libraries apart, and so copy what programs share.
     for one in weakref.finalize._registry:  # pyright: ignore[reportAttributeAccessIssue]
         one.atexit = False
