@@ -409,6 +409,24 @@ def test_a_first_step_that_is_late_is_forgotten_with_the_second() -> None:
     assert not rate.others_end_first(64 + 4 + 1, 4, 1)
 
 
+def test_that_nothing_was_left_to_count_is_no_sign_of_a_fast_learner() -> None:
+    """At the last unit of its epoch the others have claimed the few that were left."""
+    store, rate = HashStore(), rate_of([16] * 3)
+    counter = opened(store, LearnerIndex(3, 4), 12)
+    counter._rate = rate
+    rate.start_epoch()
+    rate.note(10, 0)
+    PrefixStore("epoch/0", store).add("claimed", 20)
+    counter.end_last_step(1)
+    assert rate.has_counted
+    assert [*rate._counts] == [16] * 4
+    # All had gone before this learner's step: the others could claim nothing.
+    rate.start_epoch()
+    rate.note(13, 0)
+    counter.end_last_step(1)
+    assert not rate.has_counted
+
+
 def test_with_workers_a_slow_learner_hoards_in_the_first_epoch_alone() -> None:
     """Ten times slower than the other, it should do 100 / 11 of 100 units."""
     sharing = Sharing(2, 1, 100, batch_size=1, ahead=16)

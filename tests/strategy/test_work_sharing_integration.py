@@ -181,13 +181,18 @@ class Steps(Records):
 
 
 class Counts(Records):
-    """Knows after a single step what the others have claimed meanwhile."""
+    """Asks the pool after its only step what the others have claimed meanwhile."""
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.counted: list[int] = []
+        epoch = self.trainer.strategy.work_sharing.under_way  # pyright: ignore
+        epoch.pool.end_last_step = self.counted.append
+        return super().training_step(batch, batch_idx)
 
     @override
     def on_train_epoch_end(self) -> None:
-        assert len(self.seen[self.current_epoch]) == 1
-        epoch = self.trainer.strategy.work_sharing.under_way  # pyright: ignore
-        assert epoch.pool._rate.has_counted
+        assert self.counted == [1]
 
 
 class Reloads(Records):
