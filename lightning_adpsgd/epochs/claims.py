@@ -104,7 +104,7 @@ class ClaimRate:
     hiccup has no effect. Of two in the middle it is the lower one.
 
     Attributes:
-        has_counted: whether there is a count of this epoch.
+        has_counted: whether there is a count of this epoch, or no need of one.
     """
 
     def __init__(self) -> None:
@@ -112,20 +112,15 @@ class ClaimRate:
         self._last: int | None = None
         self._num_steps, self.has_counted = 0, False
 
-    def note(self, number: int, num_steps: int, at_end: bool = False) -> None:
+    def note(self, number: int, num_steps: int) -> None:
         """Records the next unit when this learner has made some steps of the epoch.
 
         Claims without a step between them, which a loader makes for its workers, are
-        one point: the next count begins at the last of them. `at_end` says that all
-        units are claimed. With more, the count could be higher: it is no sign that
-        this learner is faster than known.
+        one point: the next count begins at the last of them.
         """
         steps = num_steps - self._num_steps
         if self._last is not None and steps > 0:
-            count = (number - self._last) / steps
-            if at_end and self._counts:
-                count = max(count, self._median())
-            self._counts.append(count)
+            self._counts.append((number - self._last) / steps)
             self.has_counted = True
         self._last, self._num_steps = number, num_steps
 
@@ -170,15 +165,12 @@ class ClaimRate:
         """
         if not self._counts:
             return False
-        step = self._median()
+        step = statistics.median_low(self._counts)
         if num_claimed is None:
             num_claimed = 0 if self._last is None else self._last + step
         # At the start of an epoch each has the unit that was dealt and claims one.
         remaining = num_units - max(num_claimed, 2 * num_super_learners)
         return remaining <= (num_held + 1) * (step - num_super_learners)
-
-    def _median(self) -> float:
-        return statistics.median_low(self._counts)
 
 
 class Claim(NamedTuple):
@@ -349,12 +341,16 @@ class ClaimCounter:
         """Counts after the last of so many steps, if nothing was counted before.
 
         A learner that is so slow that it has one step in an epoch would not know
-        whether it still is. If all was claimed before its step, there is no count.
+        whether it still is. Others that have claimed all that was left might have
+        claimed more: that is no count, but the older ones are kept.
         """
-        num = self._num_units
-        if not self._rate.has_counted and self._rate.latest < num:
-            number = self._counted()
-            self._rate.note(number, num_steps, at_end=number >= num)
+        rate, num = self._rate, self._num_units
+        if rate.has_counted or rate.latest >= num:
+            return
+        if (number := self._counted()) < num:
+            rate.note(number, num_steps)
+        else:
+            rate.has_counted = True
 
     @property
     def num_claimed(self) -> int:
