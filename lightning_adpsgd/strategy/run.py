@@ -150,15 +150,6 @@ class TrainingRun:
         if self.work_sharing is not None:
             self.work_sharing.begin_batch()
 
-    def update(
-        self, step: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any]
-    ) -> Any:
-        """Makes an optimizer step, as an update of the job; returns its result."""
-        result = self.job.update(step, closure)
-        if self.work_sharing is not None:
-            self.work_sharing.end_step()
-        return result
-
     # --- the consensus model
 
     def enter(

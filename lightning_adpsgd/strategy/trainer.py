@@ -266,7 +266,10 @@ class HADPSGDStrategy(ModelParallelInside):
         closure = self._unfreezing.checked(optimizer, closure)
         if self._run is None:
             return step(closure)
-        return self._run.update(step, closure)
+        output = self._run.job.update(step, closure)
+        if self.work_sharing is not None:
+            self.work_sharing.end_step()
+        return output
 
     def _reset_optimizers(self) -> None:
         for state, one in zip(self._initial_states, self.optimizers, strict=True):
