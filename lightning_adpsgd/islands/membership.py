@@ -35,7 +35,7 @@ from lightning_adpsgd.islands.member_list import (
 )
 from lightning_adpsgd.islands.member_store import Edit, MemberStore
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousUnreachable
-from lightning_adpsgd.islands.service import ServiceThread, uptime_s
+from lightning_adpsgd.islands.service import ServiceThread, TrainingWatch, uptime_s
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Membership(ServiceThread):
         self._begins_list, self._empty_since = False, 0.0
         self._dead, self._evicted = set[str](), set[str]()
         self._awake_at = uptime_s()
-        self._began = self._awake_at, 0
+        self._training = TrainingWatch(steps, heartbeat.silence_s)
 
     # --- for others
 
@@ -162,9 +162,9 @@ class Membership(ServiceThread):
     @property
     def is_awake(self) -> bool:
         """Whether this process runs; false just after it was stopped."""
-        trains = self._steps() >= self._began[1] + 2
-        idle_s = uptime_s() - self._awake_at
-        return trains or idle_s <= self._heartbeat.silence_s
+        now = uptime_s()
+        is_fresh = now - self._awake_at <= self._heartbeat.silence_s
+        return is_fresh or self._training.goes_on(now)
 
     # --- the thread
 
@@ -177,7 +177,7 @@ class Membership(ServiceThread):
 
     @override
     def _take_turn(self) -> None:
-        self._began = uptime_s(), self._steps()
+        self._training.begin_turn(uptime_s())
         if self.outage:
             # Before the next look: the rendezvous was silent meanwhile, not the others.
             self._watch.forget()
@@ -203,10 +203,10 @@ class Membership(ServiceThread):
         self._awake_at = uptime_s()
 
     def _note_stop_within_turn(self) -> None:
-        begin, steps = self._began
+        now = uptime_s()
         # If training went on, it was no stop, but a request that hung on a cut link.
-        if self._steps() < steps + 2:
-            self._note_stop(uptime_s() - begin)
+        if not self._training.goes_on(now):
+            self._note_stop(now - self._training.began)
 
     def _note_stop(self, seconds: float) -> None:
         if seconds > self._heartbeat.silence_s:

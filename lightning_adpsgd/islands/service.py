@@ -23,6 +23,33 @@ def uptime_s() -> float:
     return time.monotonic()
 
 
+class TrainingWatch:
+    """Tells training beside a turn that hangs from a few steps after a stop.
+
+    Args:
+        steps: function for the number of steps so far.
+        longest_s: seconds between turns, above which a stop may be among them.
+    """
+
+    def __init__(self, steps: Callable[[], int], longest_s: float) -> None:
+        self._count, self._longest_s = steps, longest_s
+        self.began, self._steps, self._steps_per_s = 0.0, 0, 0.0
+
+    def begin_turn(self, now: float) -> None:
+        """Measures the rate of steps: a long turn may lower it, but not raise it."""
+        seconds, steps = now - self.began, self._count()
+        if seconds > 0:
+            rate = (steps - self._steps) / seconds
+            most = rate if seconds <= self._longest_s else self._steps_per_s
+            self._steps_per_s = min(rate, most)
+        self.began, self._steps = now, steps
+
+    def goes_on(self, now: float) -> bool:
+        """Whether this turn has two steps, and a tenth of those at the rate before."""
+        usual = self._steps_per_s * (now - self.began)
+        return self._count() - self._steps >= max(2, usual / 10)
+
+
 class ServiceThread(ABC):
     """A thread that takes turns and rests after each, until `stop`.
 

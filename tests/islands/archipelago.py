@@ -179,6 +179,8 @@ class Trained:
         """Its membership stands still, for so long that others evict it."""
         with self.membership._state:
             yield
+        # Of a process that was stopped, training goes on only now, too.
+        assert self.membership.refresh(PATIENCE_S)
 
     def until_it_has_rejoined(self, others: Sequence["Trained"] = ()) -> Position:
         """Trains, as others do, until it has taken up their weights."""

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.rendezvous import Rendezvous
-from lightning_adpsgd.islands.service import MOST_ERRORS, ServiceThread
+from lightning_adpsgd.islands.service import MOST_ERRORS, ServiceThread, TrainingWatch
 from tests.helpers import PATIENCE_S, random_rows, until
 from tests.islands.archipelago import archipelago, rendezvous
 
@@ -150,3 +150,16 @@ def test_nonsense_under_any_key_is_put_right(key: str) -> None:
             until(lambda: all(len(o.listed) == 3 for o in trained), "three")
         client.close()
         assert [one.service_errors for one in trained] == [0] * 2
+
+
+def test_a_jump_of_the_steps_makes_no_stops_of_all_slow_turns_after_it() -> None:
+    """An island that rejoins goes on at the steps of the others."""
+    steps = 0
+    watch = TrainingWatch(lambda: steps, longest_s=3.0)
+    for more, now in ((5, 100.0), (12_000, 100.5), (37, 104.2)):
+        steps += more
+        watch.begin_turn(now)
+    steps += 1
+    assert not watch.goes_on(107.4)
+    steps += 31
+    assert watch.goes_on(107.4)

@@ -316,11 +316,17 @@ def test_who_was_stopped_before_it_ever_was_on_the_list_enters(turns: Turns) -> 
     assert turns.one.is_in
 
 
-@pytest.mark.parametrize(("more_steps", "is_in"), [(1, False), (2, True)])
+@pytest.mark.parametrize(
+    ("before", "more_steps", "is_in"),
+    [(0, 1, False), (0, 2, True), (10, 199, False), (10, 200, True)],
+)
 def test_who_trains_while_a_request_hangs_was_not_stopped(
-    turns: Turns, more_steps: int, is_in: bool
+    turns: Turns, before: int, more_steps: int, is_in: bool
 ) -> None:
+    """Training goes on after a stop too, before the turn in which it was has ended."""
     turns.enter()
+    turns.take()
+    turns.steps += before  # in the half second until the turn that hangs
     turns.listed.change(0, lambda old: {7: OTHER})
     turns.listed.show(OTHER, Beat(1, 0))
     ask = turns.one._rendezvous.ask
