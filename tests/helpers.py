@@ -438,11 +438,15 @@ def num_open_files() -> int:
 
 
 def until(condition: Callable[[], bool], what: str, every_s: float = 0.001) -> None:
-    """Waits for what other threads bring about; fails after the tests' patience."""
+    """Waits for what other threads bring about; fails after the tests' patience.
+
+    A long wait is looked at less often, up to 5 ms: others need the processor.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(every_s)
+        every_s = max(every_s, min(1.05 * every_s, 0.005))
 
 
 class Outcome(NamedTuple):

@@ -100,6 +100,10 @@ def _import() -> None:
 
     # What each run of wandb imports for its launcher, for 0.5 s; it goes on without.
     sys.modules["wandb.sdk.launch.inputs.internal"] = None  # pyright: ignore[reportArgumentType]
+    # wandb's models read their own source for descriptions that no run shows: 0.5 s.
+    descriptions = types.ModuleType("pydantic._internal._docs_extraction")
+    descriptions.extract_docstrings_from_cls = lambda *_, **__: {}  # pyright: ignore[reportAttributeAccessIssue]
+    sys.modules[descriptions.__name__] = descriptions
     # At an exit torch would take its libraries apart, and so copy what programs share.
     for one in weakref.finalize._registry:  # pyright: ignore[reportAttributeAccessIssue]
         one.atexit = False
