@@ -40,8 +40,8 @@ class TrainingWatch:
         seconds, steps = now - self.began, self._count()
         if seconds > 0:
             rate = (steps - self._steps) / seconds
-            most = rate if seconds <= self._longest_s else self._steps_per_s
-            self._steps_per_s = min(rate, most)
+            is_long = seconds > self._longest_s
+            self._steps_per_s = min(rate, self._steps_per_s) if is_long else rate
         self.began, self._steps = now, steps
 
     def goes_on(self, now: float) -> bool:

@@ -179,7 +179,7 @@ class Trained:
         """Its membership stands still, for so long that others evict it."""
         with self.membership._state:
             yield
-        # Of a process that was stopped, training goes on only now, too.
+        # Its training, which would be stopped too, goes on after the turn held up.
         assert self.membership.refresh(PATIENCE_S)
 
     def until_it_has_rejoined(self, others: Sequence["Trained"] = ()) -> Position:
