@@ -62,7 +62,6 @@ class TrainingRun:
     Attributes:
         sharing: sharing of epochs, on which the learners may still have to decide;
             None: equal shares.
-        last_consensus: consensus distance at the last mean; None before the first.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class TrainingRun:
         self._trainer, self._dials = trainer, dials
         self.job, self.sharing = job, sharing
         self.scope = CollectiveScope(trainer, job)
-        self.last_consensus: Consensus | None = None
         self._batch_end: BatchEnd | None = None
         self._folders: list[BinaryIO] = []
         self._collections = ExitStack()
@@ -170,7 +168,8 @@ class TrainingRun:
         begin(*args)
 
     def _note(self, consensus: Consensus | None) -> None:
-        self.last_consensus = consensus
+        strategy: Any = self._trainer.strategy
+        strategy.last_consensus = consensus
         average_copies(self._trainer, self.job.partition)
 
     # --- the end
