@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
+from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -42,6 +43,15 @@ def save_period(callback: ModelCheckpoint, argument: str) -> Any:
     is "every_n_train_steps", "every_n_epochs" or "train_time_interval".
     """
     return getattr(callback, f"_{argument}", None) or None
+
+
+def timers_of(trainer: pl.Trainer) -> list[Timer]:
+    """The timers that may end the training after any batch."""
+    return [
+        timer
+        for timer in callbacks_of(trainer, Timer)
+        if timer._interval == Interval.step and timer._duration is not None
+    ]
 
 
 def validates_by_time(trainer: pl.Trainer) -> bool:
@@ -263,6 +273,8 @@ def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
             )
     if validates_by_time(trainer):
         yield _clock("val_check_interval")
+    if timers_of(trainer):
+        yield _clock("max_time")
     for callback in callbacks_of(trainer, Callback):
         yield from _problems_with_callback(callback)
     step = trainer.lightning_module.training_step
@@ -282,8 +294,6 @@ def _problems_with_callback(callback: Callback) -> Iterator[str]:
             )
         if save_period(callback, "train_time_interval"):
             yield _clock("train_time_interval")
-    if isinstance(callback, Timer):
-        yield _clock("max_time")
     for kind, reason in _COUNTING.items():
         if isinstance(callback, kind):
             name = type(callback).__name__
