@@ -27,7 +27,7 @@ class EvaluationWatch:
         self._handle = module.register_forward_pre_hook(self)
 
     def end(self) -> None:
-        """Takes the watch from the module, which TorchScript could not compile."""
+        """Removes the hook, with which TorchScript cannot compile the module."""
         self._handle.remove()
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:

@@ -5,9 +5,7 @@ how many learners allreduce their gradients and act as one. Each registered stra
 name stands for a setting of these three. Inside a super-learner, Lightning's DDP runs
 on the process group of its learners; between them, `mixing` and `gossip` average.
 
-This module has Lightning's hooks. `options` has the constructor, and `run` the work of
-the hooks while learners gossip. An optimizer step goes from `optimizer_step` to
-`Job.update` in `job`.
+An optimizer step goes from `optimizer_step` to `Job.update` in `job`.
 """
 
 from collections.abc import Callable
