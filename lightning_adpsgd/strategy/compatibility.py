@@ -281,7 +281,7 @@ def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
     if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
         yield (
             "`training_step` must not take `dataloader_iter` with `work_sharing=True`: "
-            "which batch is the last would be known too late; take `batch`"
+            "the loop would learn too late which batch is the last; take `batch`"
         )
 
 

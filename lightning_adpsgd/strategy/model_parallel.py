@@ -176,21 +176,16 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         all_come: bool,
     ) -> None:
         """Writes a folder of shards; only warns if not all learners come."""
-        if storage_options is not None:
-            raise TypeError(
-                "`storage_options` is not taken for checkpoints in shards, got "
-                f"{storage_options!r}"
-            )
         if not all_come:
             rank_zero_warn(
                 f"{filepath} was not saved: after a failure not all learners that hold "
                 "shards can be asked. Resume from the last checkpoint before it"
             )
             return
-        if "://" in str(filepath):
+        if "://" in str(filepath) or storage_options is not None:
             raise ValueError(
                 "a checkpoint in shards must be on a mounted file system, got "
-                f"{filepath}"
+                f"{filepath} with `storage_options` {storage_options}"
             )
         path = Path(self.broadcast(str(filepath)))
         # All super-learners hold the consensus model, and the first one writes it.
