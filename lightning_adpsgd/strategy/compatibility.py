@@ -88,8 +88,7 @@ def check_arguments_of_shards(arguments: Mapping[str, Any]) -> None:
     allowed = ("cluster_environment", "accelerator", "parallel_devices")
     allowed += ("checkpoint_io", "precision_plugin", "process_group_backend")
     for name, value in arguments.items():
-        default = known[name].default if name in known else None
-        if name not in allowed and value != default:
+        if name not in allowed and value != known[name].default:
             raise ValueError(
                 f'`{name}` must not be set with `inside="model_parallel"`, got '
                 f"{value!r}: there is no DDP inside a super-learner, and learners "

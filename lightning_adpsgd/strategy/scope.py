@@ -103,28 +103,31 @@ class CollectiveScope:
         return self._trainer.training and not saves
 
     def _tell_of_fewer(self, operation: str) -> None:
-        size, world_size = self._job.super_learner_size, self._trainer.world_size
-        hook = self._trainer.lightning_module._current_fx_name or "a hook of a step"
-        self._tell_once(
-            operation,
-            f"`{operation}` in `{hook}` is over {size} of the {world_size} learners, "
-            "those of one super-learner: the others are at other steps and are not "
-            f"waited for. {_REMEDIES[operation]}.",
-        )
+        if self._is_to_tell(operation):
+            size, world_size = self._job.super_learner_size, self._trainer.world_size
+            hook = self._trainer.lightning_module._current_fx_name or "a hook of a step"
+            rank_zero_warn(
+                f"`{operation}` in `{hook}` is over {size} of the {world_size} "
+                "learners, those of one super-learner: the others are at other steps "
+                f"and are not waited for. {_REMEDIES[operation]}. This warning appears "
+                "once."
+            )
 
     def _tell_of_waits(self) -> None:
-        remedy = f" {_SHARES}." if self._shares_epochs() else ""
-        self._tell_once(
-            _TORCHS,
-            "`training_step` calls `torch.distributed` over all learners, where they "
-            f"wait for one another in every step.{remedy}",
-        )
+        if self._is_to_tell(_TORCHS):
+            remedy = f"{_SHARES}. " if self._shares_epochs() else ""
+            rank_zero_warn(
+                "`training_step` calls `torch.distributed` over all learners, where "
+                "they wait for one another in every step. "
+                f"{remedy}This warning appears once."
+            )
 
-    def _tell_once(self, operation: str, message: str) -> None:
+    def _is_to_tell(self, operation: str) -> bool:
         is_of_all = self._job.super_learner_size == self._trainer.world_size
-        if operation not in self._told and not is_of_all:
-            self._told.add(operation)
-            rank_zero_warn(f"{message} This warning appears once.")
+        if operation in self._told or is_of_all:
+            return False
+        self._told.add(operation)
+        return True
 
     def _shares_epochs(self) -> bool:
         return getattr(self._trainer.strategy, "work_sharing", None) is not None
