@@ -15,7 +15,7 @@ _OF_PYTHON = 1000
 
 @contextmanager
 def without_old_objects() -> Iterator[None]:
-    """Collects everything once, then excludes what survives from collections.
+    """Collects everything once; collections within the context exclude survivors.
 
     Does nothing if the program has disabled collections or frozen objects itself.
     """
