@@ -45,7 +45,7 @@ _Broadcast = TypeVar("_Broadcast")
 
 
 @final
-class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):  # pyright: ignore
+class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     """Hierarchical asynchronous decentralized parallel SGD (H-ADPSGD) for Fabric.
 
     The learning rate is the one for the global batch (learners x local batch), because

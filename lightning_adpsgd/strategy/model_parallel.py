@@ -57,7 +57,7 @@ _TENSORS = 8  # the number of tensors of a batch that are compared
 _ON_HOST = StateDictOptions(cpu_offload=True)
 
 
-class ModelParallelInside(HADPSGDOptions, DDPStrategy):  # pyright: ignore
+class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     """Lightning's hooks that differ with `inside="model_parallel"`."""
 
     _mesh: DeviceMesh | None = None

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
@@ -46,16 +46,31 @@ from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
 from lightning_adpsgd.topology.partition import Partition
 
+if TYPE_CHECKING:
 
-class HADPSGDOptions:
+    class _DDPStrategy:
+        """The attributes that the `DDPStrategy` of the Trainer and of Fabric share."""
+
+        _ddp_kwargs: dict[str, Any]
+        _checkpoint_io: CheckpointIO | None
+
+        def __init__(self, *, timeout: timedelta, **ddp: Any) -> None: ...
+
+        @property
+        def num_processes(self) -> int: ...
+
+        @property
+        def world_size(self) -> int: ...
+
+        @property
+        def global_rank(self) -> int: ...
+
+else:
+    _DDPStrategy = object
+
+
+class HADPSGDOptions(_DDPStrategy):
     """The arguments of a strategy, and how they divide a job into super-learners."""
-
-    # The `DDPStrategy` of the Trainer and of Fabric have these in common.
-    _ddp_kwargs: dict[str, Any]
-    _checkpoint_io: CheckpointIO | None
-    num_processes: int
-    world_size: int
-    global_rank: int
 
     _has_trainer: ClassVar[bool] = True
 
@@ -166,8 +181,7 @@ class HADPSGDOptions:
         """
         duration, (mode, max_wait) = as_duration(timeout), as_mode(communication)
         kind, shared_by = as_inside(inside)
-        limit = duration or default_pg_timeout
-        super().__init__(timeout=limit, **ddp)  # pyright: ignore
+        super().__init__(timeout=duration or default_pg_timeout, **ddp)
         check_ddp_arguments(self._ddp_kwargs, type(self).__name__)
         if not self._has_trainer:
             _refuse_in_fabric(work_sharing, kind)
