@@ -210,18 +210,16 @@ class FlatParameters(Weights):
     def buffers_in(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """Views of the buffers that share no memory with a parameter."""
         here = [vector.data_ptr() for vector in self.vectors]
-        views = list[Tensor]()
-        for slot in self._own_buffers():
-            vector = vectors[here.index(slot.view.untyped_storage().data_ptr())]
-            place = slot.view.stride(), slot.view.storage_offset()
-            views.append(vector.as_strided(slot.view.shape, *place))
-        return views
-
-    def _own_buffers(self) -> Iterator[_Slot]:
         weights = {
             id(s.block) for s in self._slots if isinstance(s.tensor, nn.Parameter)
         }
-        return (slot for slot in self._slots if id(slot.block) not in weights)
+        views = list[Tensor]()
+        for _, _, view, _, block in self._slots:
+            if id(block) not in weights:
+                vector = vectors[here.index(view.untyped_storage().data_ptr())]
+                place = view.stride(), view.storage_offset()
+                views.append(vector.as_strided(view.shape, *place))
+        return views
 
     @override
     def rebind(self) -> None:
