@@ -62,7 +62,7 @@ class ConsensusModel:
         communication: averaging, which pauses and settles before the mean is taken.
         meet: function that waits until all learners have come to the meeting of a name.
         average: function that replaces vectors by their mean and returns the distance
-            of the trained weights from it; None: a collective over all learners.
+            of the trained weights from it.
         needs_trained: whether `average` reads the trained weights.
 
     Attributes:
@@ -74,11 +74,11 @@ class ConsensusModel:
         flat: Weights,
         communication: Communication,
         meet: Callable[[str], object],
-        average: Average | None = None,
+        average: Average,
         needs_trained: bool = True,
     ) -> None:
         self._flat, self._communication = flat, communication
-        self._meet, self._average = meet, average or average_whole
+        self._meet, self._average = meet, average
         self._needs_trained = needs_trained
         self._local: list[Tensor] | None = None
         self._mean_buffers: list[Tensor] = []
@@ -157,22 +157,15 @@ class ConsensusModel:
 
 @torch.no_grad()
 def average_whole(
-    vectors: list[Tensor], trained: list[Tensor], partition: Partition | None = None
+    vectors: list[Tensor], trained: list[Tensor], partition: Partition
 ) -> Consensus:
     """Replaces the vectors by their mean over all super-learners with finite weights.
 
-    The learners of a super-learner hold equal weights; their floating-point buffers may
-    differ until the next forward. Where all are of one size, the mean over learners is
-    the mean over super-learners.
-
-    Args:
-        partition: super-learners of different sizes, of which the first learner of each
-            gives its weights; None: they are of one size.
+    The first learner of each gives its weights.
 
     Returns:
         The distance of the weights in `trained` from that mean.
     """
-    partition = partition or Partition.even(dist.get_world_size(), 1)
     mine, number = _finite_ones(vectors, partition)
     speaks = mine and not partition.place(dist.get_rank())
     return _average([_Pieces(vectors, trained, None)], speaks, number)

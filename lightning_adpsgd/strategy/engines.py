@@ -108,8 +108,8 @@ def sections_between(weights: Weights, partition: Partition) -> list[Section] | 
 
 def average_of(
     weights: Weights, groups: Groups, island: Island | None, timeout: timedelta
-) -> Average | None:
-    """The function for the mean over super-learners; None: the mean over learners."""
+) -> Average:
+    """The function for the mean over super-learners."""
     if island is not None:
         return partial(_average_island, island, weights, groups)
     if isinstance(weights, LocalShards):
@@ -121,9 +121,12 @@ def average_of(
             num_buffers=weights.num_buffers,
             timeout=timeout,
         )
-    if groups.partition.is_even:
-        return None
-    return partial(average_whole, partition=groups.partition)
+    partition = groups.partition
+    if partition.is_even:
+        # Also of the floating-point buffers of all learners, which may differ until the
+        # next forward.
+        partition = Partition.even(partition.num_learners, 1)
+    return partial(average_whole, partition=partition)
 
 
 def _average_island(
