@@ -129,7 +129,7 @@ class FlatParameters(Weights):
 
     Raises:
         ValueError: A parameter is not materialised yet or is on a different device than
-            the rest, or there is nothing to average.
+            the rest, a tensor is sparse, or there is nothing to average.
     """
 
     def __init__(
@@ -140,6 +140,7 @@ class FlatParameters(Weights):
         kept_out: Collection[str] = (),
     ) -> None:
         super().__init__(module)
+        _check_dense(module)
         self._slots: list[_Slot] = []
         self.vectors: list[Tensor] = []
         tensors = _recurrent_first(module, dict(_averaged_tensors(module)))
@@ -306,6 +307,18 @@ def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
         f"`{name}` {moved if is_known else added}; change weights in place "
         "(`p.data.copy_(...)`), or before `trainer.fit` or `fabric.setup`"
     )
+
+
+def _check_dense(module: nn.Module) -> None:
+    ignored = ignored_by_ddp(module)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.layout != torch.strided and name not in ignored:
+            raise ValueError(
+                f"`{name}` must be dense to be sent to other learners, got "
+                f"{tensor.layout}: add its name to the module's "
+                "`_ddp_params_and_buffers_to_ignore`, so that each learner keeps its "
+                "own, or make it dense (`.to_dense()`)"
+            )
 
 
 def _untrained(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
