@@ -17,7 +17,7 @@ from lightning_adpsgd.gossip.waiting import Waiting
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 
 _log = logging.getLogger(__name__)
-# A warning says so after this many boundaries in vain, or meetings with the same few.
+# Boundaries without a partner, or meetings with the same few, until a warning.
 _MANY = 50
 
 

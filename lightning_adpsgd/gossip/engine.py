@@ -110,8 +110,8 @@ class Gossip(Communication):
 
     `_state`, a condition, guards everything that threads share here and in the parts
     that receive it. It is held for memory operations, never for a wait on the network.
-    Any thread may append to `_adoptions` weights to continue from, with the event that
-    says when. Only the training thread writes the flat vectors (w).
+    Any thread may append to `_adoptions` weights to continue from, with the event to
+    set once that is done. Only the training thread writes the flat vectors (w).
 
     Args:
         transport: connection to the counterparts in the other super-learners; with
@@ -281,7 +281,7 @@ class Gossip(Communication):
         """Whether all learners of the super-learner end at this step."""
         return self._merging.agreed.leave
 
-    # --- where all learners come
+    # --- meetings of all learners
 
     @override
     def pause(self) -> None:

@@ -60,7 +60,7 @@ class ConsensusModel:
 
     Args:
         communication: averaging, which pauses and settles before the mean is taken.
-        meet: function that waits until all learners have come to the meeting of a name.
+        meet: function that waits until all learners have come to the named meeting.
         average: function that replaces vectors by their mean and returns the distance
             of the trained weights from it.
         needs_trained: whether `average` reads the trained weights.

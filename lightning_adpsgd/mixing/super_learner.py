@@ -355,8 +355,8 @@ class ShardMerge(MergeTogether[Votes]):
     """Merges the changes of a learner's shards, and counts all votes.
 
     A learner that holds no other shards merges its own at once, and the next forward
-    gathers them. If several learners hold a weight, the others take over the merge of
-    its owner before they continue, so that their copies stay equal.
+    gathers them. If several learners hold a weight, the others copy what its owner
+    has merged before they continue.
     """
 
     steps_late = 0
