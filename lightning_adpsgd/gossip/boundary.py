@@ -119,7 +119,7 @@ class Boundary:
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
-                '%s; raise `max_wait` of `ReadyPairs`, or take `communication="async"`',
+                '%s; raise `max_wait` of `ReadyPairs`, or use `communication="async"`',
                 what,
             )
 

@@ -218,8 +218,9 @@ class Gossip(Communication):
         if left:
             raise RuntimeError(
                 f"super-learner {self.members.live_schedule.own} could not end cleanly:"
-                f" {left} still wait for these peers after {self._options.timeout}. See"
-                " what those printed; raise `timeout` if the network is slow"
+                f" its threads {left} still wait for the peers in their names after "
+                f"{self._options.timeout}. See what those printed; raise `timeout` if "
+                "the network is slow"
             )
 
     def say_goodbye(self, seconds: float) -> list[str]:

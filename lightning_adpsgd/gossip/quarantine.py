@@ -208,7 +208,7 @@ class Quarantine:
             self.num_reloads += 1
         if self._group.index == 0:
             outcome = (
-                f"it goes on from those of super-learner {found[0]} with a new "
+                f"it continues from those of super-learner {found[0]} with a new "
                 "optimizer state"
                 if found is not None
                 else f"none of its peers {chosen} has finite weights; it asks again"

@@ -135,8 +135,7 @@ class ConsensusModel:
     @torch.no_grad()
     def leave(self, adopt: bool) -> None:
         """Restores the local weights or adopts the mean, and resumes exchanges."""
-        if self._local is None:
-            return
+        assert self._local is not None
         if not adopt:
             self._take_changed_buffers(self._local)
             pairs = zip(self._flat.vectors, self._local, strict=True)

@@ -153,7 +153,7 @@ def is_sharded(module: nn.Module) -> bool:
     return any(isinstance(weight, DTensor) for weight in module.parameters())
 
 
-def check_sharding(module: nn.Module, num_learners: int, shared_by: int = 1) -> None:
+def check_sharding(module: nn.Module, num_learners: int, shared_by: int) -> None:
     """Refuses a module of which a learner holds more than its shards."""
     for name, weight in module.named_parameters():
         _check_sharding(name, weight, num_learners // shared_by)
