@@ -166,18 +166,12 @@ class Gossip(Communication):
             else None
         )
         buffers, wire_dtype = Buffers(replica, options.wire_dtype), options.wire_dtype
-
-        def peers_of(section: int, carrier: Transport) -> Peers:
-            chunks, gain = replica.sections[section], live.schedule.gain
+        gain, self.peers_by_section = live.schedule.gain, list[Peers]()
+        sections = zip((transport, *further), replica.sections, strict=True)
+        for section, (carrier, chunks) in enumerate(sections):
             lanes = Lanes(carrier, replica, chunks, buffers, wire_dtype, gain, timeout)
-            return Peers(
-                *(members, lanes, self._traffic, self._account, self.threads),
-                pairing,
-                section,
-            )
-
-        carriers = enumerate((transport, *further))
-        self.peers_by_section = [peers_of(*carrier) for carrier in carriers]
+            shared = members, lanes, self._traffic, self._account, self.threads
+            self.peers_by_section.append(Peers(*shared, pairing, section))
         # The first learner speaks for its super-learner. An island takes a silent peer
         # off its list within seconds.
         tells = group.index == 0 and members.are_fixed
