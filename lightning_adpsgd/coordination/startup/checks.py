@@ -228,18 +228,18 @@ def _meet_learners(
 ) -> list[LearnerLocation]:
     def judge(words: list[str]) -> str:
         told = [LearnerInfo.from_json(word) for word in words]
-        locations = [one.location for one in told]
+        locations = [one.place for one in told]
         _refuse(
             [
                 *disagreements(told),
-                *(f"{one.location}: {one.trouble}" for one in told if one.trouble),
+                *(f"{one.place}: {one.trouble}" for one in told if one.trouble),
                 *loopback_traps(locations),
                 *scattered(locations, node_size),
             ]
         )
         return json.dumps([asdict(location) for location in locations])
 
-    locations = json.loads(barrier.ask("introduction", info.to_json(), judge))
+    locations = json.loads(barrier.ask("introduction", json.dumps(asdict(info)), judge))
     return [LearnerLocation.from_dict(location) for location in locations]
 
 

@@ -6,7 +6,7 @@ It is pure: it turns information about learners into sentences about problems.
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -30,29 +30,21 @@ _REMEDIES = {
 class LearnerInfo:
     """The information of a learner about itself.
 
+    Learners of another version read it too, by the names of its fields.
+
     Attributes:
-        location: host of the learner, and the addresses at which it listens.
+        place: host of the learner, and the addresses at which it listens.
         settings: values that must be equal in all learners, by kind and name.
         trouble: reason why it has no address to listen at; empty if it has one.
     """
 
-    location: LearnerLocation
+    place: LearnerLocation
     settings: Mapping[str, Mapping[str, str]]
     trouble: str = ""
 
-    def to_json(self) -> str:
-        """The text for `from_json`, with field names that all versions share."""
-        return json.dumps(
-            {
-                "place": asdict(self.location),
-                "settings": self.settings,
-                "trouble": self.trouble,
-            }
-        )
-
     @classmethod
     def from_json(cls, text: str) -> "LearnerInfo":
-        """Reads a learner's information; ignores fields that another version adds."""
+        """Reads what `asdict` and JSON wrote; ignores fields of another version."""
         content = json.loads(text)
         place = LearnerLocation.from_dict(content["place"])
         return cls(place, content["settings"], content["trouble"])
@@ -92,7 +84,7 @@ def disagreements(infos: Sequence[LearnerInfo]) -> list[str]:
         holders: dict[str, list[LearnerLocation]] = {}
         for info in infos:
             value = info.settings.get(kind, {}).get(name, "absent")
-            holders.setdefault(value, []).append(info.location)
+            holders.setdefault(value, []).append(info.place)
         if len(holders) > 1:
             told = " and ".join(f"{v} in {describe(p)}" for v, p in holders.items())
             lines.append(f"`{name}` differs: {told}. {_REMEDIES.get(kind, '')}".strip())
