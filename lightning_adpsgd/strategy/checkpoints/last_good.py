@@ -58,11 +58,8 @@ def whole_checkpoint_path(
             # Lightning does not know the files that islands save when told to end.
             warnings.filterwarnings("ignore", ".*no last checkpoint available")
         chosen = lightnings(state_fn, ckpt_path, **arguments)
-    if ckpt_path == "hpc" or (
-        ckpt_path is None
-        and chosen
-        and chosen == trainer._checkpoint_connector._hpc_resume_path
-    ):
+    of_slurm = trainer._checkpoint_connector._hpc_resume_path
+    if chosen and chosen == of_slurm and ckpt_path in (None, "hpc"):
         numbered = sorted(_numbered(trainer.default_root_dir), reverse=True)
         return newest_whole(path for _, path in numbered) if numbered else chosen
     return newest_whole(_in_order(lasts)) if lasts else chosen

@@ -74,11 +74,6 @@ _NAMES_OF_INDEX = (
 )
 
 
-def is_folder(path: Any) -> bool:
-    """Whether a checkpoint is a folder of shards."""
-    return os.path.isdir(path)
-
-
 def write_shards(
     state: Mapping[str, Any], rest: dict[str, Any], path: Path, group: dist.ProcessGroup
 ) -> None:
