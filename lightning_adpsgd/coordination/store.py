@@ -203,10 +203,6 @@ class Coordinator:
         The wait has no time limit, because a waiting learner keeps answering its peers.
         Only a failure of a learner ends it early.
 
-        Args:
-            name: name of the meeting, the same in all learners.
-            meanwhile: work for this learner while it waits; None: nothing.
-
         Raises:
             LearnerFailed: A learner failed, or came to a different meeting, which means
                 that the learners' programs differ.
@@ -341,10 +337,6 @@ class Coordinator:
     def _end_process(self) -> None:
         # The training thread has been inside one call for the whole timeout, most
         # likely a collective with a learner that is gone; an exception cannot reach it.
-        print(
-            f"learner {self._rank} ends: {self.failure} (its training thread did not "
-            f"come back within {self._timeout})",
-            file=sys.stderr,
-            flush=True,
-        )
+        late = f"its training thread did not come back within {self._timeout}"
+        self._show(f"{self.failure} ({late})")
         os._exit(1)

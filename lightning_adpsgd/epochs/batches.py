@@ -102,7 +102,6 @@ class SharedBatches:
         self._is_training, self._most_held = is_training, 2 if reads_ahead else 1
         self._loaded: EpochState | None = None
         self._last: EpochState | None = None
-        self._is_closed = False
         self._held = deque[tuple[EpochUnderWay, int]]()
         self.under_way: EpochUnderWay | None = None
         self._finished = -1, 0  # epoch and number of units when it was retired
@@ -114,7 +113,7 @@ class SharedBatches:
 
     def close(self) -> None:
         """Hands out no more batches; `state` stays unchanged."""
-        self._last, self._is_closed = self.state(), True
+        self._last, self._pool = self.state(), lambda: None
 
     def retire(self) -> None:
         """Lets go of the epoch and the pool, which keeps this object and a connection.
@@ -150,14 +149,14 @@ class SharedBatches:
     def state(self) -> EpochState | None:
         """The rest of the epoch in a learner that knows it, or None; a collective."""
         pool, current = self._pool(), self.under_way
-        if self._is_closed or pool is None or current is None:
+        if pool is None or current is None:
             return self._last
         held = as_ranges(number for epoch, number in self._held if epoch is current)
         remaining = pool.remaining(held)
         return None if remaining is None else current.state(remaining)
 
     def __iter__(self) -> Iterator[list[int]]:
-        if (pool := self._pool()) is not None and not self._is_closed:
+        if (pool := self._pool()) is not None:
             self._current(pool)
         learner = self._index.learner
         return _Handing(self, (epoch.samples(n, learner) for epoch, n in self._held))
@@ -165,7 +164,7 @@ class SharedBatches:
     def draw(self) -> list[int] | None:
         """The samples of one more batch; None at the end of the epoch, or for now."""
         pool = self._pool()
-        if pool is None or self._is_closed:
+        if pool is None:
             return None
         current = self._current(pool)
         if current.last_claim.is_last:
