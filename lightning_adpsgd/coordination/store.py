@@ -107,11 +107,11 @@ class Meanwhile(Protocol):
     """Work of a learner while it waits in a meeting, in its training thread."""
 
     def while_waiting(self, meeting: str) -> None:
-        """Called repeatedly until all learners have come."""
+        """Called repeatedly until all learners have arrived."""
         ...
 
     def when_met(self) -> None:
-        """Called once when all learners have come."""
+        """Called once when all learners have arrived."""
         ...
 
 
@@ -198,7 +198,7 @@ class Coordinator:
             raise LearnerFailed(self.failure)
 
     def meet(self, name: str, meanwhile: Meanwhile | None = None) -> None:
-        """Waits until every learner has come to the meeting of this name.
+        """Waits until every learner has reached the meeting of this name.
 
         The wait has no time limit, because a waiting learner keeps answering its peers.
         Only a failure of a learner ends it early.

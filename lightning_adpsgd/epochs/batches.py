@@ -4,11 +4,11 @@ In each epoch it yields the units that the first learner of the super-learner, t
 leader, claims from the pool. It remembers each unit until training on it begins, so an
 iterator can be discarded and replaced. Everything happens in the training thread.
 
-An island may give work units back. So the answer that an epoch has no more units comes
-only when no unit can come back, and only a learner that is about to run out of batches
-waits for it. Such a learner holds at most one batch, or two if workers of a loader read
-ahead. One that holds more is told that there is no unit at present. The same is told to
-a slow learner of one job that holds more, and leaves units to the others.
+An island may give work units back, so the epoch has no more units only once none can
+come back. Only a learner that is about to run out of batches waits for that: it holds
+at most one batch, or two if workers of a loader read ahead. A learner that holds more
+gets the answer that there is no unit at present. So does a slow learner of one job that
+holds more and leaves units to the others.
 """
 
 import json

@@ -25,10 +25,10 @@ from lightning_adpsgd.weights.worker import BackgroundWorker
 
 _LOOK_S = 0.001
 """Seconds between two looks for a message of a super-learner's first learner."""
-# Seconds for which the reason of a failed leader is waited for.
+# The longest wait for the reason of a failed leader, in seconds.
 _REASON_S = 3.0
-# A round trip of fewer seconds, or of a smaller part of a step, is waited for: nothing
-# is held ahead.
+# A learner waits for round trips of fewer seconds, or of a smaller part of a step, and
+# holds nothing ahead.
 _NEAR_S, _SHORT = 0.004, 0.05
 # The number of round trips that must be known, and that are remembered.
 _FEW, _MANY = 3, 10
@@ -415,7 +415,7 @@ class ClaimCounter:
         return lambda num: dealt + keys.add("claimed", num) - num
 
     def _most_ahead(self, num_held: int) -> int:
-        """A part of what is left; 0 if the others would finish that first."""
+        """A part of the remaining units; 0 if the others would finish those first."""
         count, held = self._index.num_super_learners, num_held + len(self._drawn)
         if self._rate.others_end_first(self._num_units, count, held):
             return 0

@@ -1,6 +1,6 @@
 """The checks before the learners of a job start.
 
-All learners must have come, and run the same versions with the same options. The
+All learners must have arrived, with the same versions and the same options. The
 learners of a super-learner must be on one machine. Learners must reach one another at
 the addresses that Gloo will use. Later, all must have the same model. All problems are
 reported in one message, the same in every learner, which names hosts and remedies.

@@ -38,8 +38,8 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     Only the training thread calls the methods, a signal handler in it included. A
     writing thread touches nothing but its snapshot, and the interpreter does not exit
     before its work is done. If it fails, the next call that waits raises the error,
-    once. If the training is about to end, that call warns instead, so that a learner
-    that is told to leave does so.
+    once. If the training is about to end, that call warns instead, so that a preempted
+    learner still leaves.
     """
 
     def __init__(self, checkpoint_io: CheckpointIO) -> None:

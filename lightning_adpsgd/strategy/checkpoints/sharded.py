@@ -237,7 +237,7 @@ class _Writer(FileSystemWriter):
         try:
             return super().write_data(*arguments, **options)
         except Exception as error:
-            # Other learners see the error without what it came of.
+            # Other learners see the error without its cause.
             raise _of_disk(error) from error
 
 
@@ -272,7 +272,7 @@ class _Reader(FileSystemReader):
                 metadata = _Index(file).load()
                 if not isinstance(metadata, Metadata):
                     raise TypeError(f"it holds a {type(metadata).__name__}")
-            except Exception as error:  # a malformed index raises whatever comes of it
+            except Exception as error:  # a malformed index may raise anything
                 _refuse(Path(self.path), f"{INDEX} cannot be read: {error}")
         # torch's own reader does the same.
         metadata.storage_meta = metadata.storage_meta or StorageMeta()

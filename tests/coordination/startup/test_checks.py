@@ -239,7 +239,7 @@ def test_loopback_is_fine_on_one_host_and_a_trap_on_two() -> None:
     assert loopback_traps([trapped, replace(trapped, rank=2)]) == []
     (line,) = loopback_traps([here, trapped, replace(trapped, rank=2)])
     assert "learner 1 on host b would listen at 127.0.1.1, a loopback address" in line
-    assert "the name 'b' stands for it there, in /etc/hosts most likely" in line
+    assert "the name 'b' resolves to it there, most likely in /etc/hosts" in line
     assert "Set GLOO_SOCKET_IFNAME on host b" in line
     assert "it has eth0 10.0.0.3/24" in line
     (line,) = loopback_traps([here, replace(trapped, chosen="lo")])
