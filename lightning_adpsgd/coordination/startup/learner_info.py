@@ -102,21 +102,12 @@ def scattered(locations: Sequence[LearnerLocation], size: int) -> list[str]:
     for location in locations:
         hosts.setdefault(location.machine, []).append(location)
     counts = ", ".join(f"{len(on)} on {on[0].host}" for on in hosts.values())
-    if len({len(on) for on in hosts.values()}) > 1:
-        remedy = (
-            f"hosts have unequal numbers of learners ({counts}): start equally many on "
-            "each, and as many as `Trainer(devices=)` says"
-        )
-    else:
-        remedy = (
-            f"learners are not numbered host by host ({counts}): with SLURM use `srun "
-            "--distribution=block`, with Open MPI `mpirun --map-by slot`; and let "
-            "`Trainer(devices=)` be the number of learners on a host"
-        )
     return [
         '`super_learner_size="node"` makes a super-learner of the learners of one '
-        f"machine, but {describe(broken[0])} would form one across machines: {remedy}. "
-        "Or set `super_learner_size` to a number"
+        f"machine, but {describe(broken[0])} would form one across machines. Start as "
+        f"many learners on each host as `Trainer(devices=)` says (there are {counts}), "
+        "numbered host by host: with SLURM use `srun --distribution=block`, with Open "
+        "MPI `mpirun --map-by slot`. Or set `super_learner_size` to a number"
     ]
 
 

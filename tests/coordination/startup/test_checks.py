@@ -203,7 +203,7 @@ def test_ranks_dealt_in_turn_are_refused_with_the_launchers_option() -> None:
 def test_hosts_with_unequal_numbers_are_refused_with_the_numbers() -> None:
     (line,) = scattered([location(r, "aaab"[r]) for r in range(4)], 2)
     assert "learners 2-3 (hosts a, b) would form one across machines" in line
-    assert "unequal numbers of learners (3 on a, 1 on b)" in line
+    assert "as `Trainer(devices=)` says (there are 3 on a, 1 on b)" in line
 
 
 # --- which learners one probes
