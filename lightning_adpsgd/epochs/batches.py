@@ -47,24 +47,15 @@ class EpochUnderWay:
 
     Args:
         units: work units that were left when this job began the epoch.
-        pool: pool of the epoch; None if the super-learner has several learners.
+        last_claim: the last claim, equal in all learners of the super-learner.
     """
 
     number: int
     seed: int
     epoch: Epoch
     units: WorkUnits
-    pool: Pool | None
     num_begun: int = 0
     last_claim: Claim = field(default=Claim(None, 0, is_last=False))
-
-    def num_claimed(self) -> int:
-        """The number of units that learners have claimed.
-
-        The learners of a super-learner must agree on it. So if there are
-        several, it is the number at their last claim.
-        """
-        return self.pool.num_claimed if self.pool else self.last_claim.num_claimed
 
     def samples(self, number: int, learner: int) -> list[int]:
         """Indices of the samples of a learner's batch in a unit."""
@@ -205,8 +196,7 @@ class SharedBatches:
 
         terms = Terms.from_row(json.loads(self._broadcast.share(agree)))
         self.seed, epoch = terms.seed, draw(terms.seed)
-        live = pool if self._index.super_learner_size == 1 else None
-        return EpochUnderWay(number, self.seed, epoch, self._cut(epoch, terms), live)
+        return EpochUnderWay(number, self.seed, epoch, self._cut(epoch, terms))
 
     def _cut(self, epoch: Epoch, terms: Terms) -> WorkUnits:
         if epoch.fingerprint() != terms.fingerprint:

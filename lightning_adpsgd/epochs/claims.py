@@ -223,11 +223,6 @@ class DrawnNumbers:
         """Whether numbers are held, or on their way."""
         return bool(self._numbers or self._pending)
 
-    @property
-    def is_far(self) -> bool:
-        """Whether a round trip would make a step longer."""
-        return self._num_ahead() > 0
-
     def next(self, most: Callable[[], int]) -> int:
         """The next number; `most` gives the most to draw at once for later calls."""
         self._steps.append(max(0.0, time.monotonic() - self._returned_at))
@@ -352,18 +347,8 @@ class ClaimCounter:
         else:
             rate.has_counted = True
 
-    @property
-    def num_claimed(self) -> int:
-        """The number of claimed units, including those dealt in advance.
-
-        Where the counter is far, it is the number at this learner's last claim.
-        """
-        if not self._drawn.is_far:
-            return self._counted()
-        dealt = self._index.num_super_learners
-        return min(max(self._rate.latest + 1, dealt), self._num_units)
-
     def _counted(self) -> int:
+        """The number of claimed units, including those dealt in advance."""
         dealt = self._index.num_super_learners
         return min(dealt + self._keys.add("claimed", 0), self._num_units)
 

@@ -150,11 +150,6 @@ class IslandPool(ServiceThread):
             others = lease.ledger.of_others(self.own).values()
             return union(lease.ledger.left, *others, as_ranges(lease.ahead), held)
 
-    @property
-    def num_claimed(self) -> int:
-        """The number of units that islands have claimed, as far as known."""
-        return self._lease.num_claimed if self._lease is not None else 0
-
     def leave(self, seconds: float) -> None:
         """Returns unused units, and ends the thread; can be called twice."""
         with self._state:
