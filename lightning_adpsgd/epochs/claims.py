@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -200,6 +200,7 @@ class DrawnNumbers:
         note: function called with the first number of each draw, and with the number of
             steps at that time.
         round_trips: seconds that earlier draws took; later draws are added.
+        held: the first numbers, which need no draw.
     """
 
     def __init__(
@@ -208,10 +209,11 @@ class DrawnNumbers:
         num_steps: Callable[[], int],
         note: Callable[[int, int], None],
         round_trips: deque[float],
+        held: Iterable[int] = (),
     ) -> None:
         self._draw, self._num_steps, self._note = draw, num_steps, note
         self._round_trips = round_trips
-        self._numbers, self._steps = deque[int](), deque[float](maxlen=5)
+        self._numbers, self._steps = deque(held), deque[float](maxlen=5)
         self._pending: Future[_Drawn] | None = None
         self._returned_at = math.inf
 
@@ -303,12 +305,12 @@ class ClaimCounter:
         found = self._keys.compare_set("samples", "", terms.fingerprint).decode()
         agreed = terms._replace(fingerprint=found)
         self._num_units = num_units(agreed)
-        self._is_dealt = False
         self._stays: bool | None = None  # not asked yet
         self._rate.start_epoch()
         self._num_finished = num_finished
+        dealt = [self._index.super_learner]
         self._drawn = DrawnNumbers(
-            self._adder(), num_finished, self._rate.note, self._round_trips
+            self._adder(), num_finished, self._rate.note, self._round_trips, dealt
         )
         return agreed
 
@@ -320,13 +322,13 @@ class ClaimCounter:
             waits: whether it holds so few that it needs a final answer: another unit,
                 or that there is none. Islands wait for it.
         """
-        if self._is_dealt and self._leaves(num_held):
+        if self._leaves(num_held):
             number = self._rate.latest
             # The other learners hear the same answer, and may hold more or fewer units.
             are_several = self._index.super_learner_size > 1
             is_last = waits or are_several or number >= self._num_units
             return Claim(None, self._num_units if is_last else number, is_last)
-        number = self._draw(num_held)
+        number = self._drawn.next(lambda: self._most_ahead(num_held))
         num_claimed = max(number + 1, self._index.num_super_learners)
         is_last = number >= self._num_units
         num_claimed = min(num_claimed, self._num_units)
@@ -360,7 +362,6 @@ class ClaimCounter:
         self._num_gathered += 1
         news = PrefixStore(f"gather/{self._num_gathered}", self._store)
         if self._index.learner == 0:
-            held = held if self._is_dealt else self._dealt()
             ahead = (n for n in self._drawn.settle() if n < self._num_units)
             held = union(held, as_ranges(ahead))
             # All claims that others make before they come are in the largest count.
@@ -383,16 +384,6 @@ class ClaimCounter:
             )
         unclaimed = ((max(num_claimed), self._num_units),)
         return union(unclaimed, *map(from_rows, held))
-
-    def _dealt(self) -> Ranges:
-        number = self._index.super_learner
-        return ((number, number + 1),) if number < self._num_units else ()
-
-    def _draw(self, num_held: int) -> int:
-        if not self._is_dealt:
-            self._is_dealt = True
-            return self._index.super_learner
-        return self._drawn.next(lambda: self._most_ahead(num_held))
 
     def _adder(self) -> Callable[[int], int]:
         """A function that adds to the counter of this epoch, even in a later one."""
