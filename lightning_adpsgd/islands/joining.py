@@ -218,7 +218,7 @@ class Joining:
         position = found.position if found is not None else BEGINNING
         news = [found is None, self._is_refused_for_long(), *position]
         misses, is_refused, *furthest = self._group.agree(news, self._timeout)
-        if is_refused:
+        if misses and is_refused:
             raise Refused(self.published("refusal")) from self._refusal
         if found is None or misses:
             return None
