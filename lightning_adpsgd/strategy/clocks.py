@@ -23,7 +23,6 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     Timer,
 )
-from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning_utilities.core.rank_zero import rank_zero_info
 
@@ -31,6 +30,7 @@ from lightning_adpsgd.strategy.agreement import Agreement
 from lightning_adpsgd.strategy.compatibility import (
     callbacks_of,
     save_period,
+    timers_of,
     validates_by_time,
 )
 from lightning_adpsgd.strategy.job import END_OF_TRAINING, Job
@@ -135,7 +135,7 @@ class BatchEnd:
     def __init__(self, trainer: pl.Trainer, job: Job) -> None:
         self._trainer, self._job = trainer, job
         self.saves = [_SaveClock(trainer, c) for c in _timed_checkpoints(trainer)]
-        self._stops = [_StopClock(trainer, timer) for timer in _timers(trainer)]
+        self._stops = [_StopClock(trainer, timer) for timer in timers_of(trainer)]
         timed = validates_by_time(trainer)
         self._validation = _ValidationClock(trainer) if timed else None
         found = (*self.saves, *self._stops, self._validation)
@@ -239,23 +239,18 @@ def follow_clocks(
     trainer: pl.Trainer, job: Job, overrides: Overrides
 ) -> BatchEnd | None:
     """Makes a Trainer's clocks act in all learners at once; returns work for waits."""
-    if job.asynchronous:
-        return _follow_asynchronously(trainer, job, overrides)
-    if validates_by_time(trainer):
+    loop = trainer.fit_loop.epoch_loop
+    if not job.asynchronous:
         # In lockstep, Lightning itself asks learner 0, except about validation.
-        ask = partial(_ask_learner_0, trainer)
-        overrides.wrap(trainer.fit_loop.epoch_loop, "_should_check_val_fx", ask)
-    return None
-
-
-def _follow_asynchronously(
-    trainer: pl.Trainer, job: Job, overrides: Overrides
-) -> BatchEnd | None:
+        if validates_by_time(trainer):
+            ask = partial(_ask_learner_0, trainer)
+            overrides.wrap(loop, "_should_check_val_fx", ask)
+        return None
     batch_end = BatchEnd(trainer, job)
     if not batch_end.clocks:
         return None
-    overrides.wrap(trainer.fit_loop.epoch_loop, "_should_check_val_fx", batch_end)
-    for timer in _timers(trainer):
+    overrides.wrap(loop, "_should_check_val_fx", batch_end)
+    for timer in timers_of(trainer):
         # The hook of the base class does nothing.
         hook = partial(Callback.on_train_batch_end, timer)
         overrides.replace(timer, "on_train_batch_end", hook)
@@ -280,14 +275,6 @@ def describe_clocks(trainer: pl.Trainer) -> str:
 
 def _ask_learner_0(trainer: pl.Trainer, asks: _Asks, fetcher: _DataFetcher) -> bool:
     return trainer.strategy.broadcast(asks(fetcher))
-
-
-def _timers(trainer: pl.Trainer) -> list[Timer]:
-    return [
-        timer
-        for timer in callbacks_of(trainer, Timer)
-        if timer._interval == Interval.step and timer._duration is not None
-    ]
 
 
 def _timed_checkpoints(trainer: pl.Trainer) -> list[ModelCheckpoint]:

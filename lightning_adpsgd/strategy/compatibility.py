@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
+from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -42,6 +43,15 @@ def save_period(callback: ModelCheckpoint, argument: str) -> Any:
     is "every_n_train_steps", "every_n_epochs" or "train_time_interval".
     """
     return getattr(callback, f"_{argument}", None) or None
+
+
+def timers_of(trainer: pl.Trainer) -> list[Timer]:
+    """The timers that may end the training after any batch."""
+    return [
+        timer
+        for timer in callbacks_of(trainer, Timer)
+        if timer._interval == Interval.step and timer._duration is not None
+    ]
 
 
 def validates_by_time(trainer: pl.Trainer) -> bool:
@@ -78,8 +88,7 @@ def check_arguments_of_shards(arguments: Mapping[str, Any]) -> None:
     allowed = ("cluster_environment", "accelerator", "parallel_devices")
     allowed += ("checkpoint_io", "precision_plugin", "process_group_backend")
     for name, value in arguments.items():
-        default = known[name].default if name in known else None
-        if name not in allowed and value != default:
+        if name not in allowed and value != known[name].default:
             raise ValueError(
                 f'`{name}` must not be set with `inside="model_parallel"`, got '
                 f"{value!r}: there is no DDP inside a super-learner, and learners "
@@ -263,13 +272,15 @@ def problems_with_work_sharing(trainer: pl.Trainer) -> Iterator[str]:
             )
     if validates_by_time(trainer):
         yield _clock("val_check_interval")
+    if timers_of(trainer):
+        yield _clock("max_time")
     for callback in callbacks_of(trainer, Callback):
         yield from _problems_with_callback(callback)
     step = trainer.lightning_module.training_step
     if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
         yield (
             "`training_step` must not take `dataloader_iter` with `work_sharing=True`: "
-            "which batch is the last would be known too late; take `batch`"
+            "the loop would learn too late which batch is the last; take `batch`"
         )
 
 
@@ -282,8 +293,6 @@ def _problems_with_callback(callback: Callback) -> Iterator[str]:
             )
         if save_period(callback, "train_time_interval"):
             yield _clock("train_time_interval")
-    if isinstance(callback, Timer):
-        yield _clock("max_time")
     for kind, reason in _COUNTING.items():
         if isinstance(callback, kind):
             name = type(callback).__name__

@@ -6,7 +6,7 @@ steps of one learner. Each training logs the decision and its reason once.
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -43,13 +43,21 @@ _EQUAL = (
 _TOTALS = {"estimated_stepping_batches", "num_training_batches"}
 
 
-def may_share(trainer: pl.Trainer, dials: Dials) -> bool:
-    """Whether the learners of this job may share their epochs; the same in all."""
+def shares_work(trainer: pl.Trainer, dials: Dials) -> bool | None:
+    """Whether the learners share their epochs; None: the loader decides."""
+    # A `fast_dev_run` is a fixed number of batches for each learner.
+    if getattr(trainer, "fast_dev_run", False):
+        return False
+    if dials.work_sharing:
+        for problem in problems_with_work_sharing(trainer):
+            raise ValueError(problem)
+    if dials.work_sharing is not None:
+        return dials.work_sharing
     are_apart = dials.islands is not None or dials.has_sizes
     if dials.in_lockstep or are_apart or dials.tensor_parallel_size > 1:
         return False
     # Without this option, the program deals the samples, and not Lightning.
-    return trainer._accelerator_connector.use_distributed_sampler
+    return None if trainer._accelerator_connector.use_distributed_sampler else False
 
 
 def problem_of(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> str:
@@ -94,9 +102,7 @@ def _asks_trainer(code: CodeType) -> bool:
 def _code_of(value: Any) -> Iterator[CodeType]:
     """The code of a function or property, and of the functions inside it."""
     function = getattr(value, "fget", None) or getattr(value, "func", None) or value
-    code = value
-    if not isinstance(value, CodeType):
-        code = getattr(inspect.unwrap(function), "__code__", None)
+    code = getattr(inspect.unwrap(function), "__code__", value)
     if isinstance(code, CodeType):
         yield code
         for inner in code.co_consts:
@@ -112,9 +118,7 @@ class DefaultSharing:
     def __init__(self, trainer: pl.Trainer, problem: str, overrides: Overrides) -> None:
         self._trainer, self._problem = trainer, problem
         self._num_loaders, self._too_early = 1, True
-        source = trainer.fit_loop._data_source
-        self._load = source.dataloader
-        overrides.replace(source, "dataloader", self._count)
+        overrides.wrap(trainer.fit_loop._data_source, "dataloader", self._count)
 
     def look_at_schedules(self) -> None:
         """Objects to schedules by steps; called once optimizers and schedules exist."""
@@ -142,8 +146,8 @@ class DefaultSharing:
             rank_zero_info(_EQUAL, problem or "learners differ in loaders or callbacks")
         return False
 
-    def _count(self) -> Any:
-        loaders = self._load()
+    def _count(self, load: Callable[[], Any]) -> Any:
+        loaders = load()
         flattened = getattr(loaders, "flattened", None)
         self._num_loaders = len(flattened or tree_leaves(loaders))
         return loaders

@@ -106,7 +106,7 @@ def _known_without_import() -> tuple[set[str], str]:
 
 def _gloo() -> Finding:
     if not dist.is_available() or not dist.is_gloo_available():
-        remedy = "learners talk by Gloo: install a torch that was built with it"
+        remedy = "learners communicate over Gloo: install a torch built with it"
         return Finding("Gloo", "missing", remedy)
     try:
         addresses = gloo_addresses()

@@ -57,10 +57,7 @@ def weights_of(
     partition: Partition,
     kept_out: Collection[str] = (),
 ) -> Weights:
-    """The weights of a module in the form that the engine reads.
-
-    A flat vector leaves out the names in `kept_out`, whatever their values.
-    """
+    """The weights of a module in the form that the engine reads."""
     has_shards = max(partition.sizes) > 1 or is_sharded(module)
     if dials.inside == "model_parallel" and has_shards:
         size = partition.size(dist.get_rank())
@@ -265,10 +262,7 @@ def _make_island(
 
 
 def chunk_elements(weights: Weights, groups: Groups) -> int:
-    """The most elements in a message, equal in all learners that exchange.
-
-    For sharded models, messages take little memory compared with the shards.
-    """
+    """The most elements in a message, equal in all learners that exchange."""
     if not isinstance(weights, LocalShards):
         return GossipOptions.chunk_elements
     fitting = max(

@@ -23,18 +23,18 @@ class EvaluationWatch:
     """
 
     def __init__(self, module: nn.Module, job: Job) -> None:
-        self._module, self._job = module, job
+        self._job = job
         self._handle = module.register_forward_pre_hook(self)
 
     def end(self) -> None:
-        """Takes the watch from the module, which TorchScript could not compile."""
+        """Removes the hook, with which TorchScript cannot compile the module."""
         self._handle.remove()
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         """Checks one forward pass."""
         if torch.compiler.is_compiling():  # a warning would break the graph
             return
-        if module.training or torch.is_grad_enabled() or module is not self._module:
+        if module.training or torch.is_grad_enabled():
             return
         if not self._job.running or self._job.in_consensus:
             return

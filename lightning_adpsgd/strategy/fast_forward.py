@@ -16,8 +16,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_adpsgd.gossip.protocol import Position
 
-_BY_LOSSES = ReduceLROnPlateau  # follows the losses that it sees
-
 
 def catch_up(trainer: pl.Trainer, position: Position) -> None:
     """Moves a Trainer forward to a position; counts that are past it stay."""
@@ -43,7 +41,8 @@ def catch_up(trainer: pl.Trainer, position: Position) -> None:
 def warn_of_manual_schedules(trainer: pl.Trainer) -> None:
     """Warns of schedules by epochs that the module steps itself, at any time."""
     by_epochs = any(
-        config.interval == "epoch" and not isinstance(config.scheduler, _BY_LOSSES)
+        config.interval == "epoch"
+        and not isinstance(config.scheduler, ReduceLROnPlateau)
         for config in trainer.lr_scheduler_configs
     )
     if by_epochs and not trainer.lightning_module.automatic_optimization:
@@ -64,8 +63,8 @@ def batch_size(batch: Any) -> int:
 
 
 def _step(module: pl.LightningModule, config: LRSchedulerConfig, num: int) -> None:
-    if isinstance(config.scheduler, _BY_LOSSES):
-        return
+    if isinstance(config.scheduler, ReduceLROnPlateau):
+        return  # it follows the losses that it sees
     with warnings.catch_warnings():
         # torch would warn of optimizer steps that it has not seen; others made them.
         warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")

@@ -2,7 +2,7 @@
 
 A full collection looks at every live object: about a million with torch and Lightning,
 a quarter of a second every few hundred steps. Objects that live when training begins
-rarely become garbage before it ends. So collections leave them out until then.
+rarely become garbage before it ends. So collections exclude them until then.
 """
 
 import gc
@@ -15,9 +15,9 @@ _OF_PYTHON = 1000
 
 @contextmanager
 def without_old_objects() -> Iterator[None]:
-    """A context whose collections leave out what lives now, after one of everything.
+    """Collects everything once; collections within the context exclude survivors.
 
-    Nothing is done if the program has disabled collections or frozen objects itself.
+    Does nothing if the program has disabled collections or frozen objects itself.
     """
     if not gc.isenabled() or gc.get_freeze_count() > _OF_PYTHON:
         yield

@@ -47,7 +47,8 @@ def _clip(
 
 
 def _by_norm(groups: _Groups, most: float) -> None:
-    norms = [_whole(get_total_norm(gradients)) for gradients in groups]
+    found = [get_total_norm(gradients) for gradients in groups]
+    norms = [one.full_tensor() if isinstance(one, DTensor) else one for one in found]
     total = torch.linalg.vector_norm(torch.stack(norms))
     # No `if`, as in torch: the host would have to wait for the GPU.
     factor = (most / (total + 1e-6)).clamp(max=1.0)
@@ -67,10 +68,6 @@ def _by_mesh(precision: Precision, optimizer: Optimizer) -> _Groups:
             mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
             found.setdefault(mesh, []).append(gradient)
     return [*found.values()]
-
-
-def _whole(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def reduce_gradients(weights: Iterable[Tensor]) -> None:

@@ -2,9 +2,7 @@
 
 A job starts when all learners have the same module (`set_up`). It ends in the consensus
 model, or with one message that names what failed. In between, `Job.update` surrounds
-each optimizer step with averages. Nothing here knows a Trainer, a loop or an optimizer:
-`trainer` and `fabric` drive a job for Lightning, and `engines` chooses the code behind
-its averages.
+each optimizer step with averages. Nothing here knows a Trainer, a loop or an optimizer.
 """
 
 import atexit
@@ -84,12 +82,12 @@ class Job:
     The training thread writes `_communication`. The coordinator's watch thread reads
     it, and releases peers when a learner has failed.
 
-    The `store` is of this job only; `on_reload` is called after a peer's weights have
+    No other job uses the `store`; `on_reload` is called after a peer's weights have
     replaced this learner's.
 
     Attributes:
         island: this learner's island; None before the start, and without `islands`.
-        unfinished: error that the others hear of if the process exits during training.
+        unfinished: error announced to the others if the process exits during training.
         closed: whether the job has ended for good.
         has_finished: whether all learners have ended in the consensus model.
         has_departed: whether this island has left the others with a goodbye.
@@ -270,11 +268,7 @@ class Job:
         step: Callable[[Callable[[], Any]], Any],
         closure: Callable[[], Any],
     ) -> Any:
-        """Takes an optimizer step, with averages before or after it as `order` says.
-
-        The mode's own code is behind `Communication.before_update` and `after_update`:
-        for "async" and "ready_pairs" that is `gossip.engine.Gossip`.
-        """
+        """Takes an optimizer step, with averages before or after it as `order` says."""
         if self._communication is None:
             return step(closure)
         # Alone in its super-learner, a learner has no DDP: an error in the closure is

@@ -18,7 +18,6 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.init import _materialize_distributed_module
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -26,7 +25,6 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
@@ -106,8 +104,6 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
     @property
     @override
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        if not self.is_sharded:
-            return super().distributed_sampler_kwargs
         # Learners that share layers read the same batches.
         rank = self.global_rank // self.partition.tensor_parallel_size
         return {"num_replicas": self.partition.num_readers, "rank": rank}
@@ -129,7 +125,6 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         assert model is not None
         if self.is_sharded:
             check_torch(self.root_device)
-            _check_module(model)
             _check_plugin(self._checkpoint_io)
             _materialize_distributed_module(model, self.root_device)
         self.model = self.precision_plugin.convert_module(model)
@@ -181,21 +176,16 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         all_come: bool,
     ) -> None:
         """Writes a folder of shards; only warns if not all learners come."""
-        if storage_options is not None:
-            raise TypeError(
-                "`storage_options` is not taken for checkpoints in shards, got "
-                f"{storage_options!r}"
-            )
         if not all_come:
             rank_zero_warn(
                 f"{filepath} was not saved: after a failure not all learners that hold "
                 "shards can be asked. Resume from the last checkpoint before it"
             )
             return
-        if "://" in str(filepath):
+        if "://" in str(filepath) or storage_options is not None:
             raise ValueError(
                 "a checkpoint in shards must be on a mounted file system, got "
-                f"{filepath}"
+                f"{filepath} with `storage_options` {storage_options}"
             )
         path = Path(self.broadcast(str(filepath)))
         # All super-learners hold the consensus model, and the first one writes it.
@@ -278,21 +268,6 @@ def check_torch(device: torch.device) -> None:
             '`inside="model_parallel"` on CPUs needs a newer torch than '
             f'{torch.__version__}: install torch 2.11, or set `inside="ddp"`'
         )
-
-
-def _check_module(model: torch.nn.Module) -> None:
-    if not is_overridden("configure_model", model):  # pyright: ignore
-        raise TypeError(
-            f"{type(model).__name__} must have a `configure_model` with "
-            '`inside="model_parallel"`, which applies `fully_shard` with '
-            '`mesh=self.device_mesh["data_parallel"]`'
-        )
-    for name, module in model.named_modules():
-        if isinstance(module, FullyShardedDataParallel):
-            raise TypeError(
-                f"`{name}` must not be a `FullyShardedDataParallel`: use "
-                "`torch.distributed.fsdp.fully_shard`"
-            )
 
 
 def _check_same_batch(

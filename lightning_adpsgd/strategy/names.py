@@ -6,7 +6,6 @@ Lightning.
 
 from typing import Any
 
-# Settings of the strategy classes; the names are those of the papers' algorithms.
 NAMES: dict[str, dict[str, Any]] = {
     name: {"topology": topology, "communication": mode, "super_learner_size": size}
     for name, topology, mode, size in (

@@ -1,7 +1,4 @@
-"""One `fit` of learners that gossip: the job, and the Trainer's adaptations to it.
-
-`trainer` has Lightning's hooks; this module has what they do while there is a job.
-"""
+"""One `fit` of learners that gossip: the job, and the Trainer's adaptations to it."""
 
 import os.path
 from collections.abc import Callable
@@ -27,14 +24,13 @@ from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.strategy.clocks import BatchEnd, describe_clocks, follow_clocks
 from lightning_adpsgd.strategy.compatibility import (
     callbacks_of,
-    problems_with_work_sharing,
     refuse_callbacks_of_islands,
     warn_of_lockstep,
 )
 from lightning_adpsgd.strategy.default_sharing import (
     DefaultSharing,
-    may_share,
     problem_of,
+    shares_work,
 )
 from lightning_adpsgd.strategy.fast_forward import (
     batch_size,
@@ -62,7 +58,6 @@ class TrainingRun:
     Attributes:
         sharing: sharing of epochs, on which the learners may still have to decide;
             None: equal shares.
-        last_consensus: consensus distance at the last mean; None before the first.
     """
 
     def __init__(
@@ -75,7 +70,6 @@ class TrainingRun:
         self._trainer, self._dials = trainer, dials
         self.job, self.sharing = job, sharing
         self.scope = CollectiveScope(trainer, job)
-        self.last_consensus: Consensus | None = None
         self._batch_end: BatchEnd | None = None
         self._folders: list[BinaryIO] = []
         self._collections = ExitStack()
@@ -170,7 +164,8 @@ class TrainingRun:
         begin(*args)
 
     def _note(self, consensus: Consensus | None) -> None:
-        self.last_consensus = consensus
+        strategy: Any = self._trainer.strategy
+        strategy.last_consensus = consensus
         average_copies(self._trainer, self.job.partition)
 
     # --- the end
@@ -247,7 +242,7 @@ def set_up_run(
     dials, partition = strategy.dials, strategy.partition
     if dials.islands is not None:
         refuse_callbacks_of_islands(trainer)
-    asked, sharing = _shares_work(trainer, dials), None
+    asked, sharing = shares_work(trainer, dials), None
     kept_out = resumed.without_mean
     job = set_up_job(strategy.model, dials, partition, on_reload, kept_out)
     if job.asynchronous and partition.num_super_learners > 1:
@@ -265,16 +260,3 @@ def set_up_run(
         rest, url = resumed.epoch, dials.islands
         sharing = WorkSharing(trainer, job, index, rest, url, decides)
     return TrainingRun(trainer, job, dials, sharing)
-
-
-def _shares_work(trainer: pl.Trainer, dials: Dials) -> bool | None:
-    """Whether the learners share their epochs; None: the loader decides."""
-    # A `fast_dev_run` is a fixed number of batches for each learner.
-    if getattr(trainer, "fast_dev_run", False):
-        return False
-    if dials.work_sharing:
-        for problem in problems_with_work_sharing(trainer):
-            raise ValueError(problem)
-    if dials.work_sharing is not None:
-        return dials.work_sharing
-    return None if may_share(trainer, dials) else False

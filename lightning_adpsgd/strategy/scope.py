@@ -3,8 +3,8 @@
 Within an epoch, asynchronous learners are at different steps. A collective there is
 over the learners of one super-learner, except in evaluations and in hooks of a
 checkpoint, to which all learners come. Outside of epochs, a collective is over all
-learners. A warning tells of the first collective of each kind that is over fewer
-learners than under `ddp`, because its value alone does not show it.
+learners. A warning names the first collective of each kind that is over fewer learners
+than under `ddp`, because its value alone does not show it.
 
 A metric of torchmetrics begins collectives without the strategy. So within epochs its
 method `sync`, which begins them, is replaced. Collectives of `torch.distributed` that a

@@ -21,7 +21,6 @@ def handle_signals(
     trainer: pl.Trainer, together: Job | None, overrides: Overrides
 ) -> None:
     """Replaces both broadcasts; learners of `together` agree on their last step."""
-    # Partial functions and not lambdas, because a Trainer may be pickled.
     loop, connector = trainer.fit_loop.epoch_loop, trainer._signal_connector
     check, notify = partial(_stop_if_signalled, trainer), partial(_note, trainer)
     if together is not None:

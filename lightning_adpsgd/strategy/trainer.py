@@ -5,9 +5,7 @@ how many learners allreduce their gradients and act as one. Each registered stra
 name stands for a setting of these three. Inside a super-learner, Lightning's DDP runs
 on the process group of its learners; between them, `mixing` and `gossip` average.
 
-This module has Lightning's hooks. `options` has the constructor, and `run` the work of
-the hooks while learners gossip. An optimizer step goes from `optimizer_step` to
-`Job.update` in `job`.
+An optimizer step goes from `optimizer_step` to `Job.update` in `job`.
 """
 
 from collections.abc import Callable
@@ -77,6 +75,9 @@ class HADPSGDStrategy(ModelParallelInside):
     During training, learner 0 writes checkpoints in the background, which takes one
     more copy of the checkpoint in host memory. `checkpoint_io.wait()` waits for the
     file. The constructor documents the arguments.
+
+    Attributes:
+        last_consensus: consensus distance at the last mean; None before the first.
     """
 
     _run: TrainingRun | None = None
@@ -86,7 +87,7 @@ class HADPSGDStrategy(ModelParallelInside):
     _overrides: Overrides | None = None
     _outside: FailureReport | None = None
     _statistics: Statistics | None = None
-    _last_consensus: Consensus | None = None
+    last_consensus: Consensus | None = None
 
     # --- what it has done
 
@@ -94,12 +95,6 @@ class HADPSGDStrategy(ModelParallelInside):
     def work_sharing(self) -> WorkSharing | None:
         """The sharing of epochs; None with equal shares, and outside `fit`."""
         return self._run.work_sharing if self._run is not None else None
-
-    @property
-    def last_consensus(self) -> Consensus | None:
-        """The consensus distance at the last mean; None before the first."""
-        last = self._run.last_consensus if self._run is not None else None
-        return last or self._last_consensus
 
     def gossip_statistics(self) -> Statistics | None:
         """Counters of this learner's communication; None if nothing communicates."""
@@ -223,7 +218,6 @@ class HADPSGDStrategy(ModelParallelInside):
             if self._run is not None:
                 self._run.close()
                 self._statistics = self._run.job.statistics()
-                self._last_consensus = self.last_consensus
             if self._overrides is not None:
                 self._overrides.undo()
             run = self._run

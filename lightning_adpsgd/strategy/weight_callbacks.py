@@ -36,9 +36,8 @@ from lightning_adpsgd.weights.flat import pruning_masks
 def average_copies(trainer: pl.Trainer, partition: Partition) -> None:
     """Replaces callbacks' averages by their mean over super-learners; a collective.
 
-    A tensor of a learner that is infinite or NaN stays out of the mean, and is replaced
-    by it. Otherwise what a learner has averaged while its weights were NaN would be
-    everybody's until the end.
+    A tensor that is infinite or NaN in a learner stays out of the mean, which replaces
+    it. Otherwise an average that took in NaN weights would spread to all learners.
     """
     weight = partition.weight(trainer.global_rank)
     # SWA keeps its average on the CPU, where NCCL cannot reach it.

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from torch._C._distributed_c10d import HashStore
 
-from lightning_adpsgd.strategy import clocks
 from lightning_adpsgd.strategy.clocks import BatchEnd, describe_clocks
+from lightning_adpsgd.strategy.compatibility import timers_of
 from lightning_adpsgd.strategy.job import END_OF_TRAINING
 
 HOUR = timedelta(hours=1)
@@ -199,4 +199,4 @@ def test_clocks_are_named_as_they_are_found() -> None:
 def test_timers_by_epochs_and_without_a_limit_are_lightnings_own() -> None:
     timers = Timer(HOUR, interval="epoch"), Timer(), Timer(HOUR)
     trainer: Any = Played(*timers)
-    assert clocks._timers(trainer) == [timers[2]]
+    assert timers_of(trainer) == [timers[2]]

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     ModelCheckpoint,
     StochasticWeightAveraging,
+    Timer,
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from torch._C._distributed_c10d import HashStore
@@ -54,6 +55,7 @@ def test_it_is_refused_where_all_step_together(communication: Any) -> None:
             {"val_check_interval": 7, "check_val_every_n_epoch": None},
             r"`val_check_interval` must be 1\.0 .* got 7",
         ),
+        ({"max_time": {"hours": 1}}, "`max_time` must not be set .*`max_epochs`"),
         ({"max_steps": 9}, r"`max_steps` must be -1 .* got 9.*`max_epochs`"),
         ({"min_steps": 9, "max_epochs": 2}, r"`min_steps` must be None .* got 9"),
         (
@@ -79,7 +81,13 @@ def test_what_counts_one_learners_batches_is_refused(
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"limit_train_batches": 1.0}, {"val_check_interval": 1.0}],
+    [
+        {},
+        {"limit_train_batches": 1.0},
+        {"val_check_interval": 1.0},
+        {"callbacks": [Timer()]},
+        {"callbacks": [Timer({"hours": 1}, interval="epoch")]},
+    ],
 )
 def test_whole_epochs_are_shared(arguments: dict[str, Any]) -> None:
     trainer = pl.Trainer(accelerator="cpu", logger=False, **arguments)
