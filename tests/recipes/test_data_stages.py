@@ -1,7 +1,9 @@
 """The data stages on a tiny corpus: nothing is lost without being counted."""
 
 import dataclasses
+import errno
 import json
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -18,6 +20,7 @@ from lightning_adpsgd.asr.corpora.corpus import (
     read_utterances,
     write_utterances,
 )
+from lightning_adpsgd.asr.frames import writing
 from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.language.lexicon import read_lexicon
 from lightning_adpsgd.asr.sound.channels import read_facts
@@ -238,6 +241,24 @@ def test_a_recording_that_breaks_after_the_check_is_counted(
     store = FrameStore(settings.directory("features") / "train")
     assert [name[:7] for name in store.ids] == ["sw02002"] * 4
     assert "train: left out: unreadable conversation side: 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_full_disk_stops_the_features_and_leaves_out_no_side(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, cores: int
+):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    settings = dataclasses.replace(settings, cores=cores)
+    _run(settings, "lm")
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "write_rows", full)
+        with pytest.raises(OSError, match="No space left"):
+            _run(settings, "features")
+    _run(settings, "features")
+    store = FrameStore(settings.directory("features") / "train")
+    assert store.ids.tolist() == [u.id for u in _split(settings, "train")]
 
 
 def test_a_transcript_beyond_its_audio_is_counted_or_clipped(settings: Settings):
