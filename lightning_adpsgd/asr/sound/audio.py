@@ -23,7 +23,11 @@ from lightning_adpsgd.asr.sound.sphere import (
     name_of,
     read_header,
 )
-from lightning_adpsgd.asr.sound.truncation import cut_short
+from lightning_adpsgd.asr.sound.truncation import (
+    NO_LENGTH,
+    WITHOUT_LENGTH,
+    cut_short,
+)
 
 BLOCK_S = 30
 _MARGIN_S = 1
@@ -92,6 +96,8 @@ class SoundFile:
                 raise AudioError(str(error)) from error
         if problem := cut_short(self.path):
             raise AudioError(f"{self.path}: {problem}")
+        if self.num_samples == NO_LENGTH:
+            raise AudioError(f"{self.path}: {WITHOUT_LENGTH}")
 
     @property
     def duration_s(self) -> float:
