@@ -327,7 +327,8 @@ def test_an_empty_corpus_stops_with_a_reason(tmp_path: Path):
 def test_too_few_speakers_to_hold_some_out_are_refused(tmp_path: Path):
     corpus = write_corpus(tmp_path / "corpus", conversations=1)
     settings = Settings(corpus=corpus, out=tmp_path / "run")
-    with pytest.raises(StageError, match="found 2 sides of 2 speakers in all"):
+    said = "found 2 sides of 2 speakers in all; lower `prepare.min_dev_sides`"
+    with pytest.raises(StageError, match=said):
         _run(settings, "prepare")
 
 
