@@ -105,7 +105,9 @@ def recognise(
     if nbest:
         task, weights = _with_larger_model(task, decoder, chosen)
         report |= weights
-    decoded = {split: _decode_split(task, split, chosen) for split in _tests(settings)}
+    decoded = {
+        split: _decode_split(task, split, chosen, nbest) for split in _tests(settings)
+    }
     if settings.decode.export_lattices:
         _export_lattices(task, decoder, chosen)
     if not task.leads:
@@ -366,7 +368,7 @@ def _frame_accuracy(task: Task, states: Path) -> float:
     return sum(right for right, _ in pairs) / sum(total for _, total in pairs)
 
 
-def _decode_split(task: Task, split: str, scale: float) -> Decoded:
+def _decode_split(task: Task, split: str, scale: float, nbest: int) -> Decoded:
     """Writes words and times; returns a summary of them.
 
     A process that does not lead leaves its share and writes nothing.
@@ -376,7 +378,7 @@ def _decode_split(task: Task, split: str, scale: float) -> Decoded:
     found = [one.several[0] for one in searches]
     speech_s = sum(utterance.duration_s for utterance, _ in spoken)
     factor = sum(one.seconds for one in searches) / speech_s
-    decoded = told_of(found, task.settings.decode.nbest, factor)
+    decoded = told_of(found, nbest, factor)
     if task.leads:
         write_words(task.folder, split, [one for one, _ in spoken], found)
         say(split, decoded)

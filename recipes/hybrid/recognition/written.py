@@ -54,7 +54,7 @@ def told_of(found: Sequence[Hypothesis], nbest: int, factor: float) -> Decoded:
 
     Args:
         found: hypotheses, one per utterance.
-        nbest: `decode.nbest`.
+        nbest: number of word sequences that each list should hold; 0 for no lists.
         factor: real-time factor.
     """
     sure = [word.confidence for hypothesis in found for word in hypothesis.words]
