@@ -87,7 +87,8 @@ def say(split: str, decoded: Decoded) -> None:
         print(
             f"  WARNING: {split}: no sentence ends with the last frame in "
             f"{decoded.incomplete} of {decoded.utterances} utterances; their best "
-            "unfinished path is taken. A larger decode.beam may help",
+            "unfinished path is taken. A larger decode.beam or decode.max_active may "
+            "help",
             flush=True,
         )
 
