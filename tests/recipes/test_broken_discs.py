@@ -486,7 +486,19 @@ FAULTS = {
     "stm with an open bracket": (
         _line(2, "sw_4390 A sw_4390_A 0.50 2.50 <O,sw,M,sw-M> (YES NO"),
         STM,
-        ["reference with open brackets: 1", f"{STM}:2", "repair the line"],
+        ["reference with wrong brackets: 1", f"{STM}:2", "scoring will stop there"],
+        set(),
+    ),
+    "stm with brackets inside brackets": (
+        _line(2, "sw_4390 A sw_4390_A 0.50 2.50 <O,sw,M,sw-M> (YES (NO) YES)"),
+        STM,
+        ["reference with wrong brackets: 1", f"{STM}:2: parentheses around optional"],
+        set(),
+    ),
+    "stm with a choice that touches a word": (
+        _line(2, "sw_4390 A sw_4390_A 0.50 2.50 <O,sw,M,sw-M> YES{ NO / NO }"),
+        STM,
+        ["reference with wrong brackets: 1", f"{STM}:2: an alternation must stand"],
         set(),
     ),
     "stm of another time": (
