@@ -40,7 +40,7 @@ def test_an_error_of_the_system_is_raised_as_it_is(num_processes):
 
 
 def test_a_process_that_the_system_kills_is_told_with_the_likely_reason():
-    with pytest.raises(RuntimeError, match="exit code -9; .* lack of memory"):
+    with pytest.raises(RuntimeError, match=r"exit code -9; .* lack of memory"):
         list(fork_map(lambda _: os.kill(os.getpid(), signal.SIGKILL), range(2), 2))
 
 

@@ -229,7 +229,7 @@ def test_work_left_under_other_settings_is_kept_until_it_is_given_up(
         run_stages(settings, stages)
     recorder.failing = set()
     changed = override(settings, "train.num_workers=2")
-    problem = r"num_workers was 0, is 2\. Set that back.*--from train --redo"
+    problem = r"num_workers was 0, is 2\. Restore them.*--from train --redo"
     with pytest.raises(StageError, match=problem):
         run_stages(changed, stages)
     run_stages(settings, stages)

@@ -1,4 +1,4 @@
-"""Data directories of Kaldi's, as utterances: `wav.scp`, `text`, `utt2spk`, `segments`.
+"""Kaldi data directories as utterances: `wav.scp`, `text`, `utt2spk`, `segments`.
 
 Recordings are files that this machine can open. Commands in `wav.scp` are not run:
 their utterances are left out and counted. Without `segments` a recording is one

@@ -82,8 +82,8 @@ class SoundFile:
             )
         if is_swapped(self.path):
             raise AudioError(
-                f"{self.path}: noise, but speech if the two bytes of each sample are "
-                "swapped; write it again in the byte order that its header names"
+                f"{self.path}: noise, but speech once the two bytes of each sample are "
+                "swapped; rewrite it in the byte order that its header names"
             )
 
     def _check_length(self) -> None:

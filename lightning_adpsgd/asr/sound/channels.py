@@ -53,7 +53,7 @@ def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
     if found.sample_rate < sample_rate:
         raise ChannelError(
             f"{path}: expected at least {sample_rate} Hz, got {found.sample_rate}; "
-            "record it again, because a lower rate lacks frequencies of speech"
+            "record it again, because part of the speech band is missing"
         )
     return found
 

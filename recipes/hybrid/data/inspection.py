@@ -332,7 +332,7 @@ def _check_overlaps(
     )
     for turn in overlapping(turns, BEYOND_S):
         where = f"{path}:{turn.line}: {turn.talker} from {turn.start_s} s"
-        remedy = "its words may count twice; remove the line that is too much"
+        remedy = "its words may count twice; remove the surplus line"
         problems.add("test segments that overlap on one side", where, remedy=remedy)
 
 

@@ -171,7 +171,7 @@ def _fit_threshold(task: Task, scale: float) -> float | None:
 def num_right(said: Sequence[str], meant: Sequence[str]) -> int:
     """The number of common words in the alignment with the fewest changes.
 
-    Their case is none of the difference: a graph of Kaldi's may have capitals.
+    Case does not count as a difference: a Kaldi graph may have capitals.
     """
     sides = ([word.lower() for word in words] for words in (said, meant))
     blocks = Levenshtein.opcodes(*sides)
@@ -325,10 +325,14 @@ def _with_larger_model(
         )
     }
     _say_unknown(task, several)
-    rescoring.weights = min(errors, key=lambda weights: errors[weights].wer)
-    wer = errors[rescoring.weights].wer
-    _say(task, f"  dev: WER {wer:.1%} with {rescoring.weights}")
-    report = {"rescored": {"dev_wer": wer, **rescoring.weights._asdict()}}
+    chosen = min(errors, key=lambda weights: errors[weights].wer)
+    rescoring.weights, wer = chosen, errors[chosen].wer
+    _say(
+        task,
+        f"  dev: WER {wer:.1%} with {chosen.large:g} of the larger model and a "
+        f"penalty of {chosen.word_penalty:g} a word",
+    )
+    report = {"rescored": {"dev_wer": wer, **chosen._asdict()}}
     return task._replace(decoder=rescoring), report
 
 

@@ -272,4 +272,4 @@ KALDI_DATA = _with_layout(
     {"check": _tables, "prepare": _tables, "lexicon": _dictionary},
     lexicon="phones as they are written",
 )
-"""The stages for data directories of Kaldi's."""
+"""The stages for Kaldi data directories."""

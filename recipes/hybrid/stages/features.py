@@ -114,7 +114,7 @@ def _split(settings: Settings, split: str, folder: Path) -> None:
     else:
         crew.await_until(
             lambda: writer.is_begun() or is_stored(folder),
-            f"process 0 to lay {folder}",
+            f"process 0 to lay out {folder}",
             finished(folder.parent),
         )
     lost = Skipped()

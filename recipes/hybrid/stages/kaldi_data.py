@@ -1,4 +1,4 @@
-"""Stages `check`, `prepare`, `lexicon` for data directories of Kaldi's.
+"""Stages `check`, `prepare`, `lexicon` for Kaldi data directories.
 
 `CORPUS/train` is trained on, `CORPUS/test` is tested, `CORPUS/dev` is `dev` if it is
 there; otherwise the last speakers of the training are held out.

@@ -92,7 +92,9 @@ def test_a_lower_rate_is_refused(tmp_path: Path):
 def test_what_is_no_sound_is_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "odd.flac"
     path.write_bytes(content)
-    with pytest.raises(ChannelError, match=r"odd\.flac: cannot be read: [^:]+; copy it again"):
+    with pytest.raises(
+        ChannelError, match=r"odd\.flac: cannot be read: [^:]+; copy it again"
+    ):
         read_facts(path)
 
 
