@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_adpsgd.asr.corpora.corpus import Utterance, read_utterances
-from lightning_adpsgd.asr.corpora.hub5 import repaired
+from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance, read_utterances
+from lightning_adpsgd.asr.corpora.hub5 import read_stm, repaired
 from lightning_adpsgd.asr.scoring import (
     Errors,
     Glm,
@@ -159,7 +159,7 @@ def _reference(settings: Settings, spoken: Spoken, rules: Glm | None) -> Iterato
     with_stm = PART_NAMES.keys() & spoken.keys() if path.exists() else set()
     if with_stm:
         sides = {_side(one) for split in with_stm for one in spoken[split]}
-        yield from _official(path.read_text("utf-8", "replace"), sides)
+        yield from _official(path, sides)
     # In a fixed order: the name of a segment has its line in the reference.
     for split in spoken:
         if split not in with_stm:
@@ -173,8 +173,14 @@ def _as_reference(utterance: Utterance, rules: Glm | None) -> str:
     return f"{file} {channel.upper()} {utterance.speaker} {times} <O> {words}"
 
 
-def _official(text: str, sides: set[tuple[str, str]]) -> Iterator[str]:
-    lines = [_repaired(line) for line in text.split("\n")]
+def _official(path: Path, sides: set[tuple[str, str]]) -> Iterator[str]:
+    """The lines of these sides, without malformed ones, of which `check` has told."""
+    usable = {segment.line for segment in read_stm(path, Skipped())}
+    lines = [
+        _repaired(line)
+        for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1)
+        if number in usable or not _is_data(line)
+    ]
     missing = {_line_side(line) for line in lines if _is_data(line)} - sides
     _warn_of_missing(sorted(missing))
     yield from _undefined_labels(lines)
