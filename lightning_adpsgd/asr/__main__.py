@@ -1,6 +1,7 @@
 """The command line: `python -m lightning_adpsgd.asr transcribe call.wav`."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -143,6 +144,11 @@ def refused_grids(sounds: Sequence[Path], overwrite: bool) -> str:
                 "of them, or move it into another folder"
             )
         sources[grid.resolve()] = sound
+        if sound.parent.is_dir() and not os.access(sound.parent, os.W_OK):
+            return (
+                f"{grid} cannot be written, because its folder is read-only: copy "
+                f"{sound} elsewhere, or choose `--format json`"
+            )
     there = [str(grid_of(sound)) for sound in sounds if grid_of(sound).exists()]
     if there and not overwrite:
         return (

@@ -9,6 +9,7 @@ processes on two cores, an alignment takes four times as long.
 
 import multiprocessing
 import os
+import signal
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -31,8 +32,9 @@ def fork_map(
     pickled; the function and the items are not.
 
     Raises:
-        RuntimeError: The function raised in a process (its traceback is in the
-            message), or a process died.
+        OSError: The function raised it, in any process: a full disk, a missing file.
+        RuntimeError: The function raised another error in a process (its traceback is
+            in the message), or a process died.
     """
     num_processes = min(num_processes, len(items))
     if num_processes <= 1 or not hasattr(os, "fork"):
@@ -90,8 +92,9 @@ def _serve(
             return
         try:
             writer.send((index, function(items[index])))
-        except Exception:
-            writer.send(traceback.format_exc())
+        except Exception as error:
+            is_of_system = isinstance(error, OSError)
+            writer.send(error if is_of_system else traceback.format_exc())
             return
 
 
@@ -115,7 +118,11 @@ def _received(reader: Connection, process: BaseProcess) -> tuple[int, Any] | Non
     except EOFError:
         process.join()
         code = process.exitcode
-        raise RuntimeError(f"a process died with exit code {code}") from None
+        killed = "; it was killed, most often for lack of memory: use fewer processes"
+        why = killed if code == -signal.SIGKILL else ""
+        raise RuntimeError(f"a process died with exit code {code}{why}") from None
+    if isinstance(message, OSError):
+        raise message
     if isinstance(message, str):
         raise RuntimeError(f"a process failed:\n{message}")
     return message

@@ -20,9 +20,9 @@ class SaveWithinEpoch(Callback):
 
     `trainer.fit(ckpt_path=path)` continues with the remaining samples of the epoch,
     with any number of learners. All learners meet at a checkpoint, so fast ones wait
-    for the slowest one's step. Once one learner has its last batch of an epoch, nothing
-    is written until the next epoch. If learners get equal shares of the epochs, it
-    writes nothing and warns.
+    for up to two steps of the slowest one. Once one learner has its last batch of an
+    epoch, nothing is written until the next epoch. If learners get equal shares of the
+    epochs, it writes nothing and warns.
 
     Args:
         path: Path of the checkpoint; each one replaces the last.
@@ -79,4 +79,4 @@ def _num_due(sharing: "WorkSharing", every: int, at_last: bool) -> int:
     in_epoch = (len(sharing.under_way.units) - 1) // every
     if at_last:
         return in_epoch
-    return min(in_epoch, sharing.under_way.num_claimed() // every)
+    return min(in_epoch, sharing.under_way.last_claim.num_claimed // every)

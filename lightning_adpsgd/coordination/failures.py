@@ -80,7 +80,7 @@ class FailureReport:
         if isinstance(exception, LearnerFailed | LearnerFollows):
             return
         text = " ".join(str(exception).split())[:500]
-        # A file may have a name that is no text, which the store would not take.
+        # A file name may not be valid text, which the store would refuse.
         what = f"{type(exception).__name__}: {printable(text)}".removesuffix(": ")
         diverged = isinstance(exception, FloatingPointError)
         verb = _DIVERGED if diverged else " raised "

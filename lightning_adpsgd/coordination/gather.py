@@ -89,7 +89,7 @@ def number_from_learner_0(value: int, device: torch.device) -> int:
 
 
 def _texts_of_all(text: str, group: dist.ProcessGroup | None) -> list[str]:
-    # A file may have a name that is no text, and the others wait for what is told.
+    # A file name may not be valid text, and the others wait for this message.
     encoded = printable(text).encode()
     content = encoded[:_MOST_BYTES].ljust(_MOST_BYTES, b"\0")
     mine = torch.tensor([*content], dtype=torch.uint8, device=device_of(group))

@@ -107,11 +107,11 @@ class Meanwhile(Protocol):
     """Work of a learner while it waits in a meeting, in its training thread."""
 
     def while_waiting(self, meeting: str) -> None:
-        """Called repeatedly until all learners have come."""
+        """Called repeatedly until all learners have arrived."""
         ...
 
     def when_met(self) -> None:
-        """Called once when all learners have come."""
+        """Called once when all learners have arrived."""
         ...
 
 
@@ -198,14 +198,10 @@ class Coordinator:
             raise LearnerFailed(self.failure)
 
     def meet(self, name: str, meanwhile: Meanwhile | None = None) -> None:
-        """Waits until every learner has come to the meeting of this name.
+        """Waits until every learner has reached the meeting of this name.
 
         The wait has no time limit, because a waiting learner keeps answering its peers.
         Only a failure of a learner ends it early.
-
-        Args:
-            name: name of the meeting, the same in all learners.
-            meanwhile: work for this learner while it waits; None: nothing.
 
         Raises:
             LearnerFailed: A learner failed, or came to a different meeting, which means
@@ -341,10 +337,6 @@ class Coordinator:
     def _end_process(self) -> None:
         # The training thread has been inside one call for the whole timeout, most
         # likely a collective with a learner that is gone; an exception cannot reach it.
-        print(
-            f"learner {self._rank} ends: {self.failure} (its training thread did not "
-            f"come back within {self._timeout})",
-            file=sys.stderr,
-            flush=True,
-        )
+        late = f"its training thread did not come back within {self._timeout}"
+        self._show(f"{self.failure} ({late})")
         os._exit(1)

@@ -4,11 +4,11 @@ In each epoch it yields the units that the first learner of the super-learner, t
 leader, claims from the pool. It remembers each unit until training on it begins, so an
 iterator can be discarded and replaced. Everything happens in the training thread.
 
-An island may give work units back. So the answer that an epoch has no more units comes
-only when no unit can come back, and only a learner that is about to run out of batches
-waits for it. Such a learner holds at most one batch, or two if workers of a loader read
-ahead. One that holds more is told that there is no unit at present. The same is told to
-a slow learner of one job that holds more, and leaves units to the others.
+An island may give work units back, so the epoch has no more units only once none can
+come back. Only a learner that is about to run out of batches waits for that: it holds
+at most one batch, or two if workers of a loader read ahead. A learner that holds more
+gets the answer that there is no unit at present. So does a slow learner of one job that
+holds more and leaves units to the others.
 """
 
 import json
@@ -47,24 +47,15 @@ class EpochUnderWay:
 
     Args:
         units: work units that were left when this job began the epoch.
-        pool: pool of the epoch; None if the super-learner has several learners.
+        last_claim: the last claim, equal in all learners of the super-learner.
     """
 
     number: int
     seed: int
     epoch: Epoch
     units: WorkUnits
-    pool: Pool | None
     num_begun: int = 0
     last_claim: Claim = field(default=Claim(None, 0, is_last=False))
-
-    def num_claimed(self) -> int:
-        """The number of units that learners have claimed.
-
-        The learners of a super-learner must agree on it. So if there are
-        several, it is the number at their last claim.
-        """
-        return self.pool.num_claimed if self.pool else self.last_claim.num_claimed
 
     def samples(self, number: int, learner: int) -> list[int]:
         """Indices of the samples of a learner's batch in a unit."""
@@ -102,7 +93,6 @@ class SharedBatches:
         self._is_training, self._most_held = is_training, 2 if reads_ahead else 1
         self._loaded: EpochState | None = None
         self._last: EpochState | None = None
-        self._is_closed = False
         self._held = deque[tuple[EpochUnderWay, int]]()
         self.under_way: EpochUnderWay | None = None
         self._finished = -1, 0  # epoch and number of units when it was retired
@@ -114,7 +104,7 @@ class SharedBatches:
 
     def close(self) -> None:
         """Hands out no more batches; `state` stays unchanged."""
-        self._last, self._is_closed = self.state(), True
+        self._last, self._pool = self.state(), lambda: None
 
     def retire(self) -> None:
         """Lets go of the epoch and the pool, which keeps this object and a connection.
@@ -150,14 +140,14 @@ class SharedBatches:
     def state(self) -> EpochState | None:
         """The rest of the epoch in a learner that knows it, or None; a collective."""
         pool, current = self._pool(), self.under_way
-        if self._is_closed or pool is None or current is None:
+        if pool is None or current is None:
             return self._last
         held = as_ranges(number for epoch, number in self._held if epoch is current)
         remaining = pool.remaining(held)
         return None if remaining is None else current.state(remaining)
 
     def __iter__(self) -> Iterator[list[int]]:
-        if (pool := self._pool()) is not None and not self._is_closed:
+        if (pool := self._pool()) is not None:
             self._current(pool)
         learner = self._index.learner
         return _Handing(self, (epoch.samples(n, learner) for epoch, n in self._held))
@@ -165,7 +155,7 @@ class SharedBatches:
     def draw(self) -> list[int] | None:
         """The samples of one more batch; None at the end of the epoch, or for now."""
         pool = self._pool()
-        if pool is None or self._is_closed:
+        if pool is None:
             return None
         current = self._current(pool)
         if current.last_claim.is_last:
@@ -206,8 +196,7 @@ class SharedBatches:
 
         terms = Terms.from_row(json.loads(self._broadcast.share(agree)))
         self.seed, epoch = terms.seed, draw(terms.seed)
-        live = pool if self._index.super_learner_size == 1 else None
-        return EpochUnderWay(number, self.seed, epoch, self._cut(epoch, terms), live)
+        return EpochUnderWay(number, self.seed, epoch, self._cut(epoch, terms))
 
     def _cut(self, epoch: Epoch, terms: Terms) -> WorkUnits:
         if epoch.fingerprint() != terms.fingerprint:

@@ -1,4 +1,4 @@
-"""Orders of very many samples, each part of which is computed when it is needed.
+"""Random orders of very large data sets, computed piece by piece on demand.
 
 torch's samplers list the whole epoch. For 34 million chunks of speech that is a
 gigabyte of Python's integers in every learner. Here an epoch is a function from place
@@ -24,8 +24,8 @@ from torch.utils.data import DistributedSampler
 from typing_extensions import override
 
 _ROUNDS = 4
-_LISTED = 65_536  # of half a megabyte, however large the data
-_RUN = 32_768  # places that are looked up at once
+_LISTED = 65_536  # the longest list, of half a megabyte
+_RUN = 32_768  # places computed at once
 _ODD = 0x2545F4914F6CDD1D  # of xorshift64*: spreads each bit over the higher ones
 
 
@@ -87,8 +87,8 @@ class BlockOrder:
 
     def _samples(self, mixed: Tensor) -> Tensor:
         number, within = mixed // self.block, mixed % self.block
-        # What is left of the last block stays at the end of the epoch; so that it is
-        # not always the same samples, blocks begin elsewhere in each order.
+        # The incomplete last block stays at the end of the epoch. Blocks begin
+        # elsewhere in each order, so that it holds other samples each time.
         num_blocks = self.num_samples // self.block
         whole = number < num_blocks
         number[whole] = permuted(number[whole], num_blocks, f"{self.seed} blocks")

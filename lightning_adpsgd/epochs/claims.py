@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -25,10 +25,10 @@ from lightning_adpsgd.weights.worker import BackgroundWorker
 
 _LOOK_S = 0.001
 """Seconds between two looks for a message of a super-learner's first learner."""
-# Seconds for which the reason of a failed leader is waited for.
+# The longest wait for the reason of a failed leader, in seconds.
 _REASON_S = 3.0
-# A round trip of fewer seconds, or of a smaller part of a step, is waited for: nothing
-# is held ahead.
+# A learner waits for round trips of fewer seconds, or of a smaller part of a step, and
+# holds nothing ahead.
 _NEAR_S, _SHORT = 0.004, 0.05
 # The number of round trips that must be known, and that are remembered.
 _FEW, _MANY = 3, 10
@@ -200,6 +200,7 @@ class DrawnNumbers:
         note: function called with the first number of each draw, and with the number of
             steps at that time.
         round_trips: seconds that earlier draws took; later draws are added.
+        held: the first numbers, which need no draw.
     """
 
     def __init__(
@@ -208,10 +209,11 @@ class DrawnNumbers:
         num_steps: Callable[[], int],
         note: Callable[[int, int], None],
         round_trips: deque[float],
+        held: Iterable[int] = (),
     ) -> None:
         self._draw, self._num_steps, self._note = draw, num_steps, note
         self._round_trips = round_trips
-        self._numbers, self._steps = deque[int](), deque[float](maxlen=5)
+        self._numbers, self._steps = deque(held), deque[float](maxlen=5)
         self._pending: Future[_Drawn] | None = None
         self._returned_at = math.inf
 
@@ -222,11 +224,6 @@ class DrawnNumbers:
     def any_left(self) -> bool:
         """Whether numbers are held, or on their way."""
         return bool(self._numbers or self._pending)
-
-    @property
-    def is_far(self) -> bool:
-        """Whether a round trip would make a step longer."""
-        return self._num_ahead() > 0
 
     def next(self, most: Callable[[], int]) -> int:
         """The next number; `most` gives the most to draw at once for later calls."""
@@ -308,12 +305,12 @@ class ClaimCounter:
         found = self._keys.compare_set("samples", "", terms.fingerprint).decode()
         agreed = terms._replace(fingerprint=found)
         self._num_units = num_units(agreed)
-        self._is_dealt = False
         self._stays: bool | None = None  # not asked yet
         self._rate.start_epoch()
         self._num_finished = num_finished
+        dealt = [self._index.super_learner]
         self._drawn = DrawnNumbers(
-            self._adder(), num_finished, self._rate.note, self._round_trips
+            self._adder(), num_finished, self._rate.note, self._round_trips, dealt
         )
         return agreed
 
@@ -325,13 +322,13 @@ class ClaimCounter:
             waits: whether it holds so few that it needs a final answer: another unit,
                 or that there is none. Islands wait for it.
         """
-        if self._is_dealt and self._leaves(num_held):
+        if self._leaves(num_held):
             number = self._rate.latest
             # The other learners hear the same answer, and may hold more or fewer units.
             are_several = self._index.super_learner_size > 1
             is_last = waits or are_several or number >= self._num_units
             return Claim(None, self._num_units if is_last else number, is_last)
-        number = self._draw(num_held)
+        number = self._drawn.next(lambda: self._most_ahead(num_held))
         num_claimed = max(number + 1, self._index.num_super_learners)
         is_last = number >= self._num_units
         num_claimed = min(num_claimed, self._num_units)
@@ -352,18 +349,8 @@ class ClaimCounter:
         else:
             rate.has_counted = True
 
-    @property
-    def num_claimed(self) -> int:
-        """The number of claimed units, including those dealt in advance.
-
-        Where the counter is far, it is the number at this learner's last claim.
-        """
-        if not self._drawn.is_far:
-            return self._counted()
-        dealt = self._index.num_super_learners
-        return min(max(self._rate.latest + 1, dealt), self._num_units)
-
     def _counted(self) -> int:
+        """The number of claimed units, including those dealt in advance."""
         dealt = self._index.num_super_learners
         return min(dealt + self._keys.add("claimed", 0), self._num_units)
 
@@ -375,7 +362,6 @@ class ClaimCounter:
         self._num_gathered += 1
         news = PrefixStore(f"gather/{self._num_gathered}", self._store)
         if self._index.learner == 0:
-            held = held if self._is_dealt else self._dealt()
             ahead = (n for n in self._drawn.settle() if n < self._num_units)
             held = union(held, as_ranges(ahead))
             # All claims that others make before they come are in the largest count.
@@ -399,23 +385,13 @@ class ClaimCounter:
         unclaimed = ((max(num_claimed), self._num_units),)
         return union(unclaimed, *map(from_rows, held))
 
-    def _dealt(self) -> Ranges:
-        number = self._index.super_learner
-        return ((number, number + 1),) if number < self._num_units else ()
-
-    def _draw(self, num_held: int) -> int:
-        if not self._is_dealt:
-            self._is_dealt = True
-            return self._index.super_learner
-        return self._drawn.next(lambda: self._most_ahead(num_held))
-
     def _adder(self) -> Callable[[int], int]:
         """A function that adds to the counter of this epoch, even in a later one."""
         keys, dealt = self._keys, self._index.num_super_learners
         return lambda num: dealt + keys.add("claimed", num) - num
 
     def _most_ahead(self, num_held: int) -> int:
-        """A part of what is left; 0 if the others would finish that first."""
+        """A part of the remaining units; 0 if the others would finish those first."""
         count, held = self._index.num_super_learners, num_held + len(self._drawn)
         if self._rate.others_end_first(self._num_units, count, held):
             return 0

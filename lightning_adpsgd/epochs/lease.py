@@ -204,7 +204,7 @@ class Lease:
         known = self.ledger
         if found.life != known.life:
             return known
-        # Of this life all that others have told is in the ledger that was found.
+        # Within one life, the ledger found holds all that others have reported.
         return found._replace(left=union(found.left, known.left))
 
     def plan(self, found: Ledger, gone: set[str]) -> Plan:
@@ -215,7 +215,7 @@ class Lease:
         name = self._name
         self._note_finished()
         out, finished = as_ranges(self.out), as_ranges(self._finished)
-        # Others may remember it although it has told them, if it was evicted meanwhile.
+        # Others may remember its units although it reported, if it was evicted.
         is_asked = found.life != self.ledger.life or name in found.awaited
         if is_asked and not self.is_fresh:
             mine = union(out, as_ranges(self.ahead), finished)

@@ -108,7 +108,7 @@ class IslandPool(ServiceThread):
         num = num_units(terms)
         ledger = Ledger(uuid.uuid4().hex, terms, ((0, num),) if num else ())
         is_first = self._lease is None
-        # Else it would have terms of its own, and go on alone, in each epoch.
+        # Otherwise it would train alone, on terms of its own, in each epoch.
         expects = is_first or self._is_apart
         with self._state:
             self._close(leaves=False)
@@ -149,11 +149,6 @@ class IslandPool(ServiceThread):
                 return None
             others = lease.ledger.of_others(self.own).values()
             return union(lease.ledger.left, *others, as_ranges(lease.ahead), held)
-
-    @property
-    def num_claimed(self) -> int:
-        """The number of units that islands have claimed, as far as known."""
-        return self._lease.num_claimed if self._lease is not None else 0
 
     def leave(self, seconds: float) -> None:
         """Returns unused units, and ends the thread; can be called twice."""
@@ -218,8 +213,8 @@ class IslandPool(ServiceThread):
     def _say_it_is_alone(self) -> None:
         if not self._told_alone:
             _log.warning(
-                "the pool of batches cannot be reached (%s): this super-learner goes "
-                "on with a share of what is left",
+                "the pool of batches cannot be reached (%s): this super-learner "
+                "continues with its share of the remaining batches",
                 self.away or "no answer",
             )
         self._told_alone = True

@@ -98,6 +98,7 @@ class Joining:
         self._engine, self._group, self._store = connections.engine, group, store
         self._timeouts, self._timeout = timeouts, timeout
         self._refusal: Refused | None = None
+        self._refused_since = math.inf
         self._num_looks, self.origin = 0, ""
         self._on_progress: Callable[[str], None] = lambda what: None
         self._pull_until, self._num_in_vain = math.inf, 0
@@ -152,8 +153,10 @@ class Joining:
 
         Returns:
             The position of the weights that it took; None if it keeps its own.
+
+        Raises:
+            Refused: A learner of this island has been refused for long.
         """
-        refused_since: float | None = None
         wait = self._new_wait(
             f"the weights of islands on the member list of {self._address}",
             "check whether this machine can reach their addresses, and what they print",
@@ -164,11 +167,9 @@ class Joining:
             self._connections.take_number()
             if self._is_first():
                 return None
-            self._refusal = None
-            if self._membership.members.by_number:
-                if (found := self._weights_for_all()) is not None:
-                    return self._go_on_from(found)
-                refused_since = self._judge(refused_since)
+            listed = self._membership.members.by_number
+            if listed and (found := self._weights_for_all()) is not None:
+                return self._go_on_from(found)
             wait.go_on(self._membership.outage or self._why_none())
 
     def _why_none(self) -> str:
@@ -186,19 +187,6 @@ class Joining:
         ]
         reasons = [f"none of {', '.join([*named, *more])} gave them", *traps, *said]
         return "; ".join([*filter(None, reasons)][: 1 + _MOST_NAMED])
-
-    def _judge(self, refused_since: float | None) -> float | None:
-        """Raises a refusal that persists; returns the time of the first one.
-
-        A refusal may be temporary. A dead member may still be on the list while another
-        process has its port, or two members may briefly have the same number.
-        """
-        if self._refusal is None:
-            return None
-        since, now = refused_since, time.monotonic()
-        if since is not None and now - since > 2 * self._timeouts.heartbeat.silence_s:
-            raise self._refusal
-        return now if since is None else since
 
     def _is_first(self) -> bool:
         """Whether this island begins the job, as its first learner decides.
@@ -225,13 +213,32 @@ class Joining:
 
     def _weights_for_all(self) -> Pulled | None:
         """The weights of this learner's shard; None unless all learners have theirs."""
+        self._refusal = None
         found = self._weights_of_origin()
         position = found.position if found is not None else BEGINNING
-        news = [found is None, *position]
-        misses, *furthest = self._group.agree(news, self._timeout)
+        news = [found is None, self._is_refused_for_long(), *position]
+        misses, is_refused, *furthest = self._group.agree(news, self._timeout)
+        if misses and is_refused:
+            raise Refused(self.published("refusal")) from self._refusal
         if found is None or misses:
             return None
         return found._replace(position=Position(*furthest))
+
+    def _is_refused_for_long(self) -> bool:
+        """Whether a refusal persists, and if so, publishes it.
+
+        A refusal may be temporary. A dead member may still be on the list while another
+        process has its port, or two members may briefly have the same number.
+        """
+        if self._refusal is None:
+            self._refused_since = math.inf
+            return False
+        now = time.monotonic()
+        self._refused_since = min(self._refused_since, now)
+        if now - self._refused_since <= 2 * self._timeouts.heartbeat.silence_s:
+            return False
+        self._store.set("refusal", str(self._refusal))
+        return True
 
     def _go_on_from(self, found: Pulled) -> Position | None:
         self._membership.describe(origin=self.origin)

@@ -5,6 +5,7 @@ does elsewhere. It has the mesh that `configure_model` shards over, weights that
 on the meta device, and sharded checkpoints. With `inside="ddp"` it changes nothing.
 """
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -40,7 +41,6 @@ from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.sharded import (
     META,
     has_optimizer,
-    is_folder,
     read_rest,
     sum_of,
     write_shards,
@@ -201,7 +201,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Reads the plain data of a checkpoint; tensors, once there is a model."""
-        if not (self.is_sharded and is_folder(checkpoint_path)):
+        if not (self.is_sharded and os.path.isdir(checkpoint_path)):
             # Before 2.6 Lightning has no such argument.
             options = {} if weights_only is None else {"weights_only": weights_only}
             checkpoint = super().load_checkpoint(checkpoint_path, **options)

@@ -34,8 +34,18 @@ def parser() -> argparse.ArgumentParser:
         "--corpus", type=Path, help="tree of Switchboard's shape; generated if left out"
     )
     add("--out", type=Path, default=Path("runs/demo"), help="default %(default)s")
-    add("--minutes", type=float, default=24.0, help="of generated training speech")
-    add("--test-minutes", type=float, default=5.0, help="of generated test speech")
+    add(
+        "--minutes",
+        type=float,
+        default=24.0,
+        help="generated minutes of training (%(default)s)",
+    )
+    add(
+        "--test-minutes",
+        type=float,
+        default=5.0,
+        help="generated minutes of test (%(default)s)",
+    )
     add(
         "--race-seconds",
         type=float,

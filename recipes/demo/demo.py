@@ -70,8 +70,8 @@ def run_demo(
     _run_stages(settings, last="realign")
     if not {*TEST_SPLITS} & {*settings.splits()}:
         raise ValueError(
-            "`corpus` must hold a test set, by whose words the demo compares its runs; "
-            "recipes.switchboard trains without one"
+            "`corpus` must hold a test set, because the demo compares its runs by word "
+            "error rate; recipes.switchboard trains without one"
         )
     _say("decode with the model that made the alignment")
     _run_stages(settings, first="adapted_baseline", last="baseline")

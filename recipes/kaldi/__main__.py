@@ -8,7 +8,7 @@ from recipes.hybrid.stages import KALDI_DATA
 
 RECIPE = command.Recipe(
     name="kaldi",
-    description="From data directories of Kaldi's to the word error rate of `test`.",
+    description="From Kaldi data directories to the word error rate of `test`.",
     corpus="folder with the data directories `train`, `test` and perhaps `dev`",
     stages=KALDI_DATA,
     # Kaldi's `extract-segments` clips an end that is up to half a second late.

@@ -1,4 +1,6 @@
+import errno
 import os
+import signal
 
 import pytest
 
@@ -26,6 +28,20 @@ def test_an_error_in_a_process_comes_with_its_traceback():
 
     with pytest.raises(RuntimeError, match=r"item [01] is bad"):
         list(fork_map(fail, range(2), 2))
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_an_error_of_the_system_is_raised_as_it_is(num_processes):
+    def fail(item: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "frames.npy")
+
+    with pytest.raises(OSError, match=r"No space left on device: 'frames\.npy'"):
+        list(fork_map(fail, range(2), num_processes))
+
+
+def test_a_process_that_the_system_kills_is_told_with_the_likely_reason():
+    with pytest.raises(RuntimeError, match=r"exit code -9; .* lack of memory"):
+        list(fork_map(lambda _: os.kill(os.getpid(), signal.SIGKILL), range(2), 2))
 
 
 def test_a_process_that_dies_ends_the_mapping():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -177,6 +178,15 @@ def test_all_textgrids_that_are_there_are_named(tmp_path):
     assert told.startswith(f"{tmp_path}/a.TextGrid, {tmp_path}/b.TextGrid exist, ")
     assert refused_grids(sounds, overwrite=True) == ""
     assert refused_grids(sounds[2:], overwrite=False) == ""
+
+
+def test_a_textgrid_in_a_folder_that_is_read_only_is_refused_first(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    told = refused_grids([tmp_path / "call.wav"], overwrite=False)
+    assert told.startswith(f"{tmp_path}/call.TextGrid cannot be written, because its")
+    assert refused_grids([tmp_path / "gone" / "call.wav"], overwrite=False) == ""
 
 
 def test_two_files_with_one_textgrid_are_refused(tmp_path, capsys):

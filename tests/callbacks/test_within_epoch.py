@@ -13,9 +13,7 @@ class Shared:
 
     def __init__(self, epoch: int = 0) -> None:
         self.num_claimed, self.saved = 0, list[int]()
-        under_way = SimpleNamespace(
-            number=epoch, units=range(11), num_claimed=lambda: self.num_claimed
-        )
+        under_way = SimpleNamespace(number=epoch, units=range(11), last_claim=self)
         sharing = SimpleNamespace(under_way=under_way, all_go_on=lambda at_last: True)
         self.strategy = SimpleNamespace(work_sharing=sharing, super_learner_size=1)
         progress = SimpleNamespace(is_last_batch=False)

@@ -580,7 +580,7 @@ def test_a_ledger_that_others_have_yet_to_complete_is_no_answer(
         pool._note_presence(by_hand.lease)
     assert (pool.away, pool._heard_at) == ("", 100.0)
     away, back = caplog.messages
-    assert "goes on with a share of what is left" in away
+    assert "continues with its share of the remaining batches" in away
     assert back == "the pool of batches is back"
 
 

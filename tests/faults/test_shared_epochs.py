@@ -91,7 +91,9 @@ def test_the_pool_survives_a_restart_of_the_rendezvous(tmp_path: Path) -> None:
         islands.signal("rendezvous", signal.SIGKILL)
         for name in "ab":
             has_begun(islands, name, len(islands.rows(name)) + 15)
-        until(lambda: "goes on with a share" in islands.output("a"), "the share of a")
+        until(
+            lambda: "continues with its share" in islands.output("a"), "the share of a"
+        )
         islands.start_rendezvous()
         end_well(islands, "a b")
         assert set(seen(islands, "a b")) == set(range(500))

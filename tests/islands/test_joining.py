@@ -263,7 +263,7 @@ def test_weights_that_one_learner_lacks_are_taken_by_none() -> None:
         return [1, *numbers[1:]]
 
     def another_is_further(numbers: list[int], _: object) -> list[int]:
-        return [numbers[0], 70, 8, 2]
+        return [*numbers[:2], 70, 8, 2]
 
     group.agree = another_lacks_them
     assert learner.joining._weights_for_all() is None
@@ -278,19 +278,23 @@ def test_weights_that_one_learner_lacks_are_taken_by_none() -> None:
 
 def test_a_refusal_ends_a_start_only_if_it_lasts(clock: SimpleNamespace) -> None:
     """A dead member may be on the list while another process has its port."""
-    joining = Learner(0, HashStore(), {}).joining
-    silence_s = joining._timeouts.heartbeat.silence_s
-    assert joining._judge(None) is None
-    joining._refusal = Refused("models differ")
-    since = joining._judge(None)
-    assert since == 100.0
-    clock.now += 2 * silence_s - 0.1
-    assert joining._judge(since) == since
-    clock.now += 0.2
-    with pytest.raises(Refused, match="models differ"):
-        joining._judge(since)
-    joining._refusal = None
-    assert joining._judge(since) is None
+    joining = Learner(0, HashStore(), {1: 50, 2: 60}).joining
+    joining.origin, joining._membership.members = "far", MemberList(1, {1: ROWS[1]})
+    lasting_s = 2 * joining._timeouts.heartbeat.silence_s
+    answers = iter([None, "no", "no", None, "no", "no"])
+
+    def pull(*_: object) -> None:
+        if answer := next(answers):
+            raise Refused(answer)
+
+    connections: Any = joining._connections
+    connections.pull = pull
+    for seconds in (0.0, 0.0, lasting_s - 0.1, 0.2, lasting_s - 0.1):
+        clock.now += seconds
+        assert joining._weights_for_all() is None
+    clock.now += lasting_s + 0.1
+    with pytest.raises(Refused, match="no"):
+        joining._weights_for_all()
 
 
 @pytest.mark.parametrize(

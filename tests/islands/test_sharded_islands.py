@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.islands.island import Sections
+from lightning_adpsgd.islands.member_list import Heartbeat
 from lightning_adpsgd.transport.links.handshake import Refused
 from lightning_adpsgd.weights.sections import (
     Range,
@@ -19,6 +21,7 @@ from lightning_adpsgd.weights.sections import (
     sections_of,
 )
 from tests.helpers import (
+    PATIENCE_S,
     ThreadSuperLearner,
     engine_threads,
     memory_of_tensors,
@@ -26,7 +29,13 @@ from tests.helpers import (
     together,
     until,
 )
-from tests.islands.archipelago import Server, Trained, rendezvous
+from tests.islands.archipelago import (
+    HEARTBEAT,
+    PATIENCE,
+    Server,
+    Trained,
+    rendezvous,
+)
 from tests.islands.test_wide_islands import (
     Wide,
     end,
@@ -123,12 +132,18 @@ def test_an_island_dies_and_comes_back_with_the_weights_of_the_others() -> None:
         assert [one.island.position.steps for one in back] == [1, 1]
 
 
-def test_whole_and_sharded_learners_do_not_exchange() -> None:
-    """Learners of equal numbers would hold other elements."""
+@pytest.mark.parametrize("late", [0, 1])
+def test_whole_and_sharded_learners_do_not_exchange(late: int) -> None:
+    """Learners of equal numbers would hold other elements.
+
+    All learners end with the refusal, also one for which it has not lasted yet.
+    """
     rows = random_rows(2, length=8)
     with rendezvous() as server:
         islands = [sharded(server, row, s == 0) for s, row in enumerate(rows)]
         start(islands[0])
+        slow = Heartbeat(HEARTBEAT.interval_s, PATIENCE_S, HEARTBEAT.empty_s)
+        islands[1][late].island._joining._timeouts = replace(PATIENCE, heartbeat=slow)
 
         def join(one: Trained) -> None:
             with pytest.raises(Refused, match="`inside` is 'model_parallel' here"):

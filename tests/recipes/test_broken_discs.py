@@ -243,7 +243,7 @@ FAULTS = {
     "a link to itself": (
         _circle,
         TRANSCRIPT,
-        ["link that leads nowhere: 1", f"{TRANSCRIPT}: Too many levels", "remove it"],
+        ["broken link: 1", f"{TRANSCRIPT}: Too many levels", "remove it"],
         SW_A,
     ),
     "a coding that libsndfile lacks": (
@@ -257,8 +257,8 @@ FAULTS = {
         AUDIO,
         [
             "unusable recording: 1",
-            "sw02002.sph: noise, but speech with the two bytes of each sample",
-            "make `sample_byte_format` 01 there if it is 10, else 10",
+            "sw02002.sph: noise, but speech once the two bytes of each sample",
+            "change `sample_byte_format` there from 10 to 01",
         ],
         SW,
     ),
@@ -364,7 +364,7 @@ FAULTS = {
     "a packed transcript, cut short": (
         _packed_and_cut,
         TRANSCRIPT,
-        ["archive that is not unpacked: 1", f"{TRANSCRIPT}.gz", "unpack or mount it"],
+        ["packed archive: 1", f"{TRANSCRIPT}.gz", "unpack or mount it"],
         SW_A,
     ),
     "Latin-1": (
@@ -466,7 +466,7 @@ FAULTS = {
     "stm with a line twice": (
         _rewrite(lambda b: b + b.split(b"\n")[1] + b"\n"),
         STM,
-        [f"{STM}:4: sw_4390 from 0.5 s; its words may count twice; remove the line"],
+        [f"{STM}:4: sw_4390 from 0.5 s; its words may count twice; remove the surplus"],
         set(),
     ),
     "a folder in the place of the stm": (
@@ -486,7 +486,19 @@ FAULTS = {
     "stm with an open bracket": (
         _line(2, "sw_4390 A sw_4390_A 0.50 2.50 <O,sw,M,sw-M> (YES NO"),
         STM,
-        ["reference with open brackets: 1", f"{STM}:2", "repair the line"],
+        ["reference with wrong brackets: 1", f"{STM}:2", "scoring will stop there"],
+        set(),
+    ),
+    "stm with brackets inside brackets": (
+        _line(2, "sw_4390 A sw_4390_A 0.50 2.50 <O,sw,M,sw-M> (YES (NO) YES)"),
+        STM,
+        ["reference with wrong brackets: 1", f"{STM}:2: parentheses around optional"],
+        set(),
+    ),
+    "stm with a choice that touches a word": (
+        _line(2, "sw_4390 A sw_4390_A 0.50 2.50 <O,sw,M,sw-M> YES{ NO / NO }"),
+        STM,
+        ["reference with wrong brackets: 1", f"{STM}:2: an alternation must stand"],
         set(),
     ),
     "stm of another time": (
@@ -532,7 +544,7 @@ FAULTS = {
     "packed": (
         lambda path: path.rename(path.with_suffix(".sph.gz")),
         AUDIO,
-        ["archive that is not unpacked: 1", "sw02002.sph.gz", "unpack or mount it"],
+        ["packed archive: 1", "sw02002.sph.gz", "unpack or mount it"],
         SW,
     ),
     "empty stm": (
@@ -620,7 +632,7 @@ def test_a_reference_of_any_encoding_is_scored_in_utf_8(tree: Path, encoding: st
 
 def test_rules_that_are_no_text_stop_before_anything_is_computed(tree: Path):
     (tree / GLM).write_bytes(b";; rules\n" + bytes(9))
-    with pytest.raises(StageError, match=rf"{GLM}:2: expected text.*take it away"):
+    with pytest.raises(StageError, match=rf"{GLM}:2: expected text.*remove the file"):
         _prepare(tree)
 
 
@@ -648,8 +660,8 @@ def test_links_are_followed_and_circles_end(
     (tree / "nowhere.sph").symlink_to(tree / "gone")
     assert _prepare(tree) == ALL
     printed = capsys.readouterr().out
-    assert "folder that is linked twice or in a circle" in printed
-    assert "link that leads nowhere: 1" in printed
+    assert "folder that is linked twice or in a loop" in printed
+    assert "broken link: 1" in printed
 
 
 def test_a_file_that_may_not_be_read_is_left_out(

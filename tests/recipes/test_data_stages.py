@@ -1,7 +1,9 @@
 """The data stages on a tiny corpus: nothing is lost without being counted."""
 
 import dataclasses
+import errno
 import json
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -18,6 +20,7 @@ from lightning_adpsgd.asr.corpora.corpus import (
     read_utterances,
     write_utterances,
 )
+from lightning_adpsgd.asr.frames import writing
 from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.language.lexicon import read_lexicon
 from lightning_adpsgd.asr.sound.channels import read_facts
@@ -240,6 +243,24 @@ def test_a_recording_that_breaks_after_the_check_is_counted(
     assert "train: left out: unreadable conversation side: 2" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_full_disk_stops_the_features_and_leaves_out_no_side(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, cores: int
+):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    settings = dataclasses.replace(settings, cores=cores)
+    _run(settings, "lm")
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "write_rows", full)
+        with pytest.raises(OSError, match="No space left"):
+            _run(settings, "features")
+    _run(settings, "features")
+    store = FrameStore(settings.directory("features") / "train")
+    assert store.ids.tolist() == [u.id for u in _split(settings, "train")]
+
+
 def test_a_transcript_beyond_its_audio_is_counted_or_clipped(settings: Settings):
     lines = ["1.0 2.0 yes", "4.0 6.05 no", "5.0 7.0 yes", "9.0 9.5 no"]
     write_transcript(settings.corpus, 2001, "A", lines)
@@ -306,7 +327,8 @@ def test_an_empty_corpus_stops_with_a_reason(tmp_path: Path):
 def test_too_few_speakers_to_hold_some_out_are_refused(tmp_path: Path):
     corpus = write_corpus(tmp_path / "corpus", conversations=1)
     settings = Settings(corpus=corpus, out=tmp_path / "run")
-    with pytest.raises(StageError, match="found 2 sides of 2 speakers in all"):
+    said = "found 2 sides of 2 speakers in all; lower `prepare.min_dev_sides`"
+    with pytest.raises(StageError, match=said):
         _run(settings, "prepare")
 
 

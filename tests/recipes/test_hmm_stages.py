@@ -26,6 +26,7 @@ from recipes.hybrid.pipeline.groups import (
     RealignSettings,
     TriphoneSettings,
 )
+from recipes.hybrid.pipeline.overrides import override
 from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.recognition.scorers import mixtures
@@ -149,6 +150,17 @@ def test_words_are_written_with_confidence_and_speed_is_told(recognised):
     words = [word for line in lines for word in json.loads(line)["words"]]
     mean = sum(word["confidence"] for word in words) / len(words)
     assert mean == pytest.approx(decoded["confidence"], abs=1e-4)
+
+
+def test_lists_that_the_mixtures_do_not_rescore_are_not_called_short(
+    settings, recognised, tmp_path, capsys
+):
+    other = override(settings, "lm.large_order=4", "decode.nbest=5")
+    baseline(other, tmp_path)
+    assert "shorter than decode.nbest" not in capsys.readouterr().out
+    reports = (folder / "decode.json" for folder in (recognised, tmp_path))
+    told = [json.loads(path.read_text())["decoded"]["swb"] for path in reports]
+    assert told[0]["short_lists"] == told[1]["short_lists"] == 0
 
 
 def test_word_times_lie_within_their_utterances(recognised):

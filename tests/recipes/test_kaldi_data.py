@@ -228,6 +228,40 @@ def test_what_is_left_out_is_told_before_anything_starts(
     assert "lexicon.txt: 3 words, 6 phones" in said
 
 
+def test_a_missing_recording_is_told_once_with_its_line(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    for split in ("train", "test"):
+        names = (data / split / "text").read_text().split("\n")[:-1]
+        rows = [f"{line.split()[0]} {line.split()[0]} 0.0 0.4\n" for line in names]
+        (data / split / "segments").write_text("".join(rows))
+    table = data / "train/segments"
+    table.write_text(table.read_text().replace(" zoe_1 ", " zoe_0 "))
+    (data.parent / "sounds/zoe0.wav").unlink()
+    assert _run(data, "check") == 0
+    said = capsys.readouterr().out
+    assert "unusable sound: 2" in said
+    sound = data.parent / "sounds/zoe0.wav"
+    assert said.count(f"train/wav.scp:7: {sound}: cannot be read: No such file") == 1
+
+
+def test_a_command_is_told_though_no_blank_stands_before_the_bar(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    table = data / "train/wav.scp"
+    table.write_text(table.read_text().replace("zoe1.wav", "zoe1.wav|"))
+    assert _run(data, "check") == 0
+    assert "command in wav.scp: 1" in capsys.readouterr().out
+
+
+def test_a_missing_test_set_is_told_before_anything_starts(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    (data / "test/text").unlink()
+    assert _run(data, "check") == 0
+    assert "test/text: MISSING, nothing is tested" in capsys.readouterr().out
+
+
 def test_a_recording_that_was_cut_short_is_left_out_and_told(
     data: Path, capsys: pytest.CaptureFixture[str]
 ):

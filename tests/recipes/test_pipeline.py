@@ -229,7 +229,7 @@ def test_work_left_under_other_settings_is_kept_until_it_is_given_up(
         run_stages(settings, stages)
     recorder.failing = set()
     changed = override(settings, "train.num_workers=2")
-    problem = r"num_workers was 0, is 2\. Set that back.*--from train --redo"
+    problem = r"num_workers was 0, is 2\. Restore them.*--from train --redo"
     with pytest.raises(StageError, match=problem):
         run_stages(changed, stages)
     run_stages(settings, stages)
@@ -329,7 +329,7 @@ def _of_version_0_2_0(settings: Settings, stages: Sequence[Stage]) -> None:
         for name in stage.apart:
             group, value = name.split(".")
             found = getattr(getattr(settings, group), value)
-            of_settings[group][value] = None if found is None else str(found)
+            of_settings[group][value] = json.loads(json.dumps(found, default=str))
         content["fingerprint"]["inputs"] = {
             stage_in(name): contents.digest_of(
                 (settings.directory(stage_in(name)) / STAMP).read_bytes()
@@ -342,7 +342,9 @@ def _of_version_0_2_0(settings: Settings, stages: Sequence[Stage]) -> None:
 @pytest.mark.parametrize(
     ("chosen", "changed", "again"),
     [
-        ((), ("lm.large_order=4", "decode.nbest=10"), {"lm", "baseline"}),
+        ((), ("lm.large_order=4", "decode.nbest=10"), {"lm"}),
+        ((), ("decode.acoustic_scales=0.2,0.4", "decode.best_epoch=false"), set()),
+        ((), ("decode.beam=11",), {"baseline"}),
         ((), ("graph.silence_probability=0.4",), {"graph", "baseline"}),
         (("kaldi.experiment=/tri4",), ("kaldi.arpa=/lm",), set()),
         (("kaldi.experiment=/tri4",), ("kaldi.graph=/graph",), {"graph"}),

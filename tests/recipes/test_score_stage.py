@@ -120,6 +120,14 @@ def test_a_reference_that_cannot_be_used_stops_with_its_line(settings):
         run(settings)
 
 
+def test_malformed_lines_of_the_reference_are_left_out_aloud(settings, capsys):
+    malformed = "# a remark\nsw_1 A s1 x 4.0 <O,sw,M> AND SO ON\nen_2 2\n"
+    path = settings.directory("prepare") / "eval.stm"
+    path.write_text(STM + malformed)
+    assert errors_of(run(settings)) == EXPECTED
+    assert "WARNING: malformed stm line: 2" in capsys.readouterr().out
+
+
 def test_without_a_test_set_nothing_is_scored(settings, capsys):
     for split in ("swb", "ch"):
         (settings.directory("prepare") / f"{split}.jsonl").unlink()

@@ -76,12 +76,12 @@ class Slow(Records):
 
     @override
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        epoch = self.trainer.strategy.work_sharing.under_way  # pyright: ignore
+        batches = self.trainer.strategy.work_sharing._batches  # pyright: ignore
         if self.global_rank == self.trainer.world_size - 1:
-            num = epoch.num_claimed()
-            enough = min(num + 16, self.point(), len(epoch.units))
+            pool, num_units = batches._pool(), len(batches.under_way.units)
+            enough = min(pool._counted() + 16, self.point(), num_units)
             # To look is to ask the job's store.
-            has_come = lambda: epoch.num_claimed() >= enough  # noqa: E731
+            has_come = lambda: pool._counted() >= enough  # noqa: E731
             until(has_come, "the others' steps", every_s=0.01)
         return super().training_step(batch, batch_idx)
 
@@ -186,8 +186,8 @@ class Counts(Records):
     @override
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         self.counted: list[int] = []
-        epoch = self.trainer.strategy.work_sharing.under_way  # pyright: ignore
-        epoch.pool.end_last_step = self.counted.append
+        batches = self.trainer.strategy.work_sharing._batches  # pyright: ignore
+        batches._pool().end_last_step = self.counted.append
         return super().training_step(batch, batch_idx)
 
     @override

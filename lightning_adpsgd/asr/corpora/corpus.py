@@ -155,7 +155,7 @@ class Skipped:
     Attributes:
         counts: Number of omissions.
         seconds: Total seconds of speech.
-        examples: Places of the first omissions.
+        examples: Places of the first omissions, each once.
         remedies: Remedies for the reader, if known.
         num_examples: Number of places to keep.
     """
@@ -173,7 +173,7 @@ class Skipped:
         self.counts[reason] = self.counts.get(reason, 0) + 1
         self.seconds[reason] = self.seconds.get(reason, 0.0) + max(0.0, seconds)
         examples = self.examples.setdefault(reason, [])
-        if len(examples) < self.num_examples:
+        if len(examples) < self.num_examples and where not in examples:
             examples.append(where)
         if remedy:
             self.remedies[reason] = remedy

@@ -66,7 +66,7 @@ def plain_name(name: str) -> str:
 def _walk(root: Path, seen: set[tuple[int, int]], skipped: Skipped) -> Iterator[Path]:
     def refused(error: OSError) -> None:
         where = f"{error.filename}: {error.strerror}"
-        remedy = "give yourself the right to read it (chmod -R u+rX)"
+        remedy = "make it readable: chmod -R u+rX"
         skipped.add("folder that cannot be entered", where, remedy=remedy)
 
     for folder, folders, names in os.walk(root, onerror=refused, followlinks=True):
@@ -92,7 +92,7 @@ def _is_first(folder: Path, seen: set[tuple[int, int]], skipped: Skipped) -> boo
     if identity in seen:
         remedy = "entered once; nothing to do"
         skipped.add(
-            "folder that is linked twice or in a circle", str(folder), remedy=remedy
+            "folder that is linked twice or in a loop", str(folder), remedy=remedy
         )
         return False
     seen.add(identity)
@@ -105,7 +105,7 @@ def _is_file(path: Path, skipped: Skipped) -> bool:
     except OSError as error:
         remedy = "mount the disc it points to, or remove it"
         where = f"{path}: {error.strerror}"
-        skipped.add("link that leads nowhere", where, remedy=remedy)
+        skipped.add("broken link", where, remedy=remedy)
         return False
     if not is_file:
         remedy = "copy the file of that name, or remove it"

@@ -303,7 +303,7 @@ def _mapped(path: Path, axes: int) -> np.memmap:
         raise StoreError(
             f"{path}: expected an array, but the file does not exist"
         ) from error
-    except ValueError as error:
+    except (EOFError, ValueError) as error:
         raise StoreError(f"{path}: broken or truncated array: {error}") from error
     if array.ndim != axes:
         raise StoreError(f"{path}: expected {axes} axes, got shape {array.shape}")

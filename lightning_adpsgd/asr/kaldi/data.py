@@ -1,4 +1,4 @@
-"""Data directories of Kaldi's, as utterances: `wav.scp`, `text`, `utt2spk`, `segments`.
+"""Kaldi data directories as utterances: `wav.scp`, `text`, `utt2spk`, `segments`.
 
 Recordings are files that this machine can open. Commands in `wav.scp` are not run:
 their utterances are left out and counted. Without `segments` a recording is one
@@ -103,14 +103,15 @@ def _sound(
     row: Row, side: int | None, facts_of: Callable[[Path], SoundFacts], skipped: Skipped
 ) -> _Sound | None:
     """The recording of a row of `wav.scp`; nothing, and a count, if it is unusable."""
-    if row.rest[-1] == "|":
+    if row.rest[-1].endswith("|"):
         skipped.add("command in wav.scp", row.where, remedy=_COMMAND)
         return None
     path = Path(" ".join(row.rest))
     try:
         facts = facts_of(path)
     except ValueError as error:
-        skipped.add("unusable sound", str(error), remedy="its utterances are left out")
+        where, remedy = f"{row.where}: {error}", "its utterances are left out"
+        skipped.add("unusable sound", where, remedy=remedy)
         return None
     if facts.num_channels == 1:
         return _Sound(path, 0, facts.seconds)

@@ -1,4 +1,4 @@
-"""Utterances as a data directory of Kaldi's: `wav.scp`, `segments`, `text` and so on.
+"""Utterances as a Kaldi data directory: `wav.scp`, `segments`, `text` and so on.
 
 Names are those of the utterances here. A speaker is a conversation side, as in Kaldi's
 recipe for Switchboard, so that the names of speakers begin those of utterances and both

@@ -1,4 +1,4 @@
-"""Lattices as text archives of Kaldi's, which `lattice-copy ark,t:` and others read.
+"""Lattices as Kaldi text archives, which `lattice-copy ark,t:` and others read.
 
 An utterance is its name, a line `from to label word graph,acoustic` for each link, a
 line `node graph,acoustic` for each end, and an empty line. Acoustic costs are without

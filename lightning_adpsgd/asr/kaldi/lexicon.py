@@ -1,4 +1,4 @@
-"""The lexicon of a recipe of Kaldi's, `data/local/dict`: phones as they are written.
+"""The lexicon of a Kaldi recipe, `data/local/dict`: phones as they are written.
 
 Case and digits tell phones apart: X-SAMPA has `s` and `S`, Mandarin `a1` and `a4`. Only
 the names of silence are those that every recipe here has: `SIL` is `sil`, and so on.

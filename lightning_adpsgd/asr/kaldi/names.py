@@ -1,4 +1,4 @@
-"""Finds the utterance behind a name of Kaldi's, by recording, side and times.
+"""Finds the utterance behind a name in Kaldi, by recording, side and times.
 
 Kaldi's recipes build names in several ways. `sw02001-A_000098-001156` rounds halves up,
 `en_4156-A_030185-030248` cuts times off, and `fe_03_00001-A-000398-000476` also writes
@@ -137,7 +137,7 @@ def _recording_of(name: str) -> str:
 
 
 def read_spans(folder: Path) -> dict[str, Span]:
-    """The utterances of a data directory of Kaldi's, by name.
+    """The utterances of a Kaldi data directory, by name.
 
     `segments` has their times, and `reco2file_and_channel`, where there is one, tells
     which side a recording is. Those without an end are left out.

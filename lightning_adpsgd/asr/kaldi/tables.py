@@ -1,4 +1,4 @@
-"""The tables of a data directory of Kaldi's: each line has a name and its values."""
+"""The tables of a Kaldi data directory: each line has a name and its values."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ class Cut(NamedTuple):
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Place and text of each line of a file of Kaldi's.
+    """Place and text of each line of a Kaldi file.
 
     Raises:
         KaldiError: There is no such file, or a line is not UTF-8.
@@ -38,7 +38,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
         for number, line in utf8_lines(path, KaldiError):
             yield f"{path}:{number}", line
     except OSError as error:
-        problem = f"{error.strerror}; expected a file of Kaldi's"
+        problem = f"{error.strerror}; expected a Kaldi file"
         raise KaldiError(f"{path}: {problem}") from error
 
 

@@ -35,7 +35,7 @@ MS_STATE_PHONES = frozenset(_OF_SPEECH.split(" "))
 
 _VARIANT = re.compile(r"\(\d+\)$")
 # Names that are reserved for the search graph.
-_RESERVED_WORDS = {"<eps>", "<s>", "</s>"}
+_RESERVED_WORDS = {"<eps>", "#0", "<s>", "</s>"}
 _RESERVED_PHONES = re.compile(r"#\d+|<eps>")
 
 Pronunciation = tuple[str, ...]
@@ -158,9 +158,9 @@ def read_cmudict(path: Path, skipped: Skipped) -> Dictionary:
         if line.startswith((";;;", "# ")) or not fields:
             continue
         written, *phones = fields
-        if not phones:
+        if problem := problem_of(written, phones):
             where = f"{path}:{number}: {written}"
-            skipped.add("dictionary line without phones", where, remedy=LINE_LEFT_OUT)
+            skipped.add(problem, where, remedy=LINE_LEFT_OUT)
             continue
         said = tuple(map(_without_stress, phones))
         if "" in said:

@@ -16,7 +16,7 @@ def write_graph(graph: kaldifst.StdVectorFst, path: str | Path) -> None:
 
 
 def read_graph(path: str | Path) -> kaldifst.StdFst:
-    """Reads a file of `write_graph`, or a constant graph of Kaldi's own.
+    """Reads a file of `write_graph`, or a constant graph from Kaldi.
 
     Raises:
         FileNotFoundError: The file does not exist.

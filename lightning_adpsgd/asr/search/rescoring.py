@@ -172,6 +172,6 @@ def _log(model: NgramModel, words: Sequence[str], unknown: float) -> _Log:
 
 
 def _spelled(model: NgramModel, word: str) -> str:
-    """The word in a case that the model has; a graph of Kaldi's may have capitals."""
+    """The word in a case that the model has; a Kaldi graph may have capitals."""
     cases = (word, word.lower(), word.upper())
     return next((one for one in cases if (one,) in model.log10_probabilities), word)

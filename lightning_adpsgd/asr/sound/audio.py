@@ -23,7 +23,11 @@ from lightning_adpsgd.asr.sound.sphere import (
     name_of,
     read_header,
 )
-from lightning_adpsgd.asr.sound.truncation import cut_short
+from lightning_adpsgd.asr.sound.truncation import (
+    NO_LENGTH,
+    WITHOUT_LENGTH,
+    cut_short,
+)
 
 BLOCK_S = 30
 _MARGIN_S = 1
@@ -78,8 +82,8 @@ class SoundFile:
             )
         if is_swapped(self.path):
             raise AudioError(
-                f"{self.path}: noise, but speech if the two bytes of each sample are "
-                "swapped; write it again in the byte order that its header names"
+                f"{self.path}: noise, but speech once the two bytes of each sample are "
+                "swapped; rewrite it in the byte order that its header names"
             )
 
     def _check_length(self) -> None:
@@ -92,6 +96,8 @@ class SoundFile:
                 raise AudioError(str(error)) from error
         if problem := cut_short(self.path):
             raise AudioError(f"{self.path}: {problem}")
+        if self.num_samples == NO_LENGTH:
+            raise AudioError(f"{self.path}: {WITHOUT_LENGTH}")
 
     @property
     def duration_s(self) -> float:

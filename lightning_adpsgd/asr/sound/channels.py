@@ -15,7 +15,11 @@ from torchaudio.functional import resample
 
 from lightning_adpsgd.asr.sound import sphere
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
-from lightning_adpsgd.asr.sound.truncation import cut_short
+from lightning_adpsgd.asr.sound.truncation import (
+    NO_LENGTH,
+    WITHOUT_LENGTH,
+    cut_short,
+)
 
 
 class ChannelError(ValueError):
@@ -49,7 +53,7 @@ def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
     if found.sample_rate < sample_rate:
         raise ChannelError(
             f"{path}: expected at least {sample_rate} Hz, got {found.sample_rate}; "
-            "record it again, because a lower rate lacks frequencies of speech"
+            "record it again, because part of the speech band is missing"
         )
     return found
 
@@ -66,13 +70,19 @@ def _sphere_facts(path: Path) -> SoundFacts:
 
 def _facts(path: Path) -> SoundFacts:
     try:
-        found = soundfile.info(sphere.name_of(path))
         missing = cut_short(path)
-    except (OSError, soundfile.LibsndfileError) as error:
-        problem = f"cannot be read: {error}; copy it again"
+        found = soundfile.info(sphere.name_of(path))
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}; correct its path or permissions"
+        raise ChannelError(f"{path}: {problem}") from error
+    except soundfile.LibsndfileError as error:
+        reason = error.error_string.rstrip(".")
+        problem = f"cannot be read: {reason}; copy it again"
         raise ChannelError(f"{path}: {problem}") from error
     if missing:
         raise ChannelError(f"{path}: {missing}; copy it again")
+    if found.frames == NO_LENGTH:
+        raise ChannelError(f"{path}: {WITHOUT_LENGTH}")
     if found.frames <= 0:
         raise ChannelError(f"{path}: contains no sound; copy it again")
     seconds = found.frames / found.samplerate

@@ -21,8 +21,9 @@ from lightning_adpsgd.asr.sound.byte_order import is_swapped
 SAMPLE_RATE = 8000
 MAGIC = b"NIST_1A\n"
 _SWAPPED = (
-    "noise, but speech with the two bytes of each sample exchanged: its header names "
-    "the wrong byte order; make `sample_byte_format` 01 there if it is 10, else 10"
+    "noise, but speech once the two bytes of each sample are swapped: its header names "
+    "the wrong byte order; change `sample_byte_format` there from 10 to 01, or from 01 "
+    "to 10"
 )
 # Beyond these a header is damaged, and its sizes would ask for more than the memory.
 _MOST_HEADER_BYTES = 1 << 20

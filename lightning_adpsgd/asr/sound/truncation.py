@@ -9,6 +9,13 @@ reach; SPHERE has its own check in `sphere.py`. Other formats are not checked.
 import struct
 from pathlib import Path
 
+NO_LENGTH = 2**63 - 1
+"""libsndfile's number of samples where a header has none: of FLAC written to a pipe."""
+
+WITHOUT_LENGTH = (
+    "its header has no length, as of FLAC that was written to a pipe; write it into a "
+    "file: `ffmpeg -i old.flac new.flac`"
+)
 _PAGE = 65_307  # bytes of the longest page of Ogg
 _PAGE_HEADER = 27
 _LAST = 4  # flag of a page

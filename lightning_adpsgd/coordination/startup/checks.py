@@ -1,6 +1,6 @@
 """The checks before the learners of a job start.
 
-All learners must have come, and run the same versions with the same options. The
+All learners must have arrived, with the same versions and the same options. The
 learners of a super-learner must be on one machine. Learners must reach one another at
 the addresses that Gloo will use. Later, all must have the same model. All problems are
 reported in one message, the same in every learner, which names hosts and remedies.
@@ -228,18 +228,18 @@ def _meet_learners(
 ) -> list[LearnerLocation]:
     def judge(words: list[str]) -> str:
         told = [LearnerInfo.from_json(word) for word in words]
-        locations = [one.location for one in told]
+        locations = [one.place for one in told]
         _refuse(
             [
                 *disagreements(told),
-                *(f"{one.location}: {one.trouble}" for one in told if one.trouble),
+                *(f"{one.place}: {one.trouble}" for one in told if one.trouble),
                 *loopback_traps(locations),
                 *scattered(locations, node_size),
             ]
         )
         return json.dumps([asdict(location) for location in locations])
 
-    locations = json.loads(barrier.ask("introduction", info.to_json(), judge))
+    locations = json.loads(barrier.ask("introduction", json.dumps(asdict(info)), judge))
     return [LearnerLocation.from_dict(location) for location in locations]
 
 

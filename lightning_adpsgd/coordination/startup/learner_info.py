@@ -6,7 +6,7 @@ It is pure: it turns information about learners into sentences about problems.
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -30,29 +30,21 @@ _REMEDIES = {
 class LearnerInfo:
     """The information of a learner about itself.
 
+    Learners of another version read it too, by the names of its fields.
+
     Attributes:
-        location: host of the learner, and the addresses at which it listens.
+        place: host of the learner, and the addresses at which it listens.
         settings: values that must be equal in all learners, by kind and name.
         trouble: reason why it has no address to listen at; empty if it has one.
     """
 
-    location: LearnerLocation
+    place: LearnerLocation
     settings: Mapping[str, Mapping[str, str]]
     trouble: str = ""
 
-    def to_json(self) -> str:
-        """The text for `from_json`, with field names that all versions share."""
-        return json.dumps(
-            {
-                "place": asdict(self.location),
-                "settings": self.settings,
-                "trouble": self.trouble,
-            }
-        )
-
     @classmethod
     def from_json(cls, text: str) -> "LearnerInfo":
-        """Reads a learner's information; ignores fields that another version adds."""
+        """Reads what `asdict` and JSON wrote; ignores fields of another version."""
         content = json.loads(text)
         place = LearnerLocation.from_dict(content["place"])
         return cls(place, content["settings"], content["trouble"])
@@ -92,7 +84,7 @@ def disagreements(infos: Sequence[LearnerInfo]) -> list[str]:
         holders: dict[str, list[LearnerLocation]] = {}
         for info in infos:
             value = info.settings.get(kind, {}).get(name, "absent")
-            holders.setdefault(value, []).append(info.location)
+            holders.setdefault(value, []).append(info.place)
         if len(holders) > 1:
             told = " and ".join(f"{v} in {describe(p)}" for v, p in holders.items())
             lines.append(f"`{name}` differs: {told}. {_REMEDIES.get(kind, '')}".strip())
@@ -110,21 +102,12 @@ def scattered(locations: Sequence[LearnerLocation], size: int) -> list[str]:
     for location in locations:
         hosts.setdefault(location.machine, []).append(location)
     counts = ", ".join(f"{len(on)} on {on[0].host}" for on in hosts.values())
-    if len({len(on) for on in hosts.values()}) > 1:
-        remedy = (
-            f"hosts have unequal numbers of learners ({counts}): start equally many on "
-            "each, and as many as `Trainer(devices=)` says"
-        )
-    else:
-        remedy = (
-            f"learners are not numbered host by host ({counts}): with SLURM use `srun "
-            "--distribution=block`, with Open MPI `mpirun --map-by slot`; and let "
-            "`Trainer(devices=)` be the number of learners on a host"
-        )
     return [
         '`super_learner_size="node"` makes a super-learner of the learners of one '
-        f"machine, but {describe(broken[0])} would form one across machines: {remedy}. "
-        "Or set `super_learner_size` to a number"
+        f"machine, but {describe(broken[0])} would form one across machines. Start as "
+        f"many learners on each host as `Trainer(devices=)` says (there are {counts}), "
+        "numbered host by host: with SLURM use `srun --distribution=block`, with Open "
+        "MPI `mpirun --map-by slot`. Or set `super_learner_size` to a number"
     ]
 
 

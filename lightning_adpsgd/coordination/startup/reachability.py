@@ -224,7 +224,7 @@ def _why_loopback(location: LearnerLocation) -> str:
     if location.chosen:
         return f"{VARIABLE}={location.chosen} is set there"
     return (
-        f"the name {location.host!r} stands for it there, in /etc/hosts most likely, "
+        f"the name {location.host!r} resolves to it there, most likely in /etc/hosts, "
         f"and {VARIABLE} is not set"
     )
 

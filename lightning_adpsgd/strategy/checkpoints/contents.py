@@ -78,7 +78,7 @@ def resumed_from(
 
 
 def warn_of_lost_rest(resumed: Resumed) -> None:
-    """Warns that this job shares no epochs, and cannot go on with the rest of one."""
+    """Warns that this job shares no epochs, and cannot continue the rest of one."""
     state = EpochState(**resumed.epoch) if resumed.epoch else None
     if state is None or not state.remaining:
         return
@@ -156,7 +156,7 @@ def gather_learners(
 
 def place_in_epoch(trainer: pl.Trainer, resumed: Resumed) -> PlaceInEpoch:
     """The place of a learner in its epoch, from where a checkpoint left it."""
-    # With other learners, learner 0 goes on from the sum over those that saved.
+    # With other learners, learner 0 continues from the sum over those that saved.
     of_others = resumed.learner is None and trainer.is_global_zero
     num_samples = resumed.num_samples if of_others else 0
     device = trainer.strategy.root_device

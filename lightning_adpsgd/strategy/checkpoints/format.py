@@ -67,7 +67,7 @@ def check_checkpoint(file: BinaryIO, name: str) -> None:
         file.seek(0)
         with zipfile.ZipFile(file) as archive:
             bad, records = archive.testzip(), archive.infolist()
-    except Exception as error:  # a damaged archive raises whatever comes of it
+    except Exception as error:  # a damaged archive may raise anything
         raise _unreadable(name, error) from error
     if bad is not None:
         what = f"the CRC-32 of record {bad} does not match"

@@ -31,7 +31,7 @@ from lightning_adpsgd.strategy.checkpoints.format import (
     read_checkpoint,
     write_checkpoint,
 )
-from lightning_adpsgd.strategy.checkpoints.sharded import META, check_folder, is_folder
+from lightning_adpsgd.strategy.checkpoints.sharded import META, check_folder
 
 PATIENCE_S = 120.0
 """Seconds for which a save is retried while its error may be temporary."""
@@ -118,7 +118,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
             UnpicklingError: The file holds objects that can run code; the message names
                 their classes.
         """
-        if is_folder(path):
+        if os.path.isdir(path):
             raise IsADirectoryError(
                 f"checkpoint {path} is a folder of shards: resume it with "
                 '`inside="model_parallel"`, or make one file of it with `python -m '
@@ -164,7 +164,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
 def check_file(path: str) -> None:
     """Checks a checkpoint, and raises an error if it is not intact."""
-    if is_folder(path):
+    if os.path.isdir(path):
         check_folder(Path(path))
         return
     with _opened(*url_to_fs(str(path))) as file:
@@ -173,7 +173,7 @@ def check_file(path: str) -> None:
 
 def step_in_file(path: str) -> int | None:
     """The step at which a training would resume; None without optimizer state."""
-    place = str(Path(path, META)) if is_folder(path) else path
+    place = str(Path(path, META)) if os.path.isdir(path) else path
     with _opened(*url_to_fs(place)) as file:
         content = outline_of(file)
     # A folder of shards keeps the state elsewhere, and the schedules here.

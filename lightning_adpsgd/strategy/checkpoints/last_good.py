@@ -2,7 +2,7 @@
 
 Lightning takes the newest file, intact or not. Here a damaged file is skipped with a
 warning that names it, and the next older one is tried. Files named `last`, or saved
-when an island was told to end, come first, then all others in the same folders. The
+when an island was preempted, come first, then all others in the same folders. The
 newest file is the one with the most optimizer steps. File times only break ties,
 because clocks may be set back. Files that no training can resume from come last.
 Training never starts over if there are checkpoints and none is intact.
@@ -36,7 +36,7 @@ from lightning_adpsgd.strategy.checkpoints.sharded import left_aside
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 
 PREEMPTED = "preempted-"
-"""The prefix of the files that an island saves when it is told to end."""
+"""The prefix of the files that an island saves when it is preempted."""
 
 
 def whole_checkpoint_path(
@@ -55,14 +55,11 @@ def whole_checkpoint_path(
     lasts = _last_checkpoints(trainer) if is_asked else set()
     with warnings.catch_warnings():
         if lasts:
-            # Lightning does not know the files that islands save when told to end.
+            # Lightning does not know the files that preempted islands save.
             warnings.filterwarnings("ignore", ".*no last checkpoint available")
         chosen = lightnings(state_fn, ckpt_path, **arguments)
-    if ckpt_path == "hpc" or (
-        ckpt_path is None
-        and chosen
-        and chosen == trainer._checkpoint_connector._hpc_resume_path
-    ):
+    of_slurm = trainer._checkpoint_connector._hpc_resume_path
+    if chosen and chosen == of_slurm and ckpt_path in (None, "hpc"):
         numbered = sorted(_numbered(trainer.default_root_dir), reverse=True)
         return newest_whole(path for _, path in numbered) if numbered else chosen
     return newest_whole(_in_order(lasts)) if lasts else chosen
@@ -137,7 +134,7 @@ def _in_order(lasts: set[str]) -> Iterator[str]:
 
 
 def _preempted(trainer: pl.Trainer) -> list[str]:
-    """The checkpoints that islands saved when they were told to end."""
+    """The checkpoints that preempted islands saved."""
     savers = trainer.checkpoint_callbacks or [None]
     folders = {_folder_of(saver, trainer) for saver in savers}
     return [path for one in folders for path in _found(one, f"{PREEMPTED}*.ckpt")]
@@ -172,7 +169,7 @@ def _age(path: str) -> tuple[float, int, str]:
     """
     try:
         step = step_in_file(path)
-    except Exception:  # a damaged archive raises whatever comes of it
+    except Exception:  # a damaged archive may raise anything
         number = math.inf
     else:
         number = -1 if step is None else step

@@ -5,10 +5,8 @@ one is on the disk, holds any number of snapshots, and raises an error again in 
 call. Before version 2.5.4 it takes no snapshot.
 """
 
-import copy
 import os
 import pickle
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,8 +25,6 @@ from typing_extensions import override
 
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 
-_IMMUTABLE = {type(None), bool, int, float, complex, str, bytes}
-
 
 @final
 class BackgroundCheckpointIO(TorchCheckpointIO):
@@ -42,8 +38,8 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     Only the training thread calls the methods, a signal handler in it included. A
     writing thread touches nothing but its snapshot, and the interpreter does not exit
     before its work is done. If it fails, the next call that waits raises the error,
-    once. If the training is about to end, that call warns instead, so that a learner
-    that is told to leave does so.
+    once. If the training is about to end, that call warns instead, so that a preempted
+    learner still leaves.
     """
 
     def __init__(self, checkpoint_io: CheckpointIO) -> None:
@@ -69,9 +65,17 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     def save_in_background(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        """Waits for the previous save, and takes a snapshot, which a thread writes."""
+        """Waits for the previous save, and takes a snapshot, which a thread writes.
+
+        What cannot be pickled has no snapshot. It is written at once, and the write
+        says why if it cannot be.
+        """
         self.finish()
-        snapshot = snapshot_of(checkpoint)
+        try:
+            snapshot = snapshot_of(checkpoint)
+        except Exception:  # whatever a class of the user raises
+            self._io.save_checkpoint(checkpoint, path, storage_options)
+            return
         save = partial(self._io.save_checkpoint, snapshot, path, storage_options)
         self._begin(save, path)
 
@@ -195,14 +199,21 @@ def snapshot_of(checkpoint: Any, on_host: bool = True) -> Any:
     """A copy of a checkpoint, which does not change with the training.
 
     Tensors over the same elements, such as tied weights, share memory in the copy too.
-    An object that cannot be pickled stays as it is: the write says why. Without
-    `on_host`, each copy is on the device of its original.
+    Everything else is copied by what a file would hold of it. Without `on_host`, each
+    copy is on the device of its original.
+
+    Raises:
+        Exception: Something cannot be pickled; the type depends on its class.
     """
-    return _Snapshot(on_host).of(checkpoint)
+    file, copies = BytesIO(), _Copies(on_host)
+    pickler = _Pickler(file)
+    pickler.dump(checkpoint)
+    file.seek(0)
+    return _Unpickler(file, map(copies.of, pickler.tensors)).load()
 
 
 @final
-class _Snapshot:
+class _Copies:
     """The tensors that have been copied so far, each with its copy.
 
     It keeps the originals alive, so that no other tensor gets the address of one.
@@ -212,31 +223,7 @@ class _Snapshot:
         self._on_host = on_host
         self._copies: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
-    def of(self, value: Any) -> Any:
-        kind = type(value)
-        if isinstance(value, Tensor):
-            return self._of_tensor(value)
-        if kind in (dict, OrderedDict):
-            # First as it is: a module's state has its layers' versions as an attribute.
-            copied = copy.copy(value)
-            copied.update((key, self.of(one)) for key, one in value.items())
-            return copied
-        if kind in (list, tuple):
-            return kind(map(self.of, value))
-        return value if kind in _IMMUTABLE else self._of_object(value)
-
-    def _of_object(self, value: Any) -> Any:
-        """A copy of any other object, by what a file would hold of it."""
-        file = BytesIO()
-        try:
-            pickler = _Pickler(file)
-            pickler.dump(value)
-            file.seek(0)
-            return _Unpickler(file, map(self._of_its_kind, pickler.tensors)).load()
-        except Exception:  # whatever a class of the user raises
-            return value
-
-    def _of_its_kind(self, tensor: Tensor) -> Tensor:
+    def of(self, tensor: Tensor) -> Tensor:
         copied = self._of_tensor(tensor).detach()
         if isinstance(tensor, Parameter):  # a module knows its weights by that
             return Parameter(copied, tensor.requires_grad)
@@ -258,7 +245,7 @@ class _Snapshot:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves out tensors, which `_Snapshot` copies itself."""
+    """Leaves out tensors, which `_Copies` copies."""
 
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)

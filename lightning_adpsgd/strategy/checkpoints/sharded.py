@@ -74,11 +74,6 @@ _NAMES_OF_INDEX = (
 )
 
 
-def is_folder(path: Any) -> bool:
-    """Whether a checkpoint is a folder of shards."""
-    return os.path.isdir(path)
-
-
 def write_shards(
     state: Mapping[str, Any], rest: dict[str, Any], path: Path, group: dist.ProcessGroup
 ) -> None:
@@ -175,10 +170,6 @@ def _room_for(kept: object) -> Tensor | None:
 
 
 def _check_is_checkpoint(folder: Path) -> None:
-    if folder.is_file():
-        raise NotADirectoryError(
-            f"{folder} is a file already: `export` makes one of a folder of shards"
-        )
     if not any((folder / name).exists() for name in (META, INDEX)):
         raise FileNotFoundError(
             f"there is no checkpoint at {folder}: it must be a folder with {META} and "
@@ -242,7 +233,7 @@ class _Writer(FileSystemWriter):
         try:
             return super().write_data(*arguments, **options)
         except Exception as error:
-            # Other learners see the error without what it came of.
+            # Other learners see the error without its cause.
             raise _of_disk(error) from error
 
 
@@ -277,7 +268,7 @@ class _Reader(FileSystemReader):
                 metadata = _Index(file).load()
                 if not isinstance(metadata, Metadata):
                     raise TypeError(f"it holds a {type(metadata).__name__}")
-            except Exception as error:  # a malformed index raises whatever comes of it
+            except Exception as error:  # a malformed index may raise anything
                 _refuse(Path(self.path), f"{INDEX} cannot be read: {error}")
         # torch's own reader does the same.
         metadata.storage_meta = metadata.storage_meta or StorageMeta()

@@ -203,7 +203,7 @@ def _begin(settings: Settings, output: Path, writer: FrameWriter) -> None:
     else:
         crew.await_until(
             lambda: writer.is_begun() or is_stored(writer.folder),
-            f"process 0 to lay {writer.folder}",
+            f"process 0 to lay out {writer.folder}",
             finished(output),
         )
 

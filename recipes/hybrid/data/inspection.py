@@ -40,7 +40,8 @@ from lightning_adpsgd.asr.corpora.turns import (
     read_lines,
 )
 from lightning_adpsgd.asr.parallel import fork_map
-from lightning_adpsgd.asr.scoring import ScoringError, parse_glm
+from lightning_adpsgd.asr.scoring import NO_RULES, ScoringError, parse_glm
+from lightning_adpsgd.asr.scoring.scorer import score_lines
 from lightning_adpsgd.asr.sound.sphere import (
     SphereError,
     SphereHeader,
@@ -291,12 +292,12 @@ def _check_brackets(
 ) -> None:
     """Alternatives and optional words of the reference must be closed."""
     for segment in segments:
-        text = repaired(segment.text)
-        for opening, closing in ("()", "{}"):
-            if text.count(opening) != text.count(closing):
-                where = f"{path}:{segment.line}: {text[:60]!r}"
-                remedy = "repair the line, or its words are compared with the brackets"
-                problems.add("reference with open brackets", where, remedy=remedy)
+        line = segment.line, f"file A speaker 0 1 {repaired(segment.text)}"
+        try:
+            score_lines([line], [], NO_RULES, names=(path, path))
+        except ScoringError as error:
+            remedy = "repair the line, or scoring will stop there"
+            problems.add("reference with wrong brackets", str(error), remedy=remedy)
 
 
 def _check_segments(
@@ -331,7 +332,7 @@ def _check_overlaps(
     )
     for turn in overlapping(turns, BEYOND_S):
         where = f"{path}:{turn.line}: {turn.talker} from {turn.start_s} s"
-        remedy = "its words may count twice; remove the line that is too much"
+        remedy = "its words may count twice; remove the surplus line"
         problems.add("test segments that overlap on one side", where, remedy=remedy)
 
 

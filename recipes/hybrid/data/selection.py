@@ -58,8 +58,10 @@ def hold_out(
         held_out.add(speaker)
     if not per_speaker.keys() - held_out:
         raise StageError(
-            f"expected speakers for training beside {wanted} held-out conversation "
-            f"sides, found {len(sides)} sides of {len(per_speaker)} speakers in all"
+            f"expected speakers for training besides {wanted} held-out conversation "
+            f"sides, found {len(sides)} sides of {len(per_speaker)} speakers in all; "
+            "lower `prepare.min_dev_sides`, or name the held-out utterances: in a "
+            "data directory `dev` of Kaldi's form, or by `prepare.dev_utterances`"
         )
     train = [u for u in utterances if u.speaker not in held_out]
     return train, [u for u in utterances if u.speaker in held_out]

@@ -48,7 +48,7 @@ def parser(recipe: Recipe) -> argparse.ArgumentParser:
     add = arguments.add_argument
     add("--corpus", type=Path, required=True, help=recipe.corpus)
     add("--out", type=Path, required=True, help="experiment folder, made if absent")
-    named = "name of the training run (%(default)s); torchrun takes --run for its own"
+    named = "name of the training run (%(default)s); under torchrun only --name works"
     add("--run", "--name", default="hadpsgd", help=named)
     add("--from", dest="first", choices=names, metavar="STAGE", help="first stage")
     add("--to", dest="last", choices=names, metavar="STAGE", help="last stage")
@@ -60,9 +60,9 @@ def parser(recipe: Recipe) -> argparse.ArgumentParser:
         "--nodes",
         type=int,
         default=1,
-        help="machines on which torchrun or srun has begun this command (%(default)s)",
+        help="machines on which torchrun or srun starts this command (%(default)s)",
     )
-    add("--shard", metavar="K/N", help="do share K, from 0, of N that run together")
+    add("--shard", metavar="K/N", help="run share K, from 0, of N")
     add(
         "--set",
         action="append",

@@ -29,8 +29,8 @@ def problems(settings: Settings, stages: Iterable[str]) -> Iterator[str]:
         yield from _missing(["onnx"], "onnx")
     if "train" in wanted and not settings.crew.trains:
         yield (
-            "shares cannot train together; end them with --to baseline, train without "
-            "them, and let them go on with --from decode"
+            "shares cannot train together: stop them with --to baseline, train without "
+            "--shard, and continue with --from decode"
         )
     if "train" in wanted and settings.train.accelerator == "gpu":
         yield from _devices(settings.train.num_learners)

@@ -91,7 +91,7 @@ class Stage(NamedTuple):
         of_corpus: function for the files of the corpus that it reads beside sound;
             none: all files of the corpus count.
         work: glob pattern of the files from which an interrupted one continues, where
-            they are hours of work; empty: it is soon begun anew.
+            they are hours of work; empty: starting over is cheap.
     """
 
     name: str
@@ -482,7 +482,7 @@ def _is_claimed(partial: Path, fingerprint: dict[str, Any]) -> bool:
 
 
 def _refuse_to_lose(stage: Stage, partial: Path, fingerprint: dict[str, Any]) -> None:
-    """Refuses to begin anew where an attempt with something else has left its work.
+    """Refuses to start over where an attempt with something else has left its work.
 
     Raises:
         StageError: It has; names what is different.
@@ -494,8 +494,8 @@ def _refuse_to_lose(stage: Stage, partial: Path, fingerprint: dict[str, Any]) ->
         raise StageError(
             f"stage `{stage.name}` was interrupted with other settings or inputs, and "
             f"has left its work in {partial}: {changes}",
-            f". Set that back to continue it; begin anew with --from {stage.name} "
-            "--redo, or take the folder away",
+            f". Restore them to continue it; start over with --from {stage.name} "
+            "--redo, or delete the folder",
         )
 
 

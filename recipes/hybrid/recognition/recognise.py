@@ -105,7 +105,9 @@ def recognise(
     if nbest:
         task, weights = _with_larger_model(task, decoder, chosen)
         report |= weights
-    decoded = {split: _decode_split(task, split, chosen) for split in _tests(settings)}
+    decoded = {
+        split: _decode_split(task, split, chosen, nbest) for split in _tests(settings)
+    }
     if settings.decode.export_lattices:
         _export_lattices(task, decoder, chosen)
     if not task.leads:
@@ -169,7 +171,7 @@ def _fit_threshold(task: Task, scale: float) -> float | None:
 def num_right(said: Sequence[str], meant: Sequence[str]) -> int:
     """The number of common words in the alignment with the fewest changes.
 
-    Their case is none of the difference: a graph of Kaldi's may have capitals.
+    Case does not count as a difference: a Kaldi graph may have capitals.
     """
     sides = ([word.lower() for word in words] for words in (said, meant))
     blocks = Levenshtein.opcodes(*sides)
@@ -323,10 +325,14 @@ def _with_larger_model(
         )
     }
     _say_unknown(task, several)
-    rescoring.weights = min(errors, key=lambda weights: errors[weights].wer)
-    wer = errors[rescoring.weights].wer
-    _say(task, f"  dev: WER {wer:.1%} with {rescoring.weights}")
-    report = {"rescored": {"dev_wer": wer, **rescoring.weights._asdict()}}
+    chosen = min(errors, key=lambda weights: errors[weights].wer)
+    rescoring.weights, wer = chosen, errors[chosen].wer
+    _say(
+        task,
+        f"  dev: WER {wer:.1%} with {chosen.large:g} of the larger model and a "
+        f"penalty of {chosen.word_penalty:g} a word",
+    )
+    report = {"rescored": {"dev_wer": wer, **chosen._asdict()}}
     return task._replace(decoder=rescoring), report
 
 
@@ -366,7 +372,7 @@ def _frame_accuracy(task: Task, states: Path) -> float:
     return sum(right for right, _ in pairs) / sum(total for _, total in pairs)
 
 
-def _decode_split(task: Task, split: str, scale: float) -> Decoded:
+def _decode_split(task: Task, split: str, scale: float, nbest: int) -> Decoded:
     """Writes words and times; returns a summary of them.
 
     A process that does not lead leaves its share and writes nothing.
@@ -376,7 +382,7 @@ def _decode_split(task: Task, split: str, scale: float) -> Decoded:
     found = [one.several[0] for one in searches]
     speech_s = sum(utterance.duration_s for utterance, _ in spoken)
     factor = sum(one.seconds for one in searches) / speech_s
-    decoded = told_of(found, task.settings.decode.nbest, factor)
+    decoded = told_of(found, nbest, factor)
     if task.leads:
         write_words(task.folder, split, [one for one, _ in spoken], found)
         say(split, decoded)

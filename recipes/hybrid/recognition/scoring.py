@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_adpsgd.asr.corpora.corpus import Utterance, read_utterances
-from lightning_adpsgd.asr.corpora.hub5 import repaired
+from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance, read_utterances
+from lightning_adpsgd.asr.corpora.hub5 import read_stm, repaired
+from lightning_adpsgd.asr.corpora.turns import all_lines
 from lightning_adpsgd.asr.scoring import (
     Errors,
     Glm,
@@ -159,7 +160,7 @@ def _reference(settings: Settings, spoken: Spoken, rules: Glm | None) -> Iterato
     with_stm = PART_NAMES.keys() & spoken.keys() if path.exists() else set()
     if with_stm:
         sides = {_side(one) for split in with_stm for one in spoken[split]}
-        yield from _official(path.read_text("utf-8", "replace"), sides)
+        yield from _official(path, sides)
     # In a fixed order: the name of a segment has its line in the reference.
     for split in spoken:
         if split not in with_stm:
@@ -173,8 +174,16 @@ def _as_reference(utterance: Utterance, rules: Glm | None) -> str:
     return f"{file} {channel.upper()} {utterance.speaker} {times} <O> {words}"
 
 
-def _official(text: str, sides: set[tuple[str, str]]) -> Iterator[str]:
-    lines = [_repaired(line) for line in text.split("\n")]
+def _official(path: Path, sides: set[tuple[str, str]]) -> Iterator[str]:
+    """The lines of these sides; malformed ones are left out with a warning."""
+    left_out = Skipped()
+    usable = {segment.line for segment in read_stm(path, left_out)}
+    _warn_of_malformed(left_out)
+    lines = [
+        _repaired(line)
+        for number, line in enumerate(all_lines(path, Skipped()), start=1)
+        if number in usable or not _is_data(line)
+    ]
     missing = {_line_side(line) for line in lines if _is_data(line)} - sides
     _warn_of_missing(sorted(missing))
     yield from _undefined_labels(lines)
@@ -220,6 +229,16 @@ def _warn_of_missing(sides: Sequence[tuple[str, str]]) -> None:
             f"  WARNING: {len(sides)} sides of the reference have no utterance that "
             f"could be decoded, for example {sides[0][0]} {sides[0][1].upper()}; they "
             "are left out, so this is not the figure of the whole test set",
+            flush=True,
+        )
+
+
+def _warn_of_malformed(left_out: Skipped) -> None:
+    for reason, count in left_out.counts.items():
+        where = left_out.examples[reason][0]
+        print(
+            f"  WARNING: {reason}: {count}, for example {where}; not scored, "
+            "so this is not the figure of the whole test set",
             flush=True,
         )
 

@@ -54,7 +54,7 @@ def told_of(found: Sequence[Hypothesis], nbest: int, factor: float) -> Decoded:
 
     Args:
         found: hypotheses, one per utterance.
-        nbest: `decode.nbest`.
+        nbest: number of word sequences that each list should hold; 0 for no lists.
         factor: real-time factor.
     """
     sure = [word.confidence for hypothesis in found for word in hypothesis.words]
@@ -87,7 +87,8 @@ def say(split: str, decoded: Decoded) -> None:
         print(
             f"  WARNING: {split}: no sentence ends with the last frame in "
             f"{decoded.incomplete} of {decoded.utterances} utterances; their best "
-            "unfinished path is taken. A larger decode.beam may help",
+            "unfinished path is taken. A larger decode.beam or decode.max_active may "
+            "help",
             flush=True,
         )
 

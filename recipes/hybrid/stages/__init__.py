@@ -21,6 +21,11 @@ from recipes.hybrid.pipeline.settings import Settings
 SPOKEN = ("prepare", "lexicon")
 _OF_KALDIS_SEARCH = ("kaldi.arpa", "kaldi.graph")
 """Settings that affect only Kaldi's search, so labels and streams stay valid."""
+_OF_THE_NETWORKS_SEARCH = (
+    *("decode.acoustic_scales", "decode.best_epoch", "decode.nbest"),
+    *("decode.lattice_beam", "decode.lm_weights", "decode.word_penalties"),
+)
+"""Settings that affect only the search with a network, so the mixtures' stays valid."""
 
 
 def _function(module: str, name: str) -> Callable[[Settings, Path], None]:
@@ -156,6 +161,7 @@ STAGES = (
         "recognise frames that are adapted to their speakers, by the mixtures",
         inputs=(*SPOKEN, "features", "graph", "streams", "mixtures"),
         depends=("decode", "compared"),
+        apart=_OF_THE_NETWORKS_SEARCH,
         together="machines",
         is_last=True,
         wanted=lambda settings: settings.adapt.fmllr and not settings.kaldi.fmllr,
@@ -165,6 +171,7 @@ STAGES = (
         "recognise by the Gaussian mixtures, for comparison",
         inputs=(*SPOKEN, "features", "mixtures", "graph"),
         depends=("decode", "compared"),
+        apart=_OF_THE_NETWORKS_SEARCH,
         together="machines",
         is_last=True,
         wanted=lambda settings: not settings.uses_kaldi,
@@ -265,4 +272,4 @@ KALDI_DATA = _with_layout(
     {"check": _tables, "prepare": _tables, "lexicon": _dictionary},
     lexicon="phones as they are written",
 )
-"""The stages for data directories of Kaldi's."""
+"""The stages for Kaldi data directories."""

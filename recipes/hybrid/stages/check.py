@@ -64,7 +64,7 @@ def check(settings: Settings, output: Path) -> None:
     check_test(discs, tested, problems)
     for path in discs.archives:
         remedy = "unpack or mount it; nothing in it is used"
-        problems.add("archive that is not unpacked", str(path), remedy=remedy)
+        problems.add("packed archive", str(path), remedy=remedy)
     unusable = _wrong_dictionary(settings, discs, problems)
     lines += [*_describe_test(tested), *_describe_files(discs)]
     lines += _unused(settings, discs)

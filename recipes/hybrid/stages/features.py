@@ -96,6 +96,7 @@ def features(settings: Settings, output: Path) -> None:
 
     Raises:
         StageError: No side of a split could be read.
+        OSError: The disk is full.
     """
     for split in settings.splits():
         if not is_stored(output / split):
@@ -113,7 +114,7 @@ def _split(settings: Settings, split: str, folder: Path) -> None:
     else:
         crew.await_until(
             lambda: writer.is_begun() or is_stored(folder),
-            f"process 0 to lay {folder}",
+            f"process 0 to lay out {folder}",
             finished(folder.parent),
         )
     lost = Skipped()
@@ -240,6 +241,6 @@ def write_side(task: SideTask) -> str | None:
         frames = normalise_side([log_mel(cut, task.num_mels) for cut in cuts])
         for place, utterance in zip(task.places, frames, strict=True):
             place.put(utterance.numpy())
-    except (OSError, ValueError) as error:
+    except ValueError as error:  # a full disk is no fault of the side
         return f"{task.side.name}: {error}"
     return None

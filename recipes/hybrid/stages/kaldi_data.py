@@ -1,4 +1,4 @@
-"""Stages `check`, `prepare`, `lexicon` for data directories of Kaldi's.
+"""Stages `check`, `prepare`, `lexicon` for Kaldi data directories.
 
 `CORPUS/train` is trained on, `CORPUS/test` is tested, `CORPUS/dev` is `dev` if it is
 there; otherwise the last speakers of the training are held out.
@@ -52,11 +52,14 @@ def check(settings: Settings, output: Path) -> None:
     if settings.uses_kaldi:
         find_kaldi(settings)
     skipped = Skipped()
+    splits = _splits(settings, skipped)
     lines = [
         f"{settings.corpus / split}: {len(spoken)} utterances, "
         f"{sum(one.duration_s for one in spoken) / 3600:.2f} h"
-        for split, spoken in _splits(settings, skipped).items()
+        for split, spoken in splits.items()
     ]
+    if "test" not in splits:
+        lines.append(f"{settings.corpus / 'test/text'}: MISSING, nothing is tested")
     lines.append(_about_lexicon(settings, skipped))
     lines += [f"WARNING: left out: {line}" for line in skipped.report()]
     say(lines)

@@ -103,7 +103,7 @@ def _copy_text(source: Path, target: Path) -> None:
     except CorpusError as error:
         if target.suffix == ".stm":
             return
-        raise StageError(f"rules of scoring: {error}; or take it away") from error
+        raise StageError(f"rules of scoring: {error}; or remove the file") from error
     text = "\n".join(line.rstrip() for line in lines)
     text = text.rstrip("\n") + "\n"
     with written_whole(target) as file:

@@ -119,9 +119,10 @@ def test_lengths_that_do_not_fit_are_refused(tmp_path: Path, lengths: list[int])
         FrameWriter(tmp_path, ["a", "b"][: max(1, len(lengths) + 1)], lengths, 3)
 
 
-def test_a_truncated_array_is_refused_with_its_path(store: FrameStore):
+@pytest.mark.parametrize("left", [-40, 20, 0])
+def test_a_truncated_array_is_refused_with_its_path(store: FrameStore, left: int):
     path = store.folder / "frames.npy"
-    path.write_bytes(path.read_bytes()[:-40])
+    path.write_bytes(path.read_bytes()[:left])
     with pytest.raises(StoreError, match=r"frames\.npy: broken or truncated"):
         FrameStore(store.folder)
 

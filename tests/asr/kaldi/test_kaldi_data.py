@@ -1,4 +1,4 @@
-"""Data directories of Kaldi's as utterances: what is read, left out and refused."""
+"""Kaldi data directories as utterances: what is read, left out and refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -219,5 +219,7 @@ def test_no_usable_sound_and_no_table_are_errors(write):
     ):
         read_data(folder, _broken, Skipped())
     (folder / "text").unlink()
-    with pytest.raises(KaldiError, match=r"text: .*No such file.*expected a file"):
+    with pytest.raises(
+        KaldiError, match=r"text: .*No such file.*expected a Kaldi file"
+    ):
         read_data(folder, _five_seconds, Skipped())

@@ -1,12 +1,14 @@
 """The lexicon: read from MS-State's form, complete with special words, and back."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lightning_adpsgd.asr.corpora.acronyms import LETTERS
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped, Utterance
+from lightning_adpsgd.asr.kaldi.lexicon import read_lexicon as read_kaldi
 from lightning_adpsgd.asr.language.dictionary_repairs import added, taken_away
 from lightning_adpsgd.asr.language.lexicon import (
     MS_STATE_PHONES,
@@ -93,6 +95,18 @@ def test_a_comment_of_cmudict_may_stand_alone_and_behind_blanks(tmp_path: Path):
     skipped = Skipped()
     assert read_cmudict(path, skipped) == {"yes": (("y", "eh", "s"),)}
     assert skipped.counts == {}
+
+
+@pytest.mark.parametrize("word", ["<eps>", "#0", "<s>", "</S>"])
+@pytest.mark.parametrize("read", [read_cmudict, read_kaldi])
+def test_a_word_of_the_search_graph_is_left_out_and_counted(
+    tmp_path: Path, read: Callable[[Path, Skipped], object], word: str
+):
+    path, skipped = tmp_path / "lexicon.txt", Skipped()
+    path.write_text(f"yes Y EH1 S\n{word} N OW1\n")
+    read(path, skipped)
+    reason = "dictionary line with a name of the search graph"
+    assert skipped.examples == {reason: [f"{path}:2: {word}"]}
 
 
 def test_a_phone_that_is_nothing_but_stress_is_refused_with_its_line(tmp_path: Path):

@@ -94,7 +94,7 @@ def broken(folder: Path, how: str) -> Path:
         ("silent", "expected at least 0.025 s, found 0.000 s"),
         ("short", "expected at least 0.025 s, found 0.019 s"),
         ("truncated", "cut short: the header says 32044 bytes, there are 31044"),
-        ("swapped", "speech if the two bytes of each sample are swapped"),
+        ("swapped", "speech once the two bytes of each sample are swapped"),
         ("nan", r"sample 8000 \(1.00 s\) is non-finite"),
     ],
 )

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -87,13 +87,13 @@ def info(rank: int, host: str = "a", **dials: Any) -> LearnerInfo:
 
 def test_an_introduction_survives_its_journey() -> None:
     one = info(3)
-    away = replace(one.location, interfaces=[Interface("eth0", "10.0.0.1/24")])
-    one = replace(one, location=away, trouble="none")
-    assert LearnerInfo.from_json(one.to_json()) == one
+    away = replace(one.place, interfaces=[Interface("eth0", "10.0.0.1/24")])
+    one = replace(one, place=away, trouble="none")
+    assert LearnerInfo.from_json(json.dumps(asdict(one))) == one
 
 
 def test_an_introduction_of_another_version_is_read_as_far_as_it_is_known() -> None:
-    told = json.loads(info(3).to_json())
+    told = json.loads(json.dumps(asdict(info(3))))
     told["place"]["planet"], told["mood"] = "earth", "good"
     told["settings"]["version"]["lightning_adpsgd"] = "99.0"
     (line,) = disagreements([info(1), LearnerInfo.from_json(json.dumps(told))])
@@ -203,7 +203,7 @@ def test_ranks_dealt_in_turn_are_refused_with_the_launchers_option() -> None:
 def test_hosts_with_unequal_numbers_are_refused_with_the_numbers() -> None:
     (line,) = scattered([location(r, "aaab"[r]) for r in range(4)], 2)
     assert "learners 2-3 (hosts a, b) would form one across machines" in line
-    assert "unequal numbers of learners (3 on a, 1 on b)" in line
+    assert "as `Trainer(devices=)` says (there are 3 on a, 1 on b)" in line
 
 
 # --- which learners one probes
@@ -239,7 +239,7 @@ def test_loopback_is_fine_on_one_host_and_a_trap_on_two() -> None:
     assert loopback_traps([trapped, replace(trapped, rank=2)]) == []
     (line,) = loopback_traps([here, trapped, replace(trapped, rank=2)])
     assert "learner 1 on host b would listen at 127.0.1.1, a loopback address" in line
-    assert "the name 'b' stands for it there, in /etc/hosts most likely" in line
+    assert "the name 'b' resolves to it there, most likely in /etc/hosts" in line
     assert "Set GLOO_SOCKET_IFNAME on host b" in line
     assert "it has eth0 10.0.0.3/24" in line
     (line,) = loopback_traps([here, replace(trapped, chosen="lo")])

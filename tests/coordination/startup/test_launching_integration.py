@@ -118,7 +118,7 @@ def test_unequal_nodes_are_refused_with_their_numbers() -> None:
         return of_slurm(rank, node, rank % 3) | {"SLURM_TASKS_PER_NODE": "3,1"}
 
     for outcome in started_by(variables, 2, 2):
-        assert "unequal numbers of learners (3 on node0, 1 on node1)" in outcome.error
+        assert "(there are 3 on node0, 1 on node1)" in outcome.error
         assert (
             "learner 2 on host node0: it is learner 3 of its machine" in outcome.error
         )

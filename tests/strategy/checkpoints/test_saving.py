@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import pickle
 import threading
 import weakref
 from collections.abc import Callable
@@ -176,16 +177,12 @@ def test_objects_are_copied_with_all_that_can_change_in_them() -> None:
     assert bias is copy["net"][1].bias
 
 
-def test_a_tensor_beside_an_object_that_has_it_needs_no_gradient() -> None:
+def test_a_copy_needs_a_gradient_where_its_original_does() -> None:
+    """As what `torch.save` would write."""
     weights = torch.zeros(2, requires_grad=True)
-    copy = snapshot_of({"w": weights, "object": Frozen(weights)})
-    assert not copy["w"].requires_grad
-    assert copy["object"].weights.requires_grad
-
-
-def test_what_cannot_be_pickled_is_left_to_the_write() -> None:
-    function = lambda: 0  # noqa: E731
-    assert snapshot_of([function, 1]) == [function, 1]
+    copy = snapshot_of({"w": weights, "object": Frozen(weights.detach())})
+    assert copy["w"].requires_grad
+    assert not copy["object"].weights.requires_grad
 
 
 class MakesTensors:
@@ -217,6 +214,19 @@ def test_training_goes_on_while_a_checkpoint_is_written() -> None:
     gate.may_end.set()
     beside.teardown()
     assert gate.written[0]["w"].item() == 0
+
+
+def test_what_cannot_be_copied_is_left_to_a_write_at_once(tmp_path: Path) -> None:
+    """Nothing that the training changes is read beside it."""
+    function = lambda: 0  # noqa: E731
+    gate = Gate()
+    gate.may_end.set()
+    BackgroundCheckpointIO(gate).save_in_background({"f": function}, "a.ckpt")
+    assert gate.written == [{"f": function}]
+    beside = BackgroundCheckpointIO(WholeCheckpointIO())
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        beside.save_in_background({"f": function}, tmp_path / "a.ckpt")
+    assert not saving_threads()
 
 
 @pytest.mark.parametrize("meet", ["save", "load"])
@@ -434,7 +444,7 @@ def test_tensors_of_one_place_are_copied_by_what_they_are() -> None:
     for name, value in values.items():
         assert snapshot[name].dtype == value.dtype
         assert torch.equal(snapshot[name].to_dense(), value.detach().to_dense())
-        assert not snapshot[name].requires_grad
+        assert snapshot[name].requires_grad == value.requires_grad
     assert snapshot["sparse"].layout == torch.sparse_coo
 
 
