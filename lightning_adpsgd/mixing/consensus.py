@@ -177,16 +177,16 @@ def average_shards(
     group: SuperLearnerGroup,
     partition: Partition,
     counterparts: Sequence[dist.ProcessGroup],
-    num_buffers: int,
+    buffers: Sequence[Tensor],
     timeout: timedelta,
 ) -> Consensus:
     """Does the same as `average_whole` for learners that hold only their shards.
 
     Args:
-        vectors: shards, followed by buffers, of which each learner has its own.
+        vectors: shards, and buffers, of which each learner has its own.
         counterparts: process group of the owners of each section that this learner
             exchanges.
-        num_buffers: number of buffers; they become equal in all learners.
+        buffers: the buffers among the vectors, which become equal in all learners.
         timeout: longest wait for learners that share a weight.
     """
     finite = _finite_ones(vectors, partition)
@@ -195,16 +195,14 @@ def average_shards(
     pieces = [_Pieces(*one) for one in zip(*both, counterparts, strict=True)]
     consensus = _average(pieces, *finite)
     gather_shards(vectors, group, timeout)
-    average_buffers(vectors, num_buffers, None)
+    average_buffers(buffers, None)
     return consensus
 
 
 @torch.no_grad()
-def average_buffers(
-    vectors: list[Tensor], num_buffers: int, group: dist.ProcessGroup | None
-) -> None:
-    """Averages the last vectors, the buffers, over a group; None: over all learners."""
-    for buffer in vectors[len(vectors) - num_buffers :]:
+def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Averages buffers over a group; None: over all learners."""
+    for buffer in buffers:
         dist.all_reduce(buffer, group=group)
         buffer.div_(dist.get_world_size(group))
 

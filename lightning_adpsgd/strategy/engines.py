@@ -118,7 +118,7 @@ def average_of(
             group=super_learner_of(weights, groups),
             partition=groups.partition,
             counterparts=groups.counterparts,
-            num_buffers=weights.num_buffers,
+            buffers=weights.buffers_in(weights.vectors),
             timeout=timeout,
         )
     partition = groups.partition
@@ -139,7 +139,7 @@ def _average_island(
     consensus = island.average()
     if isinstance(weights, LocalShards) and groups.gradients is not None:
         # Nothing else makes buffers equal inside an island.
-        average_buffers(vectors, weights.num_buffers, groups.gradients)
+        average_buffers(weights.buffers_in(vectors), groups.gradients)
     return consensus
 
 

@@ -70,7 +70,7 @@ def test_a_learner_alone_is_its_own_mean() -> None:
         row, buffer = ROWS[0].clone(), torch.tensor([4.0])
         alone = SuperLearnerGroup(holds_all=False), Partition((1,))
         both = [row, buffer], [row + 1, buffer]
-        found = average_shards(*both, *alone, [group], 1, PATIENCE)
+        found = average_shards(*both, *alone, [group], [buffer], PATIENCE)
         assert (row.tolist(), buffer.tolist()) == (ROWS[0].tolist(), [4.0])
         assert found.distance == pytest.approx(10**0.5)
         with pytest.raises(FloatingPointError, match="weights of all learners are"):
