@@ -367,7 +367,7 @@ class ShardMerge(MergeTogether[Votes]):
 
     A learner that holds no other shards merges its own at once, and the next forward
     gathers them. If several learners hold a weight, the others copy what its owner
-    has merged before they continue.
+    has merged before they continue, so that their copies stay equal.
     """
 
     steps_late = 0
