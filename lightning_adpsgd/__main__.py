@@ -119,8 +119,8 @@ def _add_calibrate(commands: _Commands) -> None:
     add.add_argument("--weight-mb", type=float, default=64.0, help="size of weights")
     add.add_argument("--step-s", type=float, help="seconds of your training step")
     processor = (
-        "processor seconds of that step, in all threads together; by default the step "
-        "counts as keeping no core busy"
+        "processor seconds of that step, over all threads; by default the step counts "
+        "as keeping no core busy"
     )
     add.add_argument("--step-processor-s", type=float, default=0.0, help=processor)
     add.set_defaults(command=_calibrate)
@@ -391,7 +391,7 @@ def _add_export(commands: _Commands) -> None:
     )
     add.add_argument("folder", type=Path)
     add.add_argument("--out", type=Path, required=True)
-    trust = "take objects, too, which can run code of the checkpoint"
+    trust = "also load objects, which can run code from the checkpoint"
     add.add_argument("--trust", action="store_true", help=trust)
     add.set_defaults(command=_export)
 

@@ -66,8 +66,8 @@ class Costs:
 
     Args:
         round: work of a synchronous round that does not run beside its links.
-        gradient: work of a DDP step that runs neither beside its links nor beside the
-            backward pass.
+        gradient: work of a DDP step that runs beside neither its links nor the backward
+            pass.
         exchange: arithmetic of an exchange in float32, which limits its speed on a fast
             link.
         lattice: arithmetic of an exchange that sends a weight in 8 or 4 bits.
