@@ -176,7 +176,7 @@ def _averaged_at(
     seconds = [scenario.link.seconds(n * shard) + gather for n in range(len(begins))]
     return [
         max([begins[j] for j in met]) + (seconds[count] if count else gather)
-        for met, count in _meetings(schedule, round)
+        for met, count in _meetings(schedule, schedule.first_like(round))
     ]
 
 
