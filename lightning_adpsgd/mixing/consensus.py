@@ -172,7 +172,7 @@ def average_whole(
     Returns:
         The distance of the weights in `trained` from that mean.
     """
-    partition = partition or Partition.even(dist.get_world_size(), 1)
+    partition = partition or Partition((1,) * dist.get_world_size())
     mine, number = _finite_ones(vectors, partition)
     speaks = mine and not partition.place(dist.get_rank())
     return _average([_Pieces(vectors, trained, None)], speaks, number)
