@@ -125,7 +125,7 @@ def average_of(
     if partition.is_even:
         # Also of the floating-point buffers of all learners, which may differ until the
         # next forward.
-        partition = Partition.even(partition.num_learners, 1)
+        partition = Partition((1,) * partition.num_learners)
     return partial(average_whole, partition=partition)
 
 

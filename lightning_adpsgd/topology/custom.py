@@ -202,8 +202,8 @@ def _partners(pairs: Matching, number: int) -> Partners:
                 pass
             case _:
                 raise ValueError(
-                    "a pair of `topology` must be of two super-learners, counted from "
-                    f"0, got {pair!r} in matching {number}"
+                    "a pair in `topology` must consist of two super-learners, counted "
+                    f"from 0, got {pair!r} in matching {number}"
                 )
         if twice := {i, j} & partners.keys():
             raise ValueError(

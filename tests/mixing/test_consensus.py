@@ -40,7 +40,7 @@ def averaged(folder: Path, rank: int, diverged: int | None) -> Any:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         trained = [vector.clone() for vector in vectors]
-        found = average_whole(vectors, trained, Partition.even(3, 1))
+        found = average_whole(vectors, trained, Partition((1, 1, 1)))
     return found, torch.cat(vectors).tolist(), [str(one.message) for one in told]
 
 

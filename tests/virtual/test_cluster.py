@@ -164,6 +164,7 @@ def test_a_step_that_ctrl_c_has_ended_is_made_again(mode: Any) -> None:
     [
         ("virtual.timeline._averaged_at", {"communication": "sync"}),
         ("mixing.super_learner.ShardGather._share_all", {"super_learner_size": 2}),
+        ("virtual.row_exchanges.RowExchanges._read_part", {}),
     ],
 )
 def test_a_cluster_goes_on_after_an_error_between_steps(
@@ -774,7 +775,9 @@ def test_impossible_clusters_are_refused(given: dict[str, Any], message: str) ->
     ],
 )
 def test_what_is_no_option_here_is_refused(name: str, value: Any) -> None:
-    message = f"`{name}` is no option of a virtual cluster, got {value!r}; its options"
+    message = (
+        f"`{name}` is not an option of a virtual cluster, got {value!r}; its options"
+    )
     with pytest.raises(TypeError, match=message):
         cluster(**{name: value})
 
