@@ -52,7 +52,7 @@ class Link:
     Args:
         bandwidth: bytes per second in each direction, shared equally by all exchanges
             under way.
-        latency: seconds that a message takes from one end to the other.
+        latency: seconds from the sending of a message to its arrival.
 
     Raises:
         ValueError: The bandwidth is not positive, or the latency is negative or

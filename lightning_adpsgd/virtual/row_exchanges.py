@@ -134,12 +134,11 @@ class RowExchanges:
 
     def begin(self, exchange: SimulatedExchange) -> None:
         """Begins an exchange: reads the weights of both ends."""
-        self._read[exchange] = self._read_both(exchange)
+        self._read[exchange] = [self._read_end(exchange, e) for e in exchange.ends]
 
     def end(self, exchange: SimulatedExchange) -> None:
         """Changes both ends by what was read: ``d += a (theirs - mine)``."""
-        # A Ctrl-C may have ended `begin`.
-        ends = self._read.pop(exchange, None) or self._read_both(exchange)
+        ends = self._read.pop(exchange)
         asker, asked = (read.messages for read in ends)
         finite = True
         for number, (mine, theirs) in enumerate(zip(asker, asked, strict=True)):
@@ -147,9 +146,6 @@ class RowExchanges:
         num_bytes = sum(message.nbytes for message in asker)
         for end, read in zip(exchange.ends, ends, strict=True):
             self._sides[end].ended(read.step, num_bytes, finite)
-
-    def _read_both(self, exchange: SimulatedExchange) -> list[_Read]:
-        return [self._read_end(exchange, end) for end in exchange.ends]
 
     def _read_end(self, exchange: SimulatedExchange, end: int) -> _Read:
         side = self._sides[end]

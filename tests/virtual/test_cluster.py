@@ -164,7 +164,6 @@ def test_a_step_that_ctrl_c_has_ended_is_made_again(mode: Any) -> None:
     [
         ("virtual.timeline._averaged_at", {"communication": "sync"}),
         ("mixing.super_learner.ShardGather._share_all", {"super_learner_size": 2}),
-        ("virtual.row_exchanges.RowExchanges._read_part", {}),
     ],
 )
 def test_a_cluster_goes_on_after_an_error_between_steps(
