@@ -250,6 +250,7 @@ class AsynchronousLearners(VirtualLearners):
                 self.seconds, self._turn = event
             else:
                 self._follow(event)
+        self._exchanges.before_change(self._turn)  # the forward may change buffers
         self.hold(self._turn)
         return self._turn
 

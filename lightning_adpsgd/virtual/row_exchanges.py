@@ -118,10 +118,12 @@ class RowExchanges:
 
     An exchange reads the weights of both ends when it begins, and changes them when it
     ends. (The engine reads chunk by chunk during an exchange, so each of its chunks is
-    an exchange in this sense.)
+    an exchange in this sense.) Weights are copied only if they are encoded, or if an
+    end changes before the exchange has ended. Otherwise they are used in place.
 
     Args:
-        sides: side of each super-learner.
+        sides: side of each super-learner. The caller calls `before_change` before it
+            changes one.
         wire_dtype: dtype on the wire; None: that of the weights.
     """
 
@@ -129,29 +131,54 @@ class RowExchanges:
         self, sides: Sequence[CommunicationSide], wire_dtype: torch.dtype | None
     ) -> None:
         self._sides, self._wire_dtype = sides, wire_dtype
-        self._read: dict[SimulatedExchange, list[_Read]] = {}
+        # What was read, by end; a missing end has not changed since the beginning.
+        self._read: dict[SimulatedExchange, dict[int, _Read]] = {}
         self._codecs: dict[tuple[int, int, int], dict[torch.dtype, Codec]] = {}
 
     def begin(self, exchange: SimulatedExchange) -> None:
-        """Begins an exchange: reads the weights of both ends."""
-        self._read[exchange] = [self._read_end(exchange, e) for e in exchange.ends]
+        """Begins an exchange: both ends count as read from now on."""
+        self._read[exchange] = {}
+        if self._wire_dtype is not None:
+            # An encoder may depend on earlier inputs and their order.
+            for end in exchange.ends:
+                self._read_end(exchange, end)
+
+    def before_change(self, super_learner: int) -> None:
+        """Copies weights that are about to change, for the exchanges under way."""
+        for exchange, read in self._read.items():
+            if super_learner in exchange.ends and super_learner not in read:
+                self._read_end(exchange, super_learner)
 
     def end(self, exchange: SimulatedExchange) -> None:
         """Changes both ends by what was read: ``d += a (theirs - mine)``."""
-        ends = self._read.pop(exchange)
-        asker, asked = (read.messages for read in ends)
-        finite = True
-        for number, (mine, theirs) in enumerate(zip(asker, asked, strict=True)):
+        read = self._read.pop(exchange)
+        for end in exchange.ends:
+            self.before_change(end)
+        finite, num_bytes = True, 0
+        for number in range(len(self._sides[exchange.asker].parts)):
+            mine, theirs = (
+                read[end].messages[number]
+                if end in read
+                else self._look_at(exchange, end, number)
+                for end in exchange.ends
+            )
+            num_bytes += mine.nbytes
             finite &= self._change(exchange, number, mine, theirs)
-        num_bytes = sum(message.nbytes for message in asker)
-        for end, read in zip(exchange.ends, ends, strict=True):
-            self._sides[end].ended(read.step, num_bytes, finite)
+        for end in exchange.ends:
+            side = self._sides[end]
+            step = read[end].step if end in read else side.replica.step
+            side.ended(step, num_bytes, finite)
 
-    def _read_end(self, exchange: SimulatedExchange, end: int) -> _Read:
+    def _read_end(self, exchange: SimulatedExchange, end: int) -> None:
         side = self._sides[end]
         numbers = range(len(side.parts))
         messages = [self._read_part(exchange, end, number) for number in numbers]
-        return _Read(messages, side.replica.step)
+        self._read[exchange][end] = _Read(messages, side.replica.step)
+
+    def _look_at(self, exchange: SimulatedExchange, end: int, number: int) -> Tensor:
+        """The message about a part, which is not encoded: if it can be, in place."""
+        plain = self._sides[end].parts[number].plain
+        return self._read_part(exchange, end, number) if plain is None else plain
 
     def _read_part(self, exchange: SimulatedExchange, end: int, number: int) -> Tensor:
         part = self._sides[end].parts[number]

@@ -56,6 +56,7 @@ def test_a_step_in_the_meantime_changes_nothing_of_what_was_read(
     weights, sides = make_sides()
     exchanges = RowExchanges(sides, wire_dtype)
     exchanges.begin(exchange := SimulatedExchange(0, 1, 0.5))
+    exchanges.before_change(0)
     weights[0].add_(100.0)
     sides[0].after_update()
     exchanges.end(exchange)
