@@ -20,6 +20,7 @@ from lightning_utilities.core import rank_zero
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.dials import Dials, ModelParallel, ReadyPairs
@@ -405,6 +406,10 @@ class Sharded(Linear):
 class Unsharded(Linear):
     def configure_model(self) -> None:
         pass
+
+    @override
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        raise MemoryError("it does not fit into the memory of its device")
 
 
 class Lazy(Linear):
