@@ -59,9 +59,8 @@ def whole_checkpoint_path(
             warnings.filterwarnings("ignore", ".*no last checkpoint available")
         chosen = lightnings(state_fn, ckpt_path, **arguments)
     connector = trainer._checkpoint_connector
-    # Lightning lists a folder, which may be far, to know its path.
-    may_be_slurms = chosen and ckpt_path in (None, "hpc")
-    if may_be_slurms and chosen == connector._hpc_resume_path:
+    # Its own path last: to know it, Lightning lists a folder, which may be far.
+    if ckpt_path in (None, "hpc") and chosen and chosen == connector._hpc_resume_path:
         numbered = sorted(_numbered(trainer.default_root_dir), reverse=True)
         return newest_whole(path for _, path in numbered) if numbered else chosen
     return newest_whole(_in_order(lasts)) if lasts else chosen
