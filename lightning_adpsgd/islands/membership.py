@@ -99,7 +99,7 @@ class Membership(ServiceThread):
         self._begins_list, self._empty_since = False, 0.0
         self._dead, self._evicted = set[str](), set[str]()
         self._awake_at = uptime_s()
-        self._training = TrainingWatch(steps, heartbeat.silence_s)
+        self._training = TrainingWatch(steps)
 
     # --- for others
 

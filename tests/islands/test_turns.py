@@ -325,8 +325,9 @@ def test_who_trains_while_a_request_hangs_was_not_stopped(
 ) -> None:
     """Training goes on after a stop too, before the turn in which it was has ended."""
     turns.enter()
-    turns.take()
-    turns.steps += before  # in the half second until the turn that hangs
+    for _ in range(2):
+        turns.take()
+        turns.steps += before  # in the half second until the next turn
     turns.listed.change(0, lambda old: {7: OTHER})
     turns.listed.show(OTHER, Beat(1, 0))
     ask = turns.one._rendezvous.ask
