@@ -196,9 +196,9 @@ class Membership(ServiceThread):
     @override
     def _rest(self) -> None:
         is_fine = not (self.outage or self.has_just_failed)
-        if is_fine and ((self._wanted and not self._was_in) or self._dead):
-            return
-        self._state.wait(self._heartbeat.interval_s)
+        has_work = (self._wanted and not self._was_in) or self._dead
+        if not (is_fine and has_work):
+            self._state.wait(self._heartbeat.interval_s)
         self._note_stop(uptime_s() - self._awake_at)
         self._awake_at = uptime_s()
 

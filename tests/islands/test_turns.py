@@ -278,6 +278,19 @@ def test_who_rests_for_longer_than_a_silence_and_was_evicted_stands_aside(
     assert ("left behind" in turns.seen) == was_stopped
 
 
+def test_a_stop_counts_between_a_turn_and_work_that_waits_for_the_next(
+    turns: Turns,
+) -> None:
+    turns.enter()
+    turns.listed.change(0, lambda old: {7: OTHER})
+    turns.listed.show(OTHER, Beat(1, 0))
+    turns.one.evict(Member(9, "dead", "host", ()))
+    turns.clock.now += 100
+    turns.one._rest()
+    turns.take()
+    assert "left behind" in turns.seen
+
+
 def test_a_suspended_machine_was_stopped_though_its_monotonic_clock_was_too(
     turns: Turns,
 ) -> None:
