@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -25,7 +24,12 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.transport.base import Evidence, PeerLost
-from lightning_adpsgd.transport.links.sockets import evidence_of, is_cut, wake_after
+from lightning_adpsgd.transport.links.sockets import (
+    evidence_of,
+    is_cut,
+    shut_down,
+    wake_after,
+)
 
 _HEADER, _MARK = struct.Struct("!4sQ"), b"\xadpsg"
 # A message of at most so many bytes leaves in one packet with its header.
@@ -118,7 +122,7 @@ class Connection:
     def break_off(self, reason: str) -> None:
         """Ends the connection, in any thread; a waiting thread gets the reason."""
         self._broken = self._broken or reason
-        self._shut()
+        shut_down(self._socket)
         with self._turn:
             self._close()
 
@@ -198,13 +202,8 @@ class Connection:
         if not self._broken:
             self._evidence = evidence
         self._broken = self._broken or reason  # another thread may break it off here
-        self._shut()
+        shut_down(self._socket)
         self._close()
-
-    def _shut(self) -> None:
-        with suppress(OSError):  # it was broken already
-            # TLS's own shutdown would let a reader see what is encrypted.
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _close(self) -> None:
         self._selector.close()

@@ -287,7 +287,7 @@ def test_something_else_that_listens_is_a_loss_by_name() -> None:
     def speak(sock: object, deadline: object) -> None:
         sock.sendall(b"220 mail.example ESMTP\r\n" * 3)  # type: ignore[attr-defined]
 
-    listener = Listener(LOOPBACK, lambda sock: None, speak)
+    listener = Listener(LOOPBACK, speak)
     listener.start()
     with pytest.raises(PeerLost, match=r"begins with b'220 mail'"):
         LinkTransport(info(0), TOKEN).connect(1, listener.address)
@@ -344,6 +344,13 @@ def test_a_dialer_hears_of_a_further_objection() -> None:
     assert seen == [info(0)]
     assert second.callers() == []
     end(listener, dialer, second)
+
+
+def test_nobody_listens_beyond_the_host_without_protection() -> None:
+    transport = LinkTransport(info(1), Credentials())
+    with pytest.raises(BadCredentials, match=r"0\.0\.0\.0 is not a loopback"):
+        transport.listen(Address("0.0.0.0", 0), ignore)
+    assert not any(name.startswith("adpsgd-listen") for name in engine_threads())
 
 
 def test_no_link_that_leaves_the_host_is_dialed_without_protection(
