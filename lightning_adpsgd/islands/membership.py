@@ -15,7 +15,6 @@ nevertheless, there are weights of two origins, which are never averaged: the me
 that are behind take the weights of the others.
 
 A member makes two requests every half second, whatever the number of members.
-`member_store` reads and writes the entries.
 """
 
 import logging

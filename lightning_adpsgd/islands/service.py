@@ -24,7 +24,7 @@ def uptime_s() -> float:
 
 
 class TrainingWatch:
-    """Tells training beside a turn that hangs from a few steps after a stop.
+    """Distinguishes training beside a slow turn from a few steps just after a stop.
 
     Args:
         steps: function for the number of steps so far.
@@ -43,7 +43,7 @@ class TrainingWatch:
         self.began, self._steps = now, steps
 
     def goes_on(self, now: float) -> bool:
-        """Whether this turn has two steps, and a tenth of those at the rate before."""
+        """Whether training made two steps in this turn, and a tenth of the usual."""
         usual = self._steps_per_s * (now - self.began)
         return self._count() - self._steps >= max(2, usual / 10)
 

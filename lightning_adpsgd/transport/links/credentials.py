@@ -196,5 +196,5 @@ def _certificates_of(environment: Mapping[str, str]) -> Certificates | None:
     if len(given) < len(names):
         absent = ", ".join(name for name in names if name not in given)
         raise BadCredentials(f"TLS needs {absent} beside {', '.join(given)}")
-    # They are read again at each connection, wherever the program works by then.
+    # They are read at each connection, when the working folder may have changed.
     return Certificates(*(Path(environment[name]).absolute() for name in names))

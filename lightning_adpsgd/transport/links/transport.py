@@ -232,8 +232,8 @@ def _break_off(replaced: Connection | None) -> None:
 class _OpenConnections:
     """The connections, by peer and lane, with the incarnations; `_lock` guards them.
 
-    When a lane is replaced, each thread that has used it is told once, even if it did
-    not use it meanwhile. So its pending messages never enter the new connection.
+    When a lane is replaced, each thread that has used it gets `PeerLost` once, even if
+    much later. So its pending messages never enter the new connection.
     `_used` holds the last connections of each thread.
     """
 

@@ -346,13 +346,6 @@ def test_a_dialer_hears_of_a_further_objection() -> None:
     end(listener, dialer, second)
 
 
-def test_nobody_listens_beyond_the_host_without_protection() -> None:
-    transport = LinkTransport(info(1), Credentials())
-    with pytest.raises(BadCredentials, match=r"0\.0\.0\.0 is not a loopback"):
-        transport.listen(Address("0.0.0.0", 0), ignore)
-    assert not any(name.startswith("adpsgd-listen") for name in engine_threads())
-
-
 def test_no_link_that_leaves_the_host_is_dialed_without_protection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
