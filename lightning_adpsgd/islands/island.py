@@ -330,7 +330,7 @@ class Island:
         if self._group.index == 0:
             keys = [f"address/{number}" for number in range(self._sections.number)]
             addresses = tuple(map(self._joining.published, keys))
-            self.membership.describe(addresses)
+            self.membership.describe(addresses=addresses)
 
     def _objection(self, dialer: PeerInfo) -> str:
         if self._is_left_behind and dialer.origin:

@@ -20,6 +20,7 @@ A member makes two requests every half second, whatever the number of members.
 import logging
 import time
 from collections.abc import Callable, Collection
+from typing import Any
 
 from torch._C._distributed_c10d import Store
 from typing_extensions import override
@@ -126,19 +127,10 @@ class Membership(ServiceThread):
             self._begins_list = False
             return self.is_in
 
-    def describe(
-        self, addresses: tuple[str, ...] | None = None, origin: str | None = None
-    ) -> None:
-        """Sets this island's addresses, or the origin of its weights.
-
-        It must be called before this island enters.
-        """
+    def describe(self, **fields: Any) -> None:
+        """Changes fields of this island's `member`, before it enters."""
         with self._state:
-            mine = self.member
-            self.member = mine._replace(
-                addresses=mine.addresses if addresses is None else addresses,
-                origin=mine.origin if origin is None else origin,
-            )
+            self.member = self.member._replace(**fields)
 
     def evict(self, member: Member) -> None:
         """Makes the thread evict a member that is known to be dead, at most once."""
@@ -215,7 +207,7 @@ class Membership(ServiceThread):
         listed = self.members.by_number.get(self.member.number)
         is_taken = listed is not None and not self.members.holds(self.member)
         if self.member.number < 0 or (is_taken and not self._wanted):
-            self._draw_number(store)
+            self.describe(number=store.draw_number())
         self._show_heartbeat(store)
         version, silent = self._watch_others(store)
         self._read_members(store, version)
@@ -232,11 +224,6 @@ class Membership(ServiceThread):
             self._change(store, lambda old: _without(old, names))
         with self._state:
             self._dead -= dead
-
-    def _draw_number(self, store: MemberStore) -> None:
-        number = store.draw_number()
-        with self._state:
-            self.member = self.member._replace(number=number)
 
     def _show_heartbeat(self, store: MemberStore) -> None:
         self._num_heartbeats += 1
@@ -269,7 +256,7 @@ class Membership(ServiceThread):
             )
             return
         if self.member.number in self.members.by_number:
-            self._draw_number(store)
+            self.describe(number=store.draw_number())
         self._show_heartbeat(store)
         with self._state:
             self.member = mine = store.signed(self.member)
