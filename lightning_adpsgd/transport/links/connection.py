@@ -9,7 +9,7 @@ The receiver has posted a tensor for the message, and refuses a header with any 
 size before it reads a byte of the message. A header never causes an allocation.
 """
 
-import selectors
+import select
 import socket
 import ssl
 import struct
@@ -89,8 +89,6 @@ class Connection:
         sock.setblocking(False)
         self._socket, self._peer, self._on_broken = sock, peer, on_broken
         self._sends, self._receives = deque[_Send](), deque[_Receive]()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(sock, selectors.EVENT_READ)
         self._turn = threading.Lock()
         self._broken = ""
         self._evidence: Evidence = ""
@@ -110,7 +108,7 @@ class Connection:
         with self._turn:
             self._sends.append(send)
             while self._sends and not self._broken:
-                if not self._try(self._sends, selectors.EVENT_WRITE)[0]:
+                if not self._try(self._sends, select.POLLOUT)[0]:
                     break
         return Posted(self, send, doing)
 
@@ -124,7 +122,7 @@ class Connection:
         self._broken = self._broken or reason
         shut_down(self._socket)
         with self._turn:
-            self._close()
+            self._socket.close()
 
     def wait(
         self, operation: "_Send | _Receive", doing: str, timeout: timedelta
@@ -150,8 +148,8 @@ class Connection:
 
     def _move(self) -> int:
         """Tries both directions once; returns events to wait for, or 0 on progress."""
-        sent, wants = self._try(self._sends, selectors.EVENT_WRITE)
-        received, also_wants = self._try(self._receives, selectors.EVENT_READ)
+        sent, wants = self._try(self._sends, select.POLLOUT)
+        received, also_wants = self._try(self._receives, select.POLLIN)
         return 0 if sent or received else wants | also_wants
 
     def _try(
@@ -163,9 +161,9 @@ class Connection:
         try:
             queue[0].step(self._socket)
         except ssl.SSLWantReadError:
-            return False, selectors.EVENT_READ
+            return False, select.POLLIN
         except ssl.SSLWantWriteError:
-            return False, selectors.EVENT_WRITE
+            return False, select.POLLOUT
         except BlockingIOError:
             return False, event
         except OSError as error:
@@ -183,8 +181,9 @@ class Connection:
         if self._receives:
             enough = min(self._receives[0].num_left, _WORTH_WAKING_FOR)
             wake_after(self._socket, enough)
-        self._selector.modify(self._socket, events)
-        if not self._selector.select(min(seconds, _SECONDS_BETWEEN_CHECKS)):
+        poll = select.poll()
+        poll.register(self._socket, events)
+        if not poll.poll(1000 * min(seconds, _SECONDS_BETWEEN_CHECKS)):
             self._check_for_cut(time.monotonic() - begin)
         return True
 
@@ -203,10 +202,6 @@ class Connection:
             self._evidence = evidence
         self._broken = self._broken or reason  # another thread may break it off here
         shut_down(self._socket)
-        self._close()
-
-    def _close(self) -> None:
-        self._selector.close()
         self._socket.close()
 
 
