@@ -65,7 +65,7 @@ def bytes_written_whole(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
             os.replace(unfinished, path)
     except BaseException as error:
-        # Never written, or on a disk that refuses this, too: the first error says why.
+        # It may not exist, or the disk refuses this too: the first error says why.
         with suppress(OSError):
             unfinished.unlink()
         # With a file name, an error without a number would no longer show its message.
@@ -83,7 +83,7 @@ def remove_leftovers(folder: Path) -> None:
     removed if nobody has written to it for a day.
     """
     for path in list(folder.glob(f".*{_UNFINISHED}")):
-        # The file is gone meanwhile, or its name has another form.
+        # Another process has removed the file, or its name has another form.
         with suppress(OSError, ValueError):
             namespace, pid = path.name.rsplit(".", 4)[1:3]
             age_s = time.time() - path.stat().st_mtime

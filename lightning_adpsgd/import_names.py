@@ -103,8 +103,8 @@ def refusal(chosen: str | None, other: str | None) -> str:
     """The message for a Trainer that the strategies do not fit, with the remedy."""
     return (
         f"lightning_adpsgd uses `{chosen}` in this process, and its strategies do not "
-        f"fit a Trainer or Fabric of `{other}`: use one of both in a program, and "
-        "import it before lightning_adpsgd"
+        f"fit a Trainer or Fabric of `{other}`: use only one of them in a program, "
+        "and import it before lightning_adpsgd"
     )
 
 

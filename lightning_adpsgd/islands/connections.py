@@ -12,8 +12,6 @@ At worst they miss exchanges, because any island that connects is answered.
                             next are probed: half of them may be behind the same cable
     the list is unreadable  all members are probed now and then: without a list, this
                             island cannot learn that unconnected islands have died
-
-`peer_status` has the belief about each peer, and its transitions.
 """
 
 import logging

@@ -4,11 +4,6 @@ An island may have several learners. Each exchanges a shard of the weights with 
 counterparts, over its own connections. The first learner keeps the island on the member
 list.
 
-    rendezvous    the store in which islands meet      (`rendezvous`)
-    member list   the islands present                  (`membership`)
-    connections   links to the peers to ask            (`connections`)
-    engine        exchanges, merges                    (`gossip`, over `links`)
-
 An island starts with the weights of the islands that are present, or with its own if
 there are none. From then on, its training thread never waits for the rendezvous or for
 another island, whether that dies, joins or cannot be reached. What is validated and
@@ -173,7 +168,7 @@ class Island:
             RuntimeError: The rendezvous or the others' weights were not available in
                 time.
             Refused: This island and the others do not match.
-            SystemExit: SIGTERM arrived meanwhile.
+            SystemExit: SIGTERM arrived during the wait.
         """
         self.engine.members.position = position
         with ended_by_sigterm():
@@ -335,12 +330,12 @@ class Island:
         if self._group.index == 0:
             keys = [f"address/{number}" for number in range(self._sections.number)]
             addresses = tuple(map(self._joining.published, keys))
-            self.membership.describe(addresses)
+            self.membership.describe(addresses=addresses)
 
     def _objection(self, dialer: PeerInfo) -> str:
         if self._is_left_behind and dialer.origin:
-            # It names no origin meanwhile, so it would be taken for one of theirs. One
-            # that names none either only takes weights.
+            # Until then it has no origin, so it would pass for one of theirs. A dialer
+            # without an origin only takes weights.
             return "this island has yet to take the weights of the others"
         members = self.membership.members
         return members.objection(dialer.member, dialer.incarnation)
@@ -358,7 +353,7 @@ class Island:
 
     def _rejoin(self) -> None:
         """After `_on_left_behind`, returns to the list with the furthest weights."""
-        # A member that is further must not be taken for one that has just begun.
+        # A member that is ahead must not pass for one that has just begun.
         if not (self._is_left_behind and self._joining.knows_all()):
             return
         if not self.membership.members.by_number or self._joining.leads():

@@ -40,7 +40,7 @@ from lightning_adpsgd.transport.network_interfaces import (
 
 _log = logging.getLogger(__name__)
 
-# The most neighbours of which a joining island takes the mean.
+# The largest number of neighbours whose mean a joining island takes.
 _MOST_NEIGHBOURS = 4
 _MOST_NAMED = 4
 _LOOK_S, _GLANCE_S = 0.5, 0.01
@@ -155,7 +155,7 @@ class Joining:
             The position of the weights that it took; None if it keeps its own.
 
         Raises:
-            Refused: A learner of this island has been refused for long.
+            Refused: The others keep refusing a learner of this island.
         """
         wait = self._new_wait(
             f"the weights of islands on the member list of {self._address}",
@@ -173,7 +173,7 @@ class Joining:
             wait.go_on(self._membership.outage or self._why_none())
 
     def _why_none(self) -> str:
-        """The reason why no member gave its weights, as far as it is known."""
+        """The known reasons why no member gave its weights."""
         listed, here = self._membership.members.by_number, self._membership.member.host
         if not listed:
             return "the member list is empty"
@@ -244,7 +244,7 @@ class Joining:
         self._membership.describe(origin=self.origin)
         own, shared = self._engine.members.position, self._shares_epochs
         if found.position.rank(shared) < own.rank(shared):
-            _log.info("this island is further than the others, and keeps its weights")
+            _log.info("this island is ahead of the others, and keeps its weights")
             return None
         self._engine.replica.put(found.values)
         gather_shards(self._vectors, self._group, self._timeout)
@@ -252,7 +252,7 @@ class Joining:
         return found.position
 
     def knows_all(self) -> bool:
-        """Whether a heartbeat of each member has come, which tells how far it is."""
+        """Whether each member has sent a heartbeat, and with it its number of steps."""
         own, steps_of = self._membership.member.incarnation, self._membership.steps_of
         members = self._membership.members.by_number.values()
         return all(one.incarnation in (own, *steps_of) for one in members)

@@ -180,9 +180,9 @@ def ahead_of(
 
 
 def furthest_origin(members: MemberList, steps_of: Mapping[str, int]) -> str:
-    """The origin of the one of two trainings that gives way to no other (`ahead_of`).
+    """The origin of the training that gives way to no other (`ahead_of`).
 
-    Else an island that gives way would take the weights of its own training from
+    Otherwise an island that gives way could take the weights of its own training from
     another member, come back, and give way again.
     """
     listed = members.by_number.values()

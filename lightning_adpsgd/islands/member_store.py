@@ -41,7 +41,7 @@ class MemberStore:
 
     def members(self) -> tuple[str, MemberList]:
         """The text in the rendezvous, and its list without invalid rows."""
-        text = self._text("members")
+        text = text_at(self.store, "members")
         found = MemberList.from_json(text, self._is_genuine)
         if found.num_invalid and not self._told:
             _log.warning(
@@ -114,7 +114,7 @@ class MemberStore:
 
     def has_said_goodbye(self, member: Member) -> bool:
         """Whether a member's last heartbeat is a goodbye."""
-        text = self._text(_heartbeat_key(member.incarnation))
+        text = text_at(self.store, _heartbeat_key(member.incarnation))
         beat = self._beat(member, text.encode())
         return beat is not None and beat.number is None
 
@@ -129,7 +129,7 @@ class MemberStore:
         """A number that no member has had, as far as the rendezvous knows."""
         taken = max(self.members()[1].by_number, default=-1)
         for _ in range(_TRIES):
-            text = self._text("next")
+            text = text_at(self.store, "next")
             first, _, _ = text.partition(" ")
             is_number = first.isdecimal() and len(first) <= _MOST_DIGITS
             # A rendezvous that was restarted counts from 0 again.
@@ -139,9 +139,6 @@ class MemberStore:
             if self.store.compare_set("next", text, wanted).decode() == wanted:
                 return number
         raise RendezvousUnreachable(f"no number could be drawn in {_TRIES} attempts")
-
-    def _text(self, key: str) -> str:
-        return text_at(self.store, key)
 
 
 def text_at(store: Store, key: str) -> str:

@@ -15,12 +15,12 @@ nevertheless, there are weights of two origins, which are never averaged: the me
 that are behind take the weights of the others.
 
 A member makes two requests every half second, whatever the number of members.
-`member_store` reads and writes the entries.
 """
 
 import logging
 import time
 from collections.abc import Callable, Collection
+from typing import Any
 
 from torch._C._distributed_c10d import Store
 from typing_extensions import override
@@ -99,14 +99,9 @@ class Membership(ServiceThread):
         self._begins_list, self._empty_since = False, 0.0
         self._dead, self._evicted = set[str](), set[str]()
         self._awake_at = uptime_s()
-        self._training = TrainingWatch(steps, heartbeat.silence_s)
+        self._training = TrainingWatch(steps)
 
     # --- for others
-
-    @override
-    def start(self) -> None:
-        self._awake_at = uptime_s()
-        super().start()
 
     def enter(self, seconds: float = 0.0) -> bool:
         """Makes the thread keep this island on the list; returns whether it is in."""
@@ -132,19 +127,10 @@ class Membership(ServiceThread):
             self._begins_list = False
             return self.is_in
 
-    def describe(
-        self, addresses: tuple[str, ...] | None = None, origin: str | None = None
-    ) -> None:
-        """Sets this island's addresses, or the origin of its weights.
-
-        It must be called before this island enters.
-        """
+    def describe(self, **fields: Any) -> None:
+        """Changes fields of this island's `member`, before it enters."""
         with self._state:
-            mine = self.member
-            self.member = mine._replace(
-                addresses=mine.addresses if addresses is None else addresses,
-                origin=mine.origin if origin is None else origin,
-            )
+            self.member = self.member._replace(**fields)
 
     def evict(self, member: Member) -> None:
         """Makes the thread evict a member that is known to be dead, at most once."""
@@ -196,9 +182,9 @@ class Membership(ServiceThread):
     @override
     def _rest(self) -> None:
         is_fine = not (self.outage or self.has_just_failed)
-        if is_fine and ((self._wanted and not self._was_in) or self._dead):
-            return
-        self._state.wait(self._heartbeat.interval_s)
+        has_work = (self._wanted and not self._was_in) or self._dead
+        if not (is_fine and has_work):
+            self._state.wait(self._heartbeat.interval_s)
         self._note_stop(uptime_s() - self._awake_at)
         self._awake_at = uptime_s()
 
@@ -221,7 +207,7 @@ class Membership(ServiceThread):
         listed = self.members.by_number.get(self.member.number)
         is_taken = listed is not None and not self.members.holds(self.member)
         if self.member.number < 0 or (is_taken and not self._wanted):
-            self._draw_number(store)
+            self.describe(number=store.draw_number())
         self._show_heartbeat(store)
         version, silent = self._watch_others(store)
         self._read_members(store, version)
@@ -238,11 +224,6 @@ class Membership(ServiceThread):
             self._change(store, lambda old: _without(old, names))
         with self._state:
             self._dead -= dead
-
-    def _draw_number(self, store: MemberStore) -> None:
-        number = store.draw_number()
-        with self._state:
-            self.member = self.member._replace(number=number)
 
     def _show_heartbeat(self, store: MemberStore) -> None:
         self._num_heartbeats += 1
@@ -275,7 +256,7 @@ class Membership(ServiceThread):
             )
             return
         if self.member.number in self.members.by_number:
-            self._draw_number(store)
+            self.describe(number=store.draw_number())
         self._show_heartbeat(store)
         with self._state:
             self.member = mine = store.signed(self.member)

@@ -6,6 +6,7 @@ publishes its view in the island's own store, where the others read it.
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 from torch._C._distributed_c10d import Store
 from typing_extensions import override
@@ -69,9 +70,7 @@ class MembershipReader(ServiceThread):
         with self._state:
             return self._state.wait_for(lambda: self.is_in, seconds)
 
-    def describe(
-        self, addresses: tuple[str, ...] | None = None, origin: str | None = None
-    ) -> None:
+    def describe(self, **fields: Any) -> None:
         """Does nothing, because the first learner does it for the island."""
 
     def evict(self, member: Member) -> None:

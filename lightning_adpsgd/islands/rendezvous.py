@@ -280,7 +280,7 @@ def serve(
     bounds: Bounds = _BOUNDS,
     on_ready: Callable[[str], None] = lambda found: None,
 ) -> None:
-    """Serves the store from memory until told to stop.
+    """Serves the store from memory until `stop` is set.
 
     Args:
         host: address or name of the interface to listen at; empty: all interfaces.

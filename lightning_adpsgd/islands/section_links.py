@@ -93,7 +93,7 @@ class SectionLinks:
             raise
 
     def stop_asking(self, numbers: Collection[int], seconds: float) -> None:
-        """Stops asking members; waits for `seconds` until they are told.
+        """Stops asking members; waits up to `seconds` until they have been told.
 
         An exchange or a pull under way may take longer: to the member a break in its
         middle would be a loss. `break_off_ended` ends these connections.
@@ -107,7 +107,7 @@ class SectionLinks:
         self.break_off_ended()
 
     def break_off_ended(self) -> None:
-        """Ends the connections over which members were told that they are not asked."""
+        """Ends the connections to members that know that they are no longer asked."""
         now = time.monotonic()
         for number, (events, deadline) in list(self._ending.items()):
             if now > deadline or all(event.is_set() for event in events):

@@ -24,28 +24,26 @@ def uptime_s() -> float:
 
 
 class TrainingWatch:
-    """Tells training beside a turn that hangs from a few steps after a stop.
+    """Distinguishes training beside a slow turn from a few steps just after a stop.
 
     Args:
         steps: function for the number of steps so far.
-        longest_s: seconds between turns, above which a stop may be among them.
     """
 
-    def __init__(self, steps: Callable[[], int], longest_s: float) -> None:
-        self._count, self._longest_s = steps, longest_s
-        self.began, self._steps, self._steps_per_s = 0.0, 0, 0.0
+    def __init__(self, steps: Callable[[], int]) -> None:
+        self._count, self.began, self._steps = steps, 0.0, 0
+        self._last_rate, self._steps_per_s = 0.0, 0.0
 
     def begin_turn(self, now: float) -> None:
-        """Measures the rate of steps: a long turn may lower it, but not raise it."""
+        """Measures the rate of steps: the lower of the last two, as steps may jump."""
         seconds, steps = now - self.began, self._count()
         if seconds > 0:
             rate = (steps - self._steps) / seconds
-            is_long = seconds > self._longest_s
-            self._steps_per_s = min(rate, self._steps_per_s) if is_long else rate
+            self._steps_per_s, self._last_rate = min(rate, self._last_rate), rate
         self.began, self._steps = now, steps
 
     def goes_on(self, now: float) -> bool:
-        """Whether this turn has two steps, and a tenth of those at the rate before."""
+        """Whether training made two steps in this turn, and a tenth of the usual."""
         usual = self._steps_per_s * (now - self.began)
         return self._count() - self._steps >= max(2, usual / 10)
 

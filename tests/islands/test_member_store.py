@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 
+from lightning_adpsgd.islands import member_store
 from lightning_adpsgd.islands.member_list import Beat, Member, MemberList
-from lightning_adpsgd.islands.member_store import MemberStore
+from lightning_adpsgd.islands.member_store import MemberStore, text_at
 from lightning_adpsgd.islands.rendezvous import RendezvousUnreachable
 from lightning_adpsgd.islands.signatures import Signatures
 from lightning_adpsgd.transport.links.credentials import Credentials
@@ -142,15 +143,13 @@ def test_a_member_is_genuine_only_with_the_proof_of_its_signatures(
 def test_numbers_that_others_draw_all_the_time_are_given_up(
     plain: HashStore, store: MemberStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = store._text
-
-    def overtaken(key: str) -> str:
-        found = read(key)
+    def overtaken(store: Store, key: str) -> str:
+        found = text_at(store, key)
         if key == "next":
             plain.set("next", str(int(found or 0) + 5))
         return found
 
-    monkeypatch.setattr(store, "_text", overtaken)
+    monkeypatch.setattr(member_store, "text_at", overtaken)
     with pytest.raises(RendezvousUnreachable, match=r"no number .* in 100 attempts"):
         store.draw_number()
 

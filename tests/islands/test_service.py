@@ -155,7 +155,7 @@ def test_nonsense_under_any_key_is_put_right(key: str) -> None:
 def test_a_jump_of_the_steps_makes_no_stops_of_all_slow_turns_after_it() -> None:
     """An island that rejoins goes on at the steps of the others."""
     steps = 0
-    watch = TrainingWatch(lambda: steps, longest_s=3.0)
+    watch = TrainingWatch(lambda: steps)
     for more, now in ((5, 100.0), (12_000, 100.5), (37, 104.2)):
         steps += more
         watch.begin_turn(now)
@@ -163,3 +163,16 @@ def test_a_jump_of_the_steps_makes_no_stops_of_all_slow_turns_after_it() -> None
     assert not watch.goes_on(107.4)
     steps += 31
     assert watch.goes_on(107.4)
+
+
+@pytest.mark.parametrize(("more", "seconds"), [(12_000, 0.5), (1, 0.001)])
+def test_neither_a_jump_nor_a_turn_cut_short_makes_a_stop_of_the_next_slow_turn(
+    more: int, seconds: float
+) -> None:
+    steps, now = 0, 100.0
+    watch = TrainingWatch(lambda: steps)
+    for made, passed in ((0, 0.5), (5, 0.5), (5, 0.5), (more, seconds)):
+        steps, now = steps + made, now + passed
+        watch.begin_turn(now)
+    steps += 32
+    assert watch.goes_on(now + 3.2)

@@ -251,17 +251,6 @@ def test_who_makes_no_steps_is_awake_for_as_long_as_a_silence(turns: Turns) -> N
         assert turns.one.is_awake == is_awake
 
 
-def test_the_time_between_making_a_membership_and_its_start_is_no_stop(
-    turns: Turns,
-) -> None:
-    turns.steps = 0
-    turns.clock.now += 100
-    turns.one._ending = True  # its thread ends without a turn
-    turns.one.start()
-    turns.one.stop(PATIENCE_S)
-    assert turns.one.is_awake
-
-
 @pytest.mark.parametrize("seconds", [SILENCE_S, SILENCE_S + 0.25])
 def test_who_rests_for_longer_than_a_silence_and_was_evicted_stands_aside(
     turns: Turns, seconds: float, caplog: pytest.LogCaptureFixture
@@ -276,6 +265,19 @@ def test_who_rests_for_longer_than_a_silence_and_was_evicted_stands_aside(
     assert turns.one.is_in != was_stopped
     assert turns.numbers == ({7} if was_stopped else {0, 7})
     assert ("left behind" in turns.seen) == was_stopped
+
+
+def test_a_stop_counts_between_a_turn_and_work_that_waits_for_the_next(
+    turns: Turns,
+) -> None:
+    turns.enter()
+    turns.listed.change(0, lambda old: {7: OTHER})
+    turns.listed.show(OTHER, Beat(1, 0))
+    turns.one.evict(Member(9, "dead", "host", ()))
+    turns.clock.now += 100
+    turns.one._rest()
+    turns.take()
+    assert "left behind" in turns.seen
 
 
 def test_a_suspended_machine_was_stopped_though_its_monotonic_clock_was_too(
@@ -325,8 +327,9 @@ def test_who_trains_while_a_request_hangs_was_not_stopped(
 ) -> None:
     """Training goes on after a stop too, before the turn in which it was has ended."""
     turns.enter()
-    turns.take()
-    turns.steps += before  # in the half second until the turn that hangs
+    for _ in range(2):
+        turns.take()
+        turns.steps += before  # in the half second until the next turn
     turns.listed.change(0, lambda old: {7: OTHER})
     turns.listed.show(OTHER, Beat(1, 0))
     ask = turns.one._rendezvous.ask

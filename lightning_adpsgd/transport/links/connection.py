@@ -9,7 +9,7 @@ The receiver has posted a tensor for the message, and refuses a header with any 
 size before it reads a byte of the message. A header never causes an allocation.
 """
 
-import selectors
+import select
 import socket
 import ssl
 import struct
@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -25,7 +24,12 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.transport.base import Evidence, PeerLost
-from lightning_adpsgd.transport.links.sockets import evidence_of, is_cut, wake_after
+from lightning_adpsgd.transport.links.sockets import (
+    evidence_of,
+    is_cut,
+    shut_down,
+    wake_after,
+)
 
 _HEADER, _MARK = struct.Struct("!4sQ"), b"\xadpsg"
 # A message of at most so many bytes leaves in one packet with its header.
@@ -85,8 +89,6 @@ class Connection:
         sock.setblocking(False)
         self._socket, self._peer, self._on_broken = sock, peer, on_broken
         self._sends, self._receives = deque[_Send](), deque[_Receive]()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(sock, selectors.EVENT_READ)
         self._turn = threading.Lock()
         self._broken = ""
         self._evidence: Evidence = ""
@@ -106,7 +108,7 @@ class Connection:
         with self._turn:
             self._sends.append(send)
             while self._sends and not self._broken:
-                if not self._try(self._sends, selectors.EVENT_WRITE)[0]:
+                if not self._try(self._sends, select.POLLOUT)[0]:
                     break
         return Posted(self, send, doing)
 
@@ -118,9 +120,9 @@ class Connection:
     def break_off(self, reason: str) -> None:
         """Ends the connection, in any thread; a waiting thread gets the reason."""
         self._broken = self._broken or reason
-        self._shut()
+        shut_down(self._socket)
         with self._turn:
-            self._close()
+            self._socket.close()
 
     def wait(
         self, operation: "_Send | _Receive", doing: str, timeout: timedelta
@@ -146,8 +148,8 @@ class Connection:
 
     def _move(self) -> int:
         """Tries both directions once; returns events to wait for, or 0 on progress."""
-        sent, wants = self._try(self._sends, selectors.EVENT_WRITE)
-        received, also_wants = self._try(self._receives, selectors.EVENT_READ)
+        sent, wants = self._try(self._sends, select.POLLOUT)
+        received, also_wants = self._try(self._receives, select.POLLIN)
         return 0 if sent or received else wants | also_wants
 
     def _try(
@@ -159,9 +161,9 @@ class Connection:
         try:
             queue[0].step(self._socket)
         except ssl.SSLWantReadError:
-            return False, selectors.EVENT_READ
+            return False, select.POLLIN
         except ssl.SSLWantWriteError:
-            return False, selectors.EVENT_WRITE
+            return False, select.POLLOUT
         except BlockingIOError:
             return False, event
         except OSError as error:
@@ -179,8 +181,9 @@ class Connection:
         if self._receives:
             enough = min(self._receives[0].num_left, _WORTH_WAKING_FOR)
             wake_after(self._socket, enough)
-        self._selector.modify(self._socket, events)
-        if not self._selector.select(min(seconds, _SECONDS_BETWEEN_CHECKS)):
+        poll = select.poll()
+        poll.register(self._socket, events)
+        if not poll.poll(1000 * min(seconds, _SECONDS_BETWEEN_CHECKS)):
             self._check_for_cut(time.monotonic() - begin)
         return True
 
@@ -198,16 +201,7 @@ class Connection:
         if not self._broken:
             self._evidence = evidence
         self._broken = self._broken or reason  # another thread may break it off here
-        self._shut()
-        self._close()
-
-    def _shut(self) -> None:
-        with suppress(OSError):  # it was broken already
-            # TLS's own shutdown would let a reader see what is encrypted.
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-
-    def _close(self) -> None:
-        self._selector.close()
+        shut_down(self._socket)
         self._socket.close()
 
 

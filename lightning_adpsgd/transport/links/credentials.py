@@ -7,7 +7,6 @@ the connection.
 
 import hmac
 import os
-import socket
 import ssl
 import stat
 from collections.abc import Mapping
@@ -76,8 +75,8 @@ class Credentials:
             environment.get(UNPROTECTED) == "1",
         )
 
-    def check_address(self, sock: socket.socket) -> None:
-        """Raises `BadCredentials` for a bound socket that these do not protect.
+    def check_address(self, host: str) -> None:
+        """Raises `BadCredentials` if these do not protect the links of an address.
 
         A link beyond this host needs TLS too. A token alone proves who is there when a
         connection is made, but not who sends the data that follow. Certificates that
@@ -85,7 +84,6 @@ class Credentials:
         """
         if self.tls is not None:
             self.tls.context(server_side=True)
-        host = sock.getsockname()[0]
         if (self.token and self.tls) or self.unprotected or is_loopback(host):
             return
         absent = "are no TLS certificates" if self.token else "is no token"
@@ -117,13 +115,6 @@ class Certificates:
     certificate: Path
     key: Path
     authority: Path
-
-    def wrap(self, sock: socket.socket, server_side: bool) -> ssl.SSLSocket:
-        """Wraps a socket in TLS, before the TLS handshake."""
-        context = self.context(server_side)
-        return context.wrap_socket(
-            sock, server_side=server_side, do_handshake_on_connect=False
-        )
 
     def context(self, server_side: bool) -> ssl.SSLContext:
         """Makes a TLS context; reads the files again, as they may have been renewed.
@@ -205,5 +196,5 @@ def _certificates_of(environment: Mapping[str, str]) -> Certificates | None:
     if len(given) < len(names):
         absent = ", ".join(name for name in names if name not in given)
         raise BadCredentials(f"TLS needs {absent} beside {', '.join(given)}")
-    # They are read again at each connection, wherever the program works by then.
+    # They are read at each connection, when the working folder may have changed.
     return Certificates(*(Path(environment[name]).absolute() for name in names))

@@ -5,9 +5,8 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 
-from lightning_adpsgd.transport.links.sockets import Address, Deadline
+from lightning_adpsgd.transport.links.sockets import Address, Deadline, shut_down
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +29,6 @@ class Listener:
 
     Args:
         address: address of an interface of this host; port 0: any free port.
-        check: called with the bound socket, before any connection is accepted.
         welcome: called in a thread of its own with a connection, which it owns if it
             returns. Its exception turns the connection away; the log says why, unless
             it is a `Probe`.
@@ -40,22 +38,17 @@ class Listener:
         turned_away: number of connections turned away, by kind of reason.
     """
 
+    _socket: socket.socket
+
     def __init__(
-        self,
-        address: Address,
-        check: Callable[[socket.socket], None],
-        welcome: Callable[[socket.socket, Deadline], None],
+        self, address: Address, welcome: Callable[[socket.socket, Deadline], None]
     ) -> None:
-        if not address.host:
-            raise ValueError("a listener needs the address of an interface, got none")
         self.address, self.turned_away = address, Counter[str]()
-        self._check, self._welcome = check, welcome
-        self._lock = threading.Lock()
+        self._welcome, self._lock = welcome, threading.Lock()
         self._pending: dict[threading.Thread, tuple[str, socket.socket]] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept_all, daemon=True)
         self._thread.name = "adpsgd-listen"
-        self._socket: socket.socket | None = None
 
     def start(self) -> None:
         """Binds and listens.
@@ -63,32 +56,24 @@ class Listener:
         Raises:
             OSError: The address is in use, or does not belong to this host.
         """
-        sock = _bind(self.address)
-        try:
-            self._check(sock)
-        except BaseException:
-            sock.close()
-            raise
-        self._socket, self.address = sock, Address(*sock.getsockname()[:2])
+        self._socket = _bind(self.address)
+        self.address = Address(*self._socket.getsockname()[:2])
         self._thread.start()
 
     def close(self) -> None:
         """Stops listening, and ends handshakes under way."""
         self._closing.set()
-        if self._socket is None:
-            return
-        _shut(self._socket)
+        shut_down(self._socket)
         self._thread.join()
         self._socket.close()
         with self._lock:
             for _, sock in self._pending.values():
-                _shut(sock)
+                shut_down(sock)
             threads = list(self._pending)
         for thread in threads:
             thread.join()
 
     def _accept_all(self) -> None:
-        assert self._socket is not None
         while not self._closing.is_set():
             try:
                 sock, source = self._socket.accept()
@@ -160,8 +145,3 @@ def _bind(address: Address) -> socket.socket:
     sock = socket.create_server(place, family=family)
     sock.settimeout(None)  # whatever the program's default for sockets is
     return sock
-
-
-def _shut(sock: socket.socket) -> None:
-    with suppress(OSError):  # it is not connected any more
-        sock.shutdown(socket.SHUT_RDWR)

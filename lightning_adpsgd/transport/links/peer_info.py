@@ -16,7 +16,7 @@ _LONGEST_NAME, _MOST = 100, 1 << 31
 
 @dataclass(frozen=True)
 class PeerInfo:
-    """What a learner tells about itself in the handshake.
+    """What a learner states about itself in the handshake.
 
     Attributes:
         member: number of its super-learner on the member list.

@@ -100,6 +100,13 @@ def connect(address: Address, seconds: float = _CONNECT_S) -> socket.socket:
         raise OSError(f"{address.host!r} cannot be a host's name: {error}") from error
 
 
+def shut_down(sock: socket.socket) -> None:
+    """Ends a connection in both directions, which wakes a thread that waits on it."""
+    with suppress(OSError):  # it has ended already
+        # TLS's own shutdown would let a reader see what is encrypted.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
 def probe(address: Address) -> OSError | None:
     """The error of a connection attempt to an address; None if it succeeds."""
     try:

@@ -117,7 +117,8 @@ class LinkTransport(Transport):
                 # Only now: `on_lane` may tell who waits on it that it is no loss.
                 _break_off(replaced)
 
-        listener = Listener(address, self._credentials.check_address, welcome)
+        self._credentials.check_address(address.host)
+        listener = Listener(address, welcome)
         listener.start()
         return listener
 
@@ -166,7 +167,7 @@ class LinkTransport(Transport):
     ) -> tuple[socket.socket, PeerInfo]:
         sock, own = connect(address, deadline.left()), self._credentials
         try:
-            own.check_address(sock)
+            own.check_address(sock.getsockname()[0])
             sock = self._prepare(sock, deadline, server_side=False)
             info = greet_listener(sock, deadline, own, self._info, wanted)
         except BaseException:
@@ -207,7 +208,8 @@ class LinkTransport(Transport):
         sock.settimeout(deadline.left())
         if self._credentials.tls is None:
             return sock
-        wrapped = self._credentials.tls.wrap(sock, server_side)
+        context = self._credentials.tls.context(server_side)
+        wrapped = context.wrap_socket(sock, server_side, do_handshake_on_connect=False)
         try:
             wrapped.do_handshake()
         except BaseException:
@@ -230,8 +232,8 @@ def _break_off(replaced: Connection | None) -> None:
 class _OpenConnections:
     """The connections, by peer and lane, with the incarnations; `_lock` guards them.
 
-    When a lane is replaced, each thread that has used it is told once, even if it did
-    not use it meanwhile. So its pending messages never enter the new connection.
+    When a lane is replaced, each thread that has used it gets `PeerLost` once, even if
+    much later. So its pending messages never enter the new connection.
     `_used` holds the last connections of each thread.
     """
 

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from lightning_adpsgd.transport.links import listener as bounds
-from lightning_adpsgd.transport.links.credentials import BadCredentials
 from lightning_adpsgd.transport.links.listener import Listener
 from lightning_adpsgd.transport.links.sockets import Address, Deadline
 from tests.helpers import PATIENCE_S, default_timeout, until
@@ -19,13 +18,9 @@ from tests.transport.links.ends import LOOPBACK
 Welcome = Callable[[socket.socket, Deadline], None]
 
 
-def anybody(sock: socket.socket) -> None:
-    """Lets the listener listen."""
-
-
 @contextmanager
 def listening(welcome: Welcome, address: Address = LOOPBACK) -> Iterator[Listener]:
-    listener = Listener(address, anybody, welcome)
+    listener = Listener(address, welcome)
     listener.start()
     try:
         yield listener
@@ -56,18 +51,8 @@ def test_it_listens_at_its_address_and_nowhere_else(host: str) -> None:
 
 
 def test_an_address_must_be_named() -> None:
-    with pytest.raises(ValueError, match="needs the address of an interface"):
-        Listener(Address("", 0), anybody, lambda sock, deadline: None)
-
-
-def test_what_may_not_listen_does_not() -> None:
-    def allow_none(sock: socket.socket) -> None:
-        raise BadCredentials("no token")
-
-    listener = Listener(LOOPBACK, allow_none, lambda sock, deadline: None)
-    with pytest.raises(BadCredentials):
-        listener.start()
-    listener.close()
+    with pytest.raises(OSError, match="not known"):
+        Listener(Address("", 0), lambda sock, deadline: None).start()
 
 
 def hold(held: list[socket.socket], gate: threading.Event) -> Welcome:
@@ -123,7 +108,7 @@ def test_an_error_of_this_process_may_pass(monkeypatch: pytest.MonkeyPatch) -> N
         return accept(sock)
 
     welcomed: list[socket.socket] = []
-    listener = Listener(LOOPBACK, anybody, lambda sock, _: welcomed.append(sock))
+    listener = Listener(LOOPBACK, lambda sock, _: welcomed.append(sock))
     monkeypatch.setattr(socket.socket, "accept", accepts_at_last)
     monkeypatch.setattr(listener._closing, "wait", pauses.append)
     listener.start()

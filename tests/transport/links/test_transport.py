@@ -287,7 +287,7 @@ def test_something_else_that_listens_is_a_loss_by_name() -> None:
     def speak(sock: object, deadline: object) -> None:
         sock.sendall(b"220 mail.example ESMTP\r\n" * 3)  # type: ignore[attr-defined]
 
-    listener = Listener(LOOPBACK, lambda sock: None, speak)
+    listener = Listener(LOOPBACK, speak)
     listener.start()
     with pytest.raises(PeerLost, match=r"begins with b'220 mail'"):
         LinkTransport(info(0), TOKEN).connect(1, listener.address)
