@@ -15,22 +15,16 @@ lightning-adpsgd report runs/first runs/second --out report.html
 
 import argparse
 import signal
-import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
-from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TypeAlias, get_args
 
-import torch
-import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessException
 
 from lightning_adpsgd import __version__
 from lightning_adpsgd.dials import DEFAULT_CPU_SHARE, WireDtypeName, check_count
@@ -47,11 +41,10 @@ from lightning_adpsgd.transport.links.issuing import issue
 from lightning_adpsgd.transport.links.sockets import Address
 from lightning_adpsgd.transport.network_interfaces import is_loopback
 from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
-from lightning_adpsgd.weights.worker import BackgroundWorker
 
+_ERRORS = ValueError, OSError, RuntimeError, UnpicklingError, ProcessException
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-_PATIENCE = timedelta(minutes=5)
 # Fewer bytes take no longer than an empty message; no machine has memory for more.
 _LEAST_MB, _MOST_MB = 1e-3, 1e6
 _MODES: dict[str, Mode] = {
@@ -67,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     try:
         return chosen.command(chosen) or 0
-    except (ValueError, OSError, RuntimeError, UnpicklingError) as error:
+    except _ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -126,8 +119,8 @@ def _add_calibrate(commands: _Commands) -> None:
     add.add_argument("--weight-mb", type=float, default=64.0, help="size of weights")
     add.add_argument("--step-s", type=float, help="seconds of your training step")
     processor = (
-        "processor seconds of that step, in all threads together; by default the step "
-        "counts as keeping no core busy"
+        "processor seconds of that step, over all threads; by default the step counts "
+        "as keeping no core busy"
     )
     add.add_argument("--step-processor-s", type=float, default=0.0, help=processor)
     add.set_defaults(command=_calibrate)
@@ -137,11 +130,11 @@ def _calibrate(chosen: argparse.Namespace) -> None:
     _check_step(chosen.step_s, chosen.step_processor_s)
     num_bytes = _num_bytes(chosen.weight_mb)
     if chosen.master is not None:
-        wire = _measure_wire(chosen.master, chosen.rank, num_bytes)
+        wire = calibration.measure_link(chosen.master, chosen.rank, num_bytes)
     elif chosen.rank:
         raise ValueError("`--master` must be given with `--rank 1`, got none")
     else:
-        wire = _measure_loopback(num_bytes)
+        wire = calibration.measure_loopback(num_bytes)
     if chosen.rank:
         print("measured; rank 0 writes the file")
         return
@@ -173,49 +166,6 @@ def _check_step(seconds: float | None, processor_seconds: float) -> None:
             f"`--step-s` must be given with `--step-processor-s {processor_seconds}`: "
             "both are of the same step"
         )
-
-
-def _measure_loopback(num_bytes: int) -> dict[str, float]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        master = f"127.0.0.1:{probe.getsockname()[1]}"
-    words = [sys.executable, "-m", "lightning_adpsgd", "calibrate", "--rank", "1"]
-    words += ["--master", master, "--weight-mb", str(num_bytes / 1e6)]
-    peer = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-    # Beside this thread, because torch would wait minutes for a peer that has died.
-    own_end = BackgroundWorker("adpsgd-calibrate", torch.device("cpu"))
-    measured = own_end.submit(partial(_measure_wire, master, 0, num_bytes))
-    try:
-        while not wait([measured], 0.1).done:
-            _check_runs(peer)
-        return measured.result()
-    except RuntimeError:  # Gloo may notice sooner that it has ended
-        with suppress(subprocess.TimeoutExpired):
-            peer.wait(1.0)
-        _check_runs(peer)
-        raise
-    finally:
-        own_end.stop(0.0)
-        peer.terminate()
-        peer.wait()
-
-
-def _check_runs(peer: "subprocess.Popen[bytes]") -> None:
-    if status := peer.poll():
-        raise RuntimeError(
-            "the process at the other end of the loopback has ended with "
-            f"status {status}; see what it printed above"
-        )
-
-
-def _measure_wire(master: str, rank: int, num_bytes: int) -> dict[str, float]:
-    dist.init_process_group(
-        "gloo", f"tcp://{master}", timeout=_PATIENCE, rank=rank, world_size=2
-    )
-    try:
-        return calibration.measure_wire(num_bytes)
-    finally:
-        dist.destroy_process_group()
 
 
 def _described(found: Calibration) -> str:
@@ -441,7 +391,7 @@ def _add_export(commands: _Commands) -> None:
     )
     add.add_argument("folder", type=Path)
     add.add_argument("--out", type=Path, required=True)
-    trust = "take objects, too, which can run code of the checkpoint"
+    trust = "also load objects, which can run code from the checkpoint"
     add.add_argument("--trust", action="store_true", help=trust)
     add.set_defaults(command=_export)
 

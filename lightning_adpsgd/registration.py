@@ -13,10 +13,9 @@ use only the standard library, and it never raises.
 
 import sys
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pkgutil import resolve_name
@@ -81,7 +80,7 @@ def _make(root: str, kind: str, **dials: Any) -> Any:
     return resolve_name(f"lightning_adpsgd.{kind}")(**dials)
 
 
-# The name of a registry in its module, and the class of its strategies.
+# The name of a registry in its module, and the class of which its strategies are made.
 _TRAINER = ("StrategyRegistry", "strategy.trainer:HADPSGDStrategy")
 _FABRIC = ("STRATEGY_REGISTRY", "strategy.fabric:HADPSGDFabricStrategy")
 _REGISTRIES = {
@@ -103,15 +102,23 @@ class _RegistryFinder(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            with suppress(AttributeError):  # a compiled loader takes none
-                spec.loader.exec_module = partial(_load, spec.loader.exec_module)
+            spec.loader = _RegisteringLoader(spec.loader)
         return spec
 
 
-def _load(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-    execute(module)
-    try:
-        if module.__name__ in _REGISTRIES:  # a loader may load several modules
+class _RegisteringLoader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        try:
             _register(module)
-    except Exception as error:
-        _warn(error)
+        except Exception as error:
+            _warn(error)

@@ -69,9 +69,7 @@ def _shares(total: int, number: int) -> list[int]:
 class TrainingClock:
     """The training time, samples and steps of one learner, without validation.
 
-    After a resume it continues from the checkpoint. If the number of learners is as
-    before, each continues from its own counts. Otherwise each continues from an equal
-    share of all steps and samples, and from the longest time.
+    After a resume it continues from the checkpoint, as `dealt` says.
 
     Attributes:
         steps: Optimizer steps.

@@ -68,8 +68,9 @@ class ConvergenceMonitor(Monitor):
         run: The summary row; None before the end.
 
     Raises:
-        ValueError: `patience` is not positive; with `runs`, a name is no file name; or,
-            at the first validation, nothing is logged as `held_out`.
+        ValueError: `patience` is not positive; with `runs`, `name` or `algorithm` is
+            not a file name; or, at the first validation, nothing is logged as
+            `held_out`.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class Run:
         algorithm: Name in the papers, such as "adpsgd", or "ddp".
         communication: "allreduce", "sync", "delay_by_one", "async" or "ready_pairs";
             "none" for a single learner.
-        num_super_learners: S; 1 for an island, whose row is of its learners alone.
+        num_super_learners: S; 1 for an island, whose row covers its own learners only.
         super_learner_size: N; 0 where super-learners differ in size.
         global_batch: B, samples per step of all learners.
         local_batch: Samples per step of one learner.
@@ -121,8 +121,9 @@ def read_runs(folder: str | Path) -> list[Run]:
 def fetch_runs(project: str) -> list[Run]:
     """The runs of a project on the server of Weights & Biases, as `entity/project`.
 
-    It warns of a run whose row is not whole, such as one that has just begun. Without
-    the package, a network or an account, it warns and returns an empty list.
+    It leaves out runs with an incomplete row, such as those that have just begun, and
+    warns. Without the package, a network or an account, it warns and returns an empty
+    list.
     """
     try:
         import wandb

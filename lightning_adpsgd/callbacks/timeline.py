@@ -96,7 +96,7 @@ class Timeline(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._entries.clear()
-        # The host's clock may be set anew while the training runs.
+        # The host's clock may be adjusted while the training runs.
         self._since_1970 = time.time() - time.monotonic()
         self._before, self._written = _Counts.of(trainer), self._now()
 
@@ -139,7 +139,7 @@ class Timeline(Callback):
     ) -> None:
         if self._before is not None:
             message = f"{type(exception).__name__}: {exception}"
-            # A file may have a name that is no text, which no other file takes.
+            # The message may hold a file name that UTF-8 cannot encode.
             self._note(printable(" ".join(message.split())), self._now())
             self._write(trainer)
             self._before = None

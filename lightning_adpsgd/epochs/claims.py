@@ -392,7 +392,8 @@ class ClaimCounter:
 
     def _most_ahead(self, num_held: int) -> int:
         """A part of the remaining units; 0 if the others would finish those first."""
-        count, held = self._index.num_super_learners, num_held + len(self._drawn)
+        # The unit that is handed out meanwhile is held too.
+        count, held = self._index.num_super_learners, num_held + 1 + len(self._drawn)
         if self._rate.others_end_first(self._num_units, count, held):
             return 0
         return (self._num_units - self._rate.latest) // (2 * count)

@@ -39,7 +39,7 @@ class Account:
         with self._state:
             self._begin = self._last_exchange_step = step
             self._last_steps = dict.fromkeys(self._last_steps, step)
-            # Of those, no staleness is known any more.
+            # Their staleness is no longer known.
             self._first_steps.clear()
 
     def open(self, peer: int) -> None:
@@ -56,7 +56,7 @@ class Account:
         """Counts an exchange that has ended."""
         with self._state:
             self._count(outcome)
-            # Else its weights were those of before a load of an earlier step.
+            # Otherwise it read the weights that a load of an earlier step replaced.
             if outcome.first_step <= self._replica.step:
                 self._first_steps.append(outcome.first_step)
                 self._quarantine.note(outcome, section)

@@ -17,7 +17,7 @@ from lightning_adpsgd.gossip.waiting import Waiting
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 
 _log = logging.getLogger(__name__)
-# A warning says so after this many boundaries in vain, or meetings with the same few.
+# Boundaries without a partner, or meetings with the same few, until a warning.
 _MANY = 50
 
 
@@ -119,7 +119,7 @@ class Boundary:
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
-                '%s; raise `max_wait` of `ReadyPairs`, or take `communication="async"`',
+                '%s; raise `max_wait` of `ReadyPairs`, or use `communication="async"`',
                 what,
             )
 

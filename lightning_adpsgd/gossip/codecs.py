@@ -140,7 +140,6 @@ class Lattice(Codec):
     def __init__(self, bits: int) -> None:
         self._form = _FORMS[bits]
         self._exponents: dict[int, Tensor] = {}
-        self._check_words = _check_words(self._form.block)
 
     @override
     def length(self, num_elements: int) -> int:
@@ -205,7 +204,7 @@ class Lattice(Codec):
 
     def _checks(self, points: Tensor, scratch: "_Scratch") -> Tensor:
         """Sums with a word for each place, [b]: two points that wrap do not cancel."""
-        words = self._check_words = self._check_words.to(points.device)
+        words = _check_words(self._form.block, points.device)
         products = torch.mul(points, words, out=scratch.products)
         return products.sum(1, dtype=torch.int32)
 
@@ -355,12 +354,12 @@ def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
 
 
 @cache
-def _check_words(number: int) -> Tensor:
+def _check_words(number: int, device: torch.device) -> Tensor:
     """Fixed pseudo-random words, equal in all learners, int32 [number]."""
     words = (
         xxhash.xxh32_intdigest(struct.pack("<q", n)) - 2**31 for n in range(number)
     )
-    return torch.tensor(list(words), dtype=torch.int32, device="cpu")
+    return torch.tensor(list(words), dtype=torch.int32, device=device)
 
 
 def _exponent_of(values: Tensor) -> Tensor:

@@ -110,8 +110,8 @@ class Gossip(Communication):
 
     `_state`, a condition, guards everything that threads share here and in the parts
     that receive it. It is held for memory operations, never for a wait on the network.
-    Any thread may append to `_adoptions` weights to continue from, with the event that
-    says when. Only the training thread writes the flat vectors (w).
+    Any thread may append to `_adoptions` weights to continue from, with the event to
+    set once that is done. Only the training thread writes the flat vectors (w).
 
     Args:
         transport: connection to the counterparts in the other super-learners; with
@@ -166,18 +166,12 @@ class Gossip(Communication):
             else None
         )
         buffers, wire_dtype = Buffers(replica, options.wire_dtype), options.wire_dtype
-
-        def peers_of(section: int, carrier: Transport) -> Peers:
-            chunks, gain = replica.sections[section], live.schedule.gain
+        gain, self.peers_by_section = live.schedule.gain, list[Peers]()
+        sections = zip((transport, *further), replica.sections, strict=True)
+        for section, (carrier, chunks) in enumerate(sections):
             lanes = Lanes(carrier, replica, chunks, buffers, wire_dtype, gain, timeout)
-            return Peers(
-                *(members, lanes, self._traffic, self._account, self.threads),
-                pairing,
-                section,
-            )
-
-        carriers = enumerate((transport, *further))
-        self.peers_by_section = [peers_of(*carrier) for carrier in carriers]
+            shared = members, lanes, self._traffic, self._account, self.threads
+            self.peers_by_section.append(Peers(*shared, pairing, section))
         # The first learner speaks for its super-learner. An island takes a silent peer
         # off its list within seconds.
         tells = group.index == 0 and members.are_fixed
@@ -218,8 +212,9 @@ class Gossip(Communication):
         if left:
             raise RuntimeError(
                 f"super-learner {self.members.live_schedule.own} could not end cleanly:"
-                f" {left} still wait for these peers after {self._options.timeout}. See"
-                " what those printed; raise `timeout` if the network is slow"
+                f" its threads {left} still wait for the peers in their names after "
+                f"{self._options.timeout}. See what those printed; raise `timeout` if "
+                "the network is slow"
             )
 
     def say_goodbye(self, seconds: float) -> list[str]:
@@ -281,7 +276,7 @@ class Gossip(Communication):
         """Whether all learners of the super-learner end at this step."""
         return self._merging.agreed.leave
 
-    # --- where all learners come
+    # --- meetings of all learners
 
     @override
     def pause(self) -> None:

@@ -81,8 +81,8 @@ class FormChoice:
 
     def __init__(self, sizes: Sequence[int], num_messages: Sequence[int] = ()) -> None:
         self._sizes, self._calls, self._round_trip = sizes, 0, 0.0
-        waits = [max(0, num - IN_FLIGHT) / IN_FLIGHT for num in num_messages]
-        self._round_trips = [1 + one for one in waits] or [1.0] * len(sizes)
+        round_trips = [max(1.0, num / IN_FLIGHT) for num in num_messages]
+        self._round_trips = round_trips or [1.0] * len(sizes)
         # For each form: an upper bound on the seconds of an exchange, and what the last
         # one took, or before the first, what the link alone would take.
         self._seconds = [math.inf] * len(sizes)

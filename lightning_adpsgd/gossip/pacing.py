@@ -360,6 +360,6 @@ class Traffic:
             _log.warning(
                 "A learner exchanges weights %.2g times per step, so that exchanges "
                 "take at most `cpu_share=%g` of the training's time. Raise `cpu_share` "
-                "to exchange more often; 1 is no bound.",
+                "to exchange more often; 1 means no bound.",
                 *(rate, self._share),
             )

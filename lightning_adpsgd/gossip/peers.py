@@ -180,13 +180,13 @@ class Asker:
     """The work of the thread that asks a peer, and its controls for other threads.
 
     `_state` guards `_pulls` and `_words`. Words are sent in order, before any exchange.
-    Any thread may set the events `called` and `_due`; the second says that an exchange
-    is to be asked for.
+    Any thread may set the events `called` and `_due`; the second means that an exchange
+    is due.
 
     Attributes:
         called: event that is set when there is something to do, or to end.
-        gone: event that is set when the peer is not to be asked any more; a loss of it
-            is then no news.
+        gone: event that is set when the peer is no longer to be asked; its loss is then
+            not reported.
         ended: event that is set when the thread has sent its last word.
     """
 
@@ -220,7 +220,7 @@ class Asker:
         self.called.set()
 
     def pull(self) -> Pull:
-        """Asks for the peer's weights; to cancel it is to give up on them."""
+        """Asks for the peer's weights, until the result is cancelled."""
         pull = Pull()
         with self._state:
             self._pulls.append(pull)

@@ -208,7 +208,7 @@ class Quarantine:
             self.num_reloads += 1
         if self._group.index == 0:
             outcome = (
-                f"it goes on from those of super-learner {found[0]} with a new "
+                f"it continues from those of super-learner {found[0]} with a new "
                 "optimizer state"
                 if found is not None
                 else f"none of its peers {chosen} has finite weights; it asks again"
@@ -216,9 +216,9 @@ class Quarantine:
             _log.warning("%s: %s (attempt %d of %d)", what, outcome, num + 1, limit)
 
     def adopt(self, values: Sequence[Tensor]) -> None:
-        """Goes on from other weights; it is a reload if the own ones have diverged.
+        """Continues from other weights; counts as a reload if its own have diverged.
 
-        Their optimizer state would spoil the others at the next step.
+        Their optimizer state would spoil the new ones at the next step.
         """
         self.num_reloads += self._symptom is not None
         self._go_on_from(values)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Steps of each kind of which the medians are taken; fewer than the least tell nothing.
+# A median is taken of at most, and at least, so many steps of each kind.
 _MOST, _LEAST = 32, 5
 # After so many steps beside exchanges, those without one are out of date.
 _LASTING = 2 * _MOST
@@ -53,12 +53,12 @@ class Slowdown:
                 self._num_running -= 1
 
     def taken_s(self, seconds: float, share: float) -> float:
-        """The seconds that an exchange of a duration takes from training.
+        """The seconds of training that an exchange of this duration costs.
 
-        It touches the steps that begin in it, and the one in which it begins. Each of
-        them is as much longer as the median of their kind. While too few steps of
-        either kind are known, or those without an exchange are out of date, the result
-        lets five pass without one, even if it is charged when the exchange begins.
+        It slows down the step in which it begins and those that begin during it, each
+        by the difference of the two medians. While too few steps of either kind are
+        known, or those without an exchange are out of date, the result makes room for
+        five without one, even if it is charged when the exchange begins.
 
         Args:
             share: share of the training's time that exchanges may take, in (0, 1].

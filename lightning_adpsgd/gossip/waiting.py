@@ -17,7 +17,7 @@ class Waiting:
     """The waits of one learner; for its training thread.
 
     Args:
-        peers: peers whose silence this learner tells of; None: it tells of none.
+        peers: peers whose silence this learner reports; None: it reports none.
         timeout: longest wait for a message.
     """
 

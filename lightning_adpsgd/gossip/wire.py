@@ -191,13 +191,13 @@ class Buffers:
             self._free.append(loan)
 
     def _make(self) -> Loan:
-        message, number = self._message_bytes, min(IN_FLIGHT, self._num_parts)
-        going, coming = (
-            [mirrored(self._bytes(message)) for _ in range(number)] for _ in range(2)
-        )
-        changes = [self._bytes(self._change_bytes) for _ in range(number)]
-        pairs = list(zip(going, coming, strict=True))
+        places = range(min(IN_FLIGHT, self._num_parts))
+        pairs = [(self._message(), self._message()) for _ in places]
+        changes = [self._bytes(self._change_bytes) for _ in places]
         return Loan(pairs, changes, self._bytes(self._room_bytes))
+
+    def _message(self) -> Mirrored:
+        return mirrored(self._bytes(self._message_bytes))
 
     def _bytes(self, number: int) -> Tensor:
         return torch.empty(number, dtype=torch.uint8, device=self._device)

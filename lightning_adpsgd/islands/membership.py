@@ -103,6 +103,11 @@ class Membership(ServiceThread):
 
     # --- for others
 
+    @override
+    def start(self) -> None:
+        self._awake_at = uptime_s()
+        super().start()
+
     def enter(self, seconds: float = 0.0) -> bool:
         """Makes the thread keep this island on the list; returns whether it is in."""
         with self._state:

@@ -60,9 +60,9 @@ class ConsensusModel:
 
     Args:
         communication: averaging, which pauses and settles before the mean is taken.
-        meet: function that waits until all learners have come to the meeting of a name.
+        meet: function that waits until all learners have come to the named meeting.
         average: function that replaces vectors by their mean and returns the distance
-            of the trained weights from it; None: a collective over all learners.
+            of the trained weights from it.
         needs_trained: whether `average` reads the trained weights.
 
     Attributes:
@@ -74,11 +74,11 @@ class ConsensusModel:
         flat: Weights,
         communication: Communication,
         meet: Callable[[str], object],
-        average: Average | None = None,
+        average: Average,
         needs_trained: bool = True,
     ) -> None:
         self._flat, self._communication = flat, communication
-        self._meet, self._average = meet, average or average_whole
+        self._meet, self._average = meet, average
         self._needs_trained = needs_trained
         self._local: list[Tensor] | None = None
         self._mean_buffers: list[Tensor] = []
@@ -135,8 +135,7 @@ class ConsensusModel:
     @torch.no_grad()
     def leave(self, adopt: bool) -> None:
         """Restores the local weights or adopts the mean, and resumes exchanges."""
-        if self._local is None:
-            return
+        assert self._local is not None
         if not adopt:
             self._take_changed_buffers(self._local)
             pairs = zip(self._flat.vectors, self._local, strict=True)
@@ -157,22 +156,15 @@ class ConsensusModel:
 
 @torch.no_grad()
 def average_whole(
-    vectors: list[Tensor], trained: list[Tensor], partition: Partition | None = None
+    vectors: list[Tensor], trained: list[Tensor], partition: Partition
 ) -> Consensus:
     """Replaces the vectors by their mean over all super-learners with finite weights.
 
-    The learners of a super-learner hold equal weights; their floating-point buffers may
-    differ until the next forward. Where all are of one size, the mean over learners is
-    the mean over super-learners.
-
-    Args:
-        partition: super-learners of different sizes, of which the first learner of each
-            gives its weights; None: they are of one size.
+    The first learner of each gives its weights.
 
     Returns:
         The distance of the weights in `trained` from that mean.
     """
-    partition = partition or Partition.even(dist.get_world_size(), 1)
     mine, number = _finite_ones(vectors, partition)
     speaks = mine and not partition.place(dist.get_rank())
     return _average([_Pieces(vectors, trained, None)], speaks, number)
@@ -185,16 +177,16 @@ def average_shards(
     group: SuperLearnerGroup,
     partition: Partition,
     counterparts: Sequence[dist.ProcessGroup],
-    num_buffers: int,
+    buffers: Sequence[Tensor],
     timeout: timedelta,
 ) -> Consensus:
     """Does the same as `average_whole` for learners that hold only their shards.
 
     Args:
-        vectors: shards, followed by buffers, of which each learner has its own.
+        vectors: shards, and buffers, of which each learner has its own.
         counterparts: process group of the owners of each section that this learner
             exchanges.
-        num_buffers: number of buffers; they become equal in all learners.
+        buffers: the buffers among the vectors, which become equal in all learners.
         timeout: longest wait for learners that share a weight.
     """
     finite = _finite_ones(vectors, partition)
@@ -203,16 +195,14 @@ def average_shards(
     pieces = [_Pieces(*one) for one in zip(*both, counterparts, strict=True)]
     consensus = _average(pieces, *finite)
     gather_shards(vectors, group, timeout)
-    average_buffers(vectors, num_buffers, None)
+    average_buffers(buffers, None)
     return consensus
 
 
 @torch.no_grad()
-def average_buffers(
-    vectors: list[Tensor], num_buffers: int, group: dist.ProcessGroup | None
-) -> None:
-    """Averages the last vectors, the buffers, over a group; None: over all learners."""
-    for buffer in vectors[len(vectors) - num_buffers :]:
+def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Averages buffers over a group; None: over all learners."""
+    for buffer in buffers:
         dist.all_reduce(buffer, group=group)
         buffer.div_(dist.get_world_size(group))
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from itertools import chain
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -96,27 +96,38 @@ class SuperLearnerGroup:
         """The largest of each number over the learners."""
         found = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         if self._group is not None:
-            largest, group = dist.ReduceOp.MAX, self._group
-            _complete(lambda: dist.all_reduce(found, largest, group, True), timeout)
+            self._complete(timeout, dist.all_reduce, found, op=dist.ReduceOp.MAX)
         return found.tolist()
 
     def gather(self, part: Tensor, into: list[Tensor], timeout: timedelta) -> None:
         """Gathers a tensor from each learner."""
         if self._group is None:
             into[0].copy_(part)
-            return
-        group = self._group
-        _complete(lambda: dist.all_gather(into, part, group, True), timeout)
+        else:
+            self._complete(timeout, dist.all_gather, into, part)
 
     def share(self, part: Tensor, owner: int, timeout: timedelta) -> None:
         """Broadcasts a tensor from its owner to all learners."""
-        if self._group is None:
-            return
-        group = self._group
-        _complete(
-            lambda: dist.broadcast(part, group=group, group_src=owner, async_op=True),
-            timeout,
-        )
+        if self._group is not None:
+            self._complete(timeout, dist.broadcast, part, group_src=owner)
+
+    def _complete(
+        self,
+        timeout: timedelta,
+        collective: Callable[..., dist.Work | None],
+        *tensors: Tensor | list[Tensor],
+        **options: Any,
+    ) -> None:
+        try:
+            work = collective(*tensors, group=self._group, async_op=True, **options)
+            assert work is not None
+            work.wait(timeout)
+        except RuntimeError as error:
+            raise SuperLearnerBroken(
+                f"a learner of this super-learner did not answer within {timeout}, or "
+                f"is lost: {error}. Check whether all its processes run; if one is "
+                "only slow, raise `timeout`"
+            ) from error
 
 
 class Votes(NamedTuple):
@@ -355,8 +366,8 @@ class ShardMerge(MergeTogether[Votes]):
     """Merges the changes of a learner's shards, and counts all votes.
 
     A learner that holds no other shards merges its own at once, and the next forward
-    gathers them. If several learners hold a weight, the others take over the merge of
-    its owner before they continue, so that their copies stay equal.
+    gathers them. If several learners hold a weight, the others copy what its owner
+    has merged before they continue, so that their copies stay equal.
     """
 
     steps_late = 0
@@ -406,16 +417,3 @@ def merge_together(
 def _zeros_like(chunk: Chunk | Tensor, device: torch.device) -> Mirrored:
     dtype = averaging_dtype(chunk.dtype)
     return mirrored(torch.zeros(len(chunk), dtype=dtype, device=device))
-
-
-def _complete(begin: Callable[[], dist.Work | None], timeout: timedelta) -> None:
-    try:
-        work = begin()
-        assert work is not None
-        work.wait(timeout)
-    except RuntimeError as error:
-        raise SuperLearnerBroken(
-            f"a learner of this super-learner did not answer within {timeout}, or is "
-            f"lost: {error}. Check whether all its processes run; if one is only slow, "
-            "raise `timeout`"
-        ) from error

@@ -8,17 +8,20 @@ numbers.
 import json
 import math
 import os
+import socket
 import statistics
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from multiprocessing import SimpleQueue, get_context
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 from lightning_adpsgd.dials import check_count
 from lightning_adpsgd.files import write_json
@@ -34,7 +37,7 @@ from lightning_adpsgd.transport.process_group import DistributedTransport
 from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Link, check_positive
 from lightning_adpsgd.weights.replica import Replica
 
-_PATIENCE = timedelta(minutes=2)
+_START, _PATIENCE = timedelta(minutes=5), timedelta(minutes=2)
 _REPETITIONS, _QUESTIONS = 5, 200
 _CHUNK_ELEMENTS = GossipOptions.chunk_elements
 # The processor time of an exchange in float32 as a multiple of its arithmetic. It
@@ -199,6 +202,40 @@ def _exchange(replica: Replica, codec: Codec, theirs: Tensor) -> None:
 
 
 # --- with a peer
+
+
+def measure_loopback(num_bytes: int) -> dict[str, float]:
+    """Measures this machine's loopback between two processes, as `measure_wire` does.
+
+    Raises:
+        ProcessException: A process has died, or an error has ended it.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        master = f"127.0.0.1:{probe.getsockname()[1]}"
+    measured: SimpleQueue[dict[str, float]] = get_context("spawn").SimpleQueue()
+    # It ends both if one dies; torch would wait minutes for a peer that has died.
+    spawn(_measure_end, (master, num_bytes, measured), nprocs=2)
+    return measured.get()
+
+
+def _measure_end(
+    rank: int, master: str, num_bytes: int, measured: "SimpleQueue[dict[str, float]]"
+) -> None:
+    wire = measure_link(master, rank, num_bytes)
+    if rank == 0:
+        measured.put(wire)
+
+
+def measure_link(master: str, rank: int, num_bytes: int) -> dict[str, float]:
+    """Meets the other of two processes at `master`, and measures with it."""
+    dist.init_process_group(
+        "gloo", f"tcp://{master}", timeout=_START, rank=rank, world_size=2
+    )
+    try:
+        return measure_wire(num_bytes)
+    finally:
+        dist.destroy_process_group()
 
 
 def measure_wire(num_bytes: int) -> dict[str, float]:

@@ -158,19 +158,18 @@ def _neighbourhood(scenario: Scenario, form: Form) -> Scenario:
 def _count(events: Iterable[Event], begin: float, late: int) -> Seen:
     """Counts the events from `begin` on; a merge is `late` steps late."""
     steps, ages = Counter[int](), Counter[int]()
-    read: dict[SimulatedExchange, dict[int, int]] = {}
-    began, took = dict[SimulatedExchange, float](), list[float]()
-    waiting: dict[int, list[int]] = {}
+    read: dict[SimulatedExchange, tuple[float, dict[int, int]]] = {}
+    took, waiting = list[float](), dict[int, list[int]]()
     num_steps = num_ends = num_merging = 0
     for event in events:
         counts = event.seconds >= begin
         if isinstance(event, Begun):
-            read[event.exchange] = {i: steps[i] for i in event.exchange.ends}
-            began[event.exchange] = event.seconds
+            steps_read = {i: steps[i] for i in event.exchange.ends}
+            read[event.exchange] = event.seconds, steps_read
         elif isinstance(event, Ended):
-            seconds = event.seconds - began.pop(event.exchange)
-            took += [seconds] * counts
-            for i, step in read.pop(event.exchange).items():
+            begun, steps_read = read.pop(event.exchange)
+            took += [event.seconds - begun] * counts
+            for i, step in steps_read.items():
                 waiting.setdefault(i, []).append(step)
                 num_ends += counts
         elif isinstance(event, Stepped):

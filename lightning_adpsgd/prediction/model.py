@@ -66,8 +66,8 @@ class Costs:
 
     Args:
         round: work of a synchronous round that does not run beside its links.
-        gradient: work of a DDP step that runs neither beside its links nor beside the
-            backward pass.
+        gradient: work of a DDP step that runs beside neither its links nor the backward
+            pass.
         exchange: arithmetic of an exchange in float32, which limits its speed on a fast
             link.
         lattice: arithmetic of an exchange that sends a weight in 8 or 4 bits.
@@ -176,6 +176,8 @@ def predict(
     )
     if communication == "async":
         return _without_waiting(workload, scenario, costs, cpu_share)
+    if communication == "allreduce" or num_super_learners == 1:
+        scenario = _as_one(workload, scenario)
     return _in_step(workload, scenario, costs, communication)
 
 
@@ -200,11 +202,13 @@ def _in_step(
     workload: Workload, scenario: Scenario, costs: Costs, mode: Mode
 ) -> Prediction:
     num_learners = scenario.num_learners
-    rate = 1 / _step_seconds(workload, scenario, costs, mode)
+    boundary = _boundary_seconds(workload, scenario, costs)
+    hidden = mode == "delay_by_one"
+    rate = 1 / _step_seconds(workload, scenario, hidden, boundary)
     slow = scenario.compute.slow.values()
     factor = (num_learners - len(slow) + sum(slow)) / num_learners
     computed = scenario.compute.seconds * factor
-    work = _boundary_seconds(workload, scenario, costs, mode)
+    work = boundary
     if mode == "allreduce" and num_learners > 1:
         work += scenario.gradient_seconds
     rounds = _rounds_per_step(scenario, mode)
@@ -213,7 +217,7 @@ def _in_step(
         steps_per_second=rate,
         exposed=max(0.0, 1 - (computed + work) * rate),
         exchanges_per_step=rounds,
-        staleness={int(mode == "delay_by_one"): 1.0} if rounds else {},
+        staleness={int(hidden): 1.0} if rounds else {},
     )
 
 
@@ -224,13 +228,9 @@ def _rounds_per_step(scenario: Scenario, mode: Mode) -> float:
 
 
 def _step_seconds(
-    workload: Workload, scenario: Scenario, costs: Costs, mode: Mode
+    workload: Workload, scenario: Scenario, hidden: bool, boundary: float
 ) -> float:
     """The mean seconds of a step of the slowest super-learner."""
-    boundary = _boundary_seconds(workload, scenario, costs, mode)
-    if mode == "allreduce" or scenario.num_super_learners == 1:
-        scenario = _as_one(workload, scenario)
-    hidden = mode == "delay_by_one"
     num_bytes = workload.weight_bytes
     ends = Lockstep(scenario, num_bytes, hidden, boundary_seconds=boundary)
     learners = scenario.num_learners
@@ -240,13 +240,11 @@ def _step_seconds(
     return (max(last) - max(first)) / measured
 
 
-def _boundary_seconds(
-    workload: Workload, scenario: Scenario, costs: Costs, mode: Mode
-) -> float:
+def _boundary_seconds(workload: Workload, scenario: Scenario, costs: Costs) -> float:
     """The mean processor work of a step boundary, with or without a round."""
     if scenario.num_learners == 1:
         return 0.0
-    if mode == "allreduce" or scenario.num_super_learners == 1:
+    if scenario.num_super_learners == 1:
         return costs.step
     return costs.round * workload.weight_bytes / scenario.gossip_every + costs.step
 

@@ -8,6 +8,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -173,11 +175,8 @@ def _prefix_names(report: Report, prefix: str) -> None:
 def _lanes(
     files: Iterable[Path], runs: dict[Path, dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    by_folder: dict[Path, list[Path]] = {}
-    for path in files:
-        if path.name.endswith(SUFFIX):
-            by_folder.setdefault(path.parent, []).append(path)
-    for folder, paths in by_folder.items():
+    timelines = (path for path in files if path.name.endswith(SUFFIX))
+    for folder, paths in groupby(timelines, attrgetter("parent")):
         above = (runs[one]["name"] for one in (folder, *folder.parents) if one in runs)
         yield {"name": next(above, folder.parent.name), **read_lanes(paths)}
 

@@ -1,7 +1,7 @@
 """The last steps of each learner of a run, from the files of `Timeline`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ SUFFIX = ".timeline.csv"
 _NUMBERS = ("begin", "end", "waited", "exchanges", "lost")
 
 
-def read_lanes(paths: Sequence[Path]) -> dict[str, Any]:
+def read_lanes(paths: Iterable[Path]) -> dict[str, Any]:
     """The lanes of the learners of one run, in the order of their names.
 
     A step is (begin, end, waited, exchanges, peers, lost), and an event (begin, end,

@@ -23,6 +23,7 @@ from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -120,6 +121,11 @@ def refuse_unsupported(
             raise ValueError(
                 f"`{name}` must not be a SyncBatchNorm: use batch-norm, and "
                 "`sync_batchnorm=True` to synchronise it inside super-learners"
+            )
+        if isinstance(module, FullyShardedDataParallel):
+            raise ValueError(
+                f"`{name}` must not be a `FullyShardedDataParallel`: use `fully_shard` "
+                'with `inside="model_parallel"`'
             )
     if inside == "model_parallel":
         _refuse_with_shards(trainer, strategy)

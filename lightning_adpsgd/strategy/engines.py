@@ -108,8 +108,8 @@ def sections_between(weights: Weights, partition: Partition) -> list[Section] | 
 
 def average_of(
     weights: Weights, groups: Groups, island: Island | None, timeout: timedelta
-) -> Average | None:
-    """The function for the mean over super-learners; None: the mean over learners."""
+) -> Average:
+    """The function for the mean over super-learners."""
     if island is not None:
         return partial(_average_island, island, weights, groups)
     if isinstance(weights, LocalShards):
@@ -118,12 +118,15 @@ def average_of(
             group=super_learner_of(weights, groups),
             partition=groups.partition,
             counterparts=groups.counterparts,
-            num_buffers=weights.num_buffers,
+            buffers=weights.buffers_in(weights.vectors),
             timeout=timeout,
         )
-    if groups.partition.is_even:
-        return None
-    return partial(average_whole, partition=groups.partition)
+    partition = groups.partition
+    if partition.is_even:
+        # Also of the floating-point buffers of all learners, which may differ until the
+        # next forward.
+        partition = Partition((1,) * partition.num_learners)
+    return partial(average_whole, partition=partition)
 
 
 def _average_island(
@@ -136,7 +139,7 @@ def _average_island(
     consensus = island.average()
     if isinstance(weights, LocalShards) and groups.gradients is not None:
         # Nothing else makes buffers equal inside an island.
-        average_buffers(vectors, weights.num_buffers, groups.gradients)
+        average_buffers(weights.buffers_in(vectors), groups.gradients)
     return consensus
 
 

@@ -126,12 +126,13 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         if self.is_sharded:
             check_torch(self.root_device)
             _check_plugin(self._checkpoint_io)
+            shared_by = self.partition.tensor_parallel_size
+            # Before it is moved: a model that is not sharded may not fit.
+            check_sharding(model, self.super_learner_size, shared_by)
             _materialize_distributed_module(model, self.root_device)
         self.model = self.precision_plugin.convert_module(model)
         self.model_to_device()
         if self.is_sharded:
-            shared_by = self.partition.tensor_parallel_size
-            check_sharding(model, self.super_learner_size, shared_by)
             self._is_prepared = True
             self._load_weights()
 

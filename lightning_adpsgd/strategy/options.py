@@ -274,7 +274,7 @@ class HADPSGDOptions(_DDPStrategy):
                 f"`super_learner_size` must divide the number of learners "
                 f"{num_learners}, got {size}"
             )
-        return Partition.even(num_learners, size).sizes
+        return (size,) * (num_learners // size)
 
     @property
     def num_super_learners(self) -> int:

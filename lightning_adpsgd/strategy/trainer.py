@@ -39,10 +39,10 @@ from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.checkpoints.saving import (
     BackgroundCheckpointIO,
+    apart,
     finish_saves,
     must_wait,
     only_warns,
-    snapshot_of,
 )
 from lightning_adpsgd.strategy.compatibility import (
     explain_unused_parameters,
@@ -293,7 +293,7 @@ class HADPSGDStrategy(ModelParallelInside):
             run.enter("checkpoint", unmerged=not self.dials.save_learners)
         # What is written later, by a plugin that saves in the background, must not
         # change when the local weights come back.
-        state = snapshot_of(super().lightning_module_state_dict(), on_host=False)
+        state = apart(super().lightning_module_state_dict())
         if not within:
             run.job.leave_consensus(adopt=False)
         return state

@@ -93,9 +93,11 @@ def from_function(matrix: MatrixOfRound) -> Topology:
 
 
 def from_sequence(given: Any) -> Topology:
-    """Makes a topology from the rows of a matrix, several matrices, or matchings."""
+    """Makes a topology from one matrix, several matrices, or matchings."""
+    if hasattr(given, "__array__"):  # a tensor, or an array of NumPy's
+        return from_matrices([given])
     match given:
-        case [Tensor(), *_]:
+        case [first, *_] if hasattr(first, "__array__"):
             return from_matrices(given)
         case [[float() | int(), *_], *_]:
             return from_matrices([given])
@@ -200,8 +202,8 @@ def _partners(pairs: Matching, number: int) -> Partners:
                 pass
             case _:
                 raise ValueError(
-                    "a pair of `topology` must be of two super-learners, counted from "
-                    f"0, got {pair!r} in matching {number}"
+                    "a pair in `topology` must consist of two super-learners, counted "
+                    f"from 0, got {pair!r} in matching {number}"
                 )
         if twice := {i, j} & partners.keys():
             raise ValueError(

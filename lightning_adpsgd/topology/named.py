@@ -18,7 +18,6 @@ from lightning_adpsgd.topology.custom import (
     Matching,
     MatrixOfRound,
     from_function,
-    from_matrices,
     from_sequence,
 )
 from lightning_adpsgd.topology.topology import (
@@ -161,7 +160,7 @@ def find_topology(topology: TopologyLike) -> Topology:
     """The topology for the argument `topology` of a strategy.
 
     Args:
-        topology: name; `Topology`; one mixing matrix, as a tensor or as its rows;
+        topology: name; `Topology`; one mixing matrix, as a tensor, array or rows;
             several matrices or matchings (lists of pairs), which take turns; or a
             function, see `from_function`.
 
@@ -175,8 +174,6 @@ def find_topology(topology: TopologyLike) -> Topology:
             names = ", ".join(repr(known) for known in TOPOLOGIES)
             raise ValueError(f"`topology` must be one of {names}, got {topology!r}")
         return TOPOLOGIES[topology]
-    if isinstance(topology, Tensor):
-        return from_matrices([topology])
     if callable(topology):
         return from_function(topology)
     return from_sequence(topology)

@@ -16,11 +16,6 @@ class Partition(NamedTuple):
     sizes: tuple[int, ...]
     tensor_parallel_size: int = 1
 
-    @classmethod
-    def even(cls, num_learners: int, size: int) -> "Partition":
-        """Makes super-learners of one size; it must divide the number of learners."""
-        return cls((size,) * (num_learners // size))
-
     @property
     def num_learners(self) -> int:
         """The number of all learners."""

@@ -28,8 +28,7 @@ class Compute:
         seconds: mean seconds of a step.
         spread: standard deviation of the logarithm of the step times, which are
             lognormal with mean `seconds`; 0: all steps take equally long.
-        slow: factors by which slow learners are slower than the others, by the number
-            of the learner.
+        slow: factor on the seconds of each slow learner, by the learner's number.
 
     Raises:
         ValueError: A time or factor is not positive.
@@ -53,7 +52,7 @@ class Link:
     Args:
         bandwidth: bytes per second in each direction, shared equally by all exchanges
             under way.
-        latency: seconds that a message takes from one end to the other.
+        latency: seconds from the sending of a message to its arrival.
 
     Raises:
         ValueError: The bandwidth is not positive, or the latency is negative or
@@ -109,7 +108,7 @@ class StepTimes:
         self._location = math.log(compute.seconds) - compute.spread**2 / 2
 
     def end(self, learner: int, begin: float) -> float:
-        """The time at which a learner's next step ends, which begins at `begin`."""
+        """The end time of a learner's next step, which begins at `begin`."""
         return begin + self._draw(learner) * self._compute.slow.get(learner, 1.0)
 
     def _draw(self, learner: int) -> float:

@@ -137,10 +137,9 @@ class VirtualCluster:
         A further call continues from there, with the data of the first call.
 
         Args:
-            data: function from the number of a learner to the batches of its next
-                epoch; or a data set or a loader, whose samples are dealt to the
-                learners in a new order in each epoch. A loader must not have a sampler
-                of its own.
+            data: data set or loader, whose samples are dealt to the learners in a new
+                order in each epoch; or a function from the number of a learner to the
+                batches of its next epoch. A loader must not have a custom sampler.
             max_samples: number of samples of all learners together, over all calls.
             local_batch_size: batch size of each learner if `data` is a data set or a
                 loader; by default that of the loader. The batches of a function have
@@ -287,15 +286,9 @@ class VirtualCluster:
         data: BatchesOf | DataLoader[Any] | Dataset[Any],
         local_batch_size: int | None,
     ) -> None:
-        is_dealt = isinstance(data, DataLoader | Dataset)
-        if callable(data) and not is_dealt and local_batch_size is not None:
-            raise ValueError(
-                "`local_batch_size` must be None if `data` is a function, whose "
-                f"batches have a size, got {local_batch_size}"
-            )
         if self._sources:
             return
-        if is_dealt:
+        if isinstance(data, DataLoader | Dataset):
             seed, num = self.scenario.seed, self.num_learners
             data = shares_of(data, local_batch_size, num, seed)
         elif not callable(data):
@@ -303,6 +296,11 @@ class VirtualCluster:
                 "`data` must be a data set or loader of torch, or a function from the "
                 f"number of a learner to its batches, got a {type(data).__name__}; for "
                 "example `TensorDataset(tensor)`, or `module.train_dataloader()`"
+            )
+        elif local_batch_size is not None:
+            raise ValueError(
+                "`local_batch_size` must be None if `data` is a function, whose "
+                f"batches have a size, got {local_batch_size}"
             )
         size = self.scenario.super_learner_size
         self._sources = [

@@ -103,7 +103,7 @@ class Objective:
         self.device = first.device
 
     def loss(self, batch: Any, number: int = 0) -> Tensor:
-        """The mean loss of batch `number`, from any device, with its autograd graph."""
+        """The mean loss of batch `number`, on any device, with its autograd graph."""
         if self.device.type != "cpu":
             batch = move_data_to_device(batch, self.device)
         return loss_in(self._loss(batch, number))

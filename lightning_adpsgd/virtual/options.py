@@ -60,7 +60,7 @@ def dials_and_scenario(
         )
     if others := [name for name in dials if name not in ClusterOptions.__annotations__]:
         raise TypeError(
-            f"`{others[0]}` is no option of a virtual cluster, got "
+            f"`{others[0]}` is not an option of a virtual cluster, got "
             f"{dials[others[0]]!r}; its options are "
             f"{', '.join(ClusterOptions.__annotations__)}"
         )

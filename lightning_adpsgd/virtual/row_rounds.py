@@ -148,7 +148,7 @@ def _has_diverged(mixed: Tensor) -> bool:
 
 
 def stretch_length(num_rows: int, device: torch.device) -> int:
-    """The length of stretches of which those of all rows fit into a core's cache.
+    """The length at which the stretches of all rows together fit into a core's cache.
 
     It is a power of two. So a stretch that begins at a multiple of it lies within one
     part of a `CommunicationSide`.

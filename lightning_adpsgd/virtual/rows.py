@@ -60,7 +60,7 @@ class Rows:
         self.held = row
 
     def take_assigned(self) -> None:
-        """Moves buffers that a forward has assigned anew into the row that is held."""
+        """Moves buffers that a forward pass has replaced into the held row."""
         for buffer in self._buffers:
             tensor = buffer.tensor
             if (assigned := buffer.take_assigned()) is None or self.held < 0:

@@ -28,7 +28,7 @@ from typing_extensions import Unpack, override
 from lightning_adpsgd.dials import CommunicationName, ReadyPairs
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
-from lightning_adpsgd.strategy.checkpoints.saving import snapshot_of
+from lightning_adpsgd.strategy.checkpoints.saving import apart
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.topology.named import TopologyLike
@@ -196,7 +196,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
             return super().lightning_module_state_dict()
         held = self.learners.rows.held
         self._enter_consensus()
-        state = snapshot_of(super().lightning_module_state_dict(), on_host=False)
+        state = apart(super().lightning_module_state_dict())
         self.learners.hold(held)
         return state
 

@@ -48,7 +48,7 @@ class Scenario:
     Args:
         backward: share of a step in which gradients become ready, during which the
             all-reduce inside a super-learner runs.
-        gradient_seconds: seconds that a super-learner's mean gradient takes besides.
+        gradient_seconds: extra seconds of a super-learner's mean gradient.
 
     Raises:
         ValueError: A number is not whole or below 1; the topology does not exist for
@@ -176,7 +176,7 @@ def _averaged_at(
     seconds = [scenario.link.seconds(n * shard) + gather for n in range(len(begins))]
     return [
         max([begins[j] for j in met]) + (seconds[count] if count else gather)
-        for met, count in _meetings(schedule, round)
+        for met, count in _meetings(schedule, schedule.first_like(round))
     ]
 
 

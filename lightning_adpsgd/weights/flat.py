@@ -129,7 +129,7 @@ class FlatParameters(Weights):
 
     Raises:
         ValueError: A parameter is not materialised yet or is on a different device than
-            the rest, or there is nothing to average.
+            the rest, a tensor is sparse, or there is nothing to average.
     """
 
     def __init__(
@@ -140,6 +140,7 @@ class FlatParameters(Weights):
         kept_out: Collection[str] = (),
     ) -> None:
         super().__init__(module)
+        _check_dense(module)
         self._slots: list[_Slot] = []
         self.vectors: list[Tensor] = []
         tensors = _recurrent_first(module, dict(_averaged_tensors(module)))
@@ -210,18 +211,16 @@ class FlatParameters(Weights):
     def buffers_in(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """Views of the buffers that share no memory with a parameter."""
         here = [vector.data_ptr() for vector in self.vectors]
-        views = list[Tensor]()
-        for slot in self._own_buffers():
-            vector = vectors[here.index(slot.view.untyped_storage().data_ptr())]
-            place = slot.view.stride(), slot.view.storage_offset()
-            views.append(vector.as_strided(slot.view.shape, *place))
-        return views
-
-    def _own_buffers(self) -> Iterator[_Slot]:
         weights = {
             id(s.block) for s in self._slots if isinstance(s.tensor, nn.Parameter)
         }
-        return (slot for slot in self._slots if id(slot.block) not in weights)
+        views = list[Tensor]()
+        for _, _, view, _, block in self._slots:
+            if id(block) not in weights:
+                vector = vectors[here.index(view.untyped_storage().data_ptr())]
+                place = view.stride(), view.storage_offset()
+                views.append(vector.as_strided(view.shape, *place))
+        return views
 
     @override
     def rebind(self) -> None:
@@ -308,6 +307,18 @@ def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
         f"`{name}` {moved if is_known else added}; change weights in place "
         "(`p.data.copy_(...)`), or before `trainer.fit` or `fabric.setup`"
     )
+
+
+def _check_dense(module: nn.Module) -> None:
+    ignored = ignored_by_ddp(module)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.layout != torch.strided and name not in ignored:
+            raise ValueError(
+                f"`{name}` must be dense to be sent to other learners, got "
+                f"{tensor.layout}: add its name to the module's "
+                "`_ddp_params_and_buffers_to_ignore`, so that each learner keeps its "
+                "own, or make it dense (`.to_dense()`)"
+            )
 
 
 def _untrained(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

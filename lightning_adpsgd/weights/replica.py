@@ -325,11 +325,9 @@ class Replica:
         """Yields the views of each chunk, one per part, into shards shaped like w."""
         for section in shards:
             for run in runs_of_one_dtype(section):
-                yield from self._views_of_run(run)
-
-    def _views_of_run(self, run: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        for pieces in in_chunks(run, self.chunk_elements):
-            yield [v for piece in pieces for v in piece.split(self.part_elements)]
+                for pieces in in_chunks(run, self.chunk_elements):
+                    parts = [piece.split(self.part_elements) for piece in pieces]
+                    yield [*itertools.chain.from_iterable(parts)]
 
     def _cut(self, section: Sequence[Tensor]) -> Iterator[Chunk]:
         # The other end may have further sections: places count within one.
@@ -342,7 +340,7 @@ class Replica:
         change = torch.zeros(sum(map(len, run)), dtype=dtype, device=device)
         scratch = torch.empty(self.part_elements, dtype=dtype, device=device)
         self._scratch.setdefault(dtype, scratch)
-        for weights in self._views_of_run(run):
+        for weights in self._views([run]):
             lengths = [len(piece) for piece in weights]
             changes = change[: sum(lengths)].split(lengths)
             change = change[sum(lengths) :]

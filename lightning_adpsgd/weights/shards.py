@@ -48,7 +48,6 @@ class LocalShards(Weights):
     Attributes:
         vectors: memory of the shards, those of one dtype together, then that of the
             floating-point buffers, of which each learner has whole ones.
-        num_buffers: how many of the vectors are buffers.
 
     Raises:
         ValueError: A parameter is not materialised or not sharded over the learners, or
@@ -70,7 +69,7 @@ class LocalShards(Weights):
         self._replicated = [shared_by > 1 and not _cut(t) for _, t in in_order]
         self._slots = [_Slot(*p, local_part(p[1]).data_ptr()) for p in in_order]
         self.vectors = [_memory_of(slot.name, slot.tensor) for slot in self._slots]
-        self.num_buffers = len(buffers)
+        self._num_buffers = len(buffers)
         check_one_device(self.vectors)
 
     @override
@@ -108,7 +107,7 @@ class LocalShards(Weights):
 
     @override
     def buffers_in(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        return [*vectors[len(vectors) - self.num_buffers :]]
+        return [*vectors[len(vectors) - self._num_buffers :]]
 
     @override
     def rebind(self) -> None:
@@ -153,7 +152,7 @@ def is_sharded(module: nn.Module) -> bool:
     return any(isinstance(weight, DTensor) for weight in module.parameters())
 
 
-def check_sharding(module: nn.Module, num_learners: int, shared_by: int = 1) -> None:
+def check_sharding(module: nn.Module, num_learners: int, shared_by: int) -> None:
     """Refuses a module of which a learner holds more than its shards."""
     for name, weight in module.named_parameters():
         _check_sharding(name, weight, num_learners // shared_by)

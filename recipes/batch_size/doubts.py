@@ -45,5 +45,6 @@ def _warning(baseline: Cell, bests: Mapping[Cell, Best], better: list[Cell]) -> 
         f"Warning: the baseline {baseline.algorithm} at batch {baseline.batch} has a "
         f"loss of {best.mean:.3f} at rate {best.setting.rate:.3g}, above that of "
         f"{others}. It was likely trained at a bad rate, and limits and ratios that "
-        "rest on it mean little: extend the grid downward (a lower `--min-rate`)."
+        "rest on it mean little: extend the grids of rates (a lower `--min-rate`) and "
+        "of clips."
     )

@@ -16,7 +16,7 @@ def test_gloo_makes_groups_though_lightning_binds_it_to_a_gpu(tmp_path: Path) ->
         dist.init_process_group("gloo", address, rank=rank, world_size=4)
         assert dist.group.WORLD is not None
         dist.group.WORLD.bound_device_id = torch.device("cuda:0")
-        made = make_groups(Partition.even(4, 2), PATIENCE, torch.device("cpu"))
+        made = make_groups(Partition((2, 2)), PATIENCE, torch.device("cpu"))
         groups = *made.counterparts, made.gradients, made.shards
         return [dist.get_process_group_ranks(group) for group in groups]
 
@@ -36,7 +36,7 @@ def test_groups_that_are_used_no_more_end_with_the_next_ones(tmp_path: Path) -> 
     def learner(rank: int) -> list[bool]:
         address = f"file://{tmp_path}/store"
         dist.init_process_group("gloo", address, rank=rank, world_size=2)
-        pair, cpu = Partition.even(2, 2), torch.device("cpu")
+        pair, cpu = Partition((2,)), torch.device("cpu")
         first, kept = (make_groups(pair, PATIENCE, cpu) for _ in range(2))
         retire(*first.counterparts, first.gradients, first.shards, None)
         for _ in range(2):  # those that have ended are no error

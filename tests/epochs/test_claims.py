@@ -311,6 +311,16 @@ def test_what_is_drawn_ahead_remains_of_the_epoch() -> None:
     assert [counter.next(0, True).number for _ in range(7)] == [*range(3, 9), None]
 
 
+def test_who_has_one_step_in_an_epoch_draws_nothing_ahead_of_it() -> None:
+    """Far from the counter; it begins with the unit that is dealt, and has no other."""
+    counter = opened(HashStore(), LearnerIndex(3, 4), 200)
+    counter._round_trips.extend([0.03] * 3)
+    counter._rate = rate_of([150] * 3)
+    counter._rate.start_epoch()
+    assert counter.next(0, True).number == 3
+    assert counter.next(1, True) == Claim(None, 200, True)
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_the_last_to_leave_stays(waits: bool) -> None:
     store, ends = HashStore(), []

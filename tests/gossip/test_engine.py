@@ -531,7 +531,8 @@ def test_one_whose_threads_do_not_end_says_which(
 ) -> None:
     _, (gossip,) = engines(random_rows(1), "ring")
     monkeypatch.setattr(gossip, "say_goodbye", lambda seconds: ["adpsgd-answer-3"])
-    with pytest.raises(RuntimeError, match=r"not end cleanly: \['adpsgd-answer-3'\]"):
+    told = r"not end cleanly: its threads \['adpsgd-answer-3'\] still wait"
+    with pytest.raises(RuntimeError, match=told):
         gossip.stop()
     monkeypatch.undo()
     gossip.stop()

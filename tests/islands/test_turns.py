@@ -251,6 +251,17 @@ def test_who_makes_no_steps_is_awake_for_as_long_as_a_silence(turns: Turns) -> N
         assert turns.one.is_awake == is_awake
 
 
+def test_the_time_between_making_a_membership_and_its_start_is_no_stop(
+    turns: Turns,
+) -> None:
+    turns.steps = 0
+    turns.clock.now += 100
+    turns.one._ending = True  # its thread ends without a turn
+    turns.one.start()
+    turns.one.stop(PATIENCE_S)
+    assert turns.one.is_awake
+
+
 @pytest.mark.parametrize("seconds", [SILENCE_S, SILENCE_S + 0.25])
 def test_who_rests_for_longer_than_a_silence_and_was_evicted_stands_aside(
     turns: Turns, seconds: float, caplog: pytest.LogCaptureFixture

@@ -39,7 +39,8 @@ def averaged(folder: Path, rank: int, diverged: int | None) -> Any:
     vectors = [row[:6].clone(), row[6:].clone()]
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        found = average_whole(vectors, [vector.clone() for vector in vectors])
+        trained = [vector.clone() for vector in vectors]
+        found = average_whole(vectors, trained, Partition((1, 1, 1)))
     return found, torch.cat(vectors).tolist(), [str(one.message) for one in told]
 
 
@@ -64,16 +65,16 @@ def test_the_mean_is_that_of_all_whose_weights_are_finite(
 def test_a_learner_alone_is_its_own_mean() -> None:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
-        assert average_whole([], []) == Consensus(0.0, 0.0)
+        assert average_whole([], [], Partition((1,))) == Consensus(0.0, 0.0)
         group = dist.distributed_c10d._get_default_group()
         row, buffer = ROWS[0].clone(), torch.tensor([4.0])
         alone = SuperLearnerGroup(holds_all=False), Partition((1,))
         both = [row, buffer], [row + 1, buffer]
-        found = average_shards(*both, *alone, [group], 1, PATIENCE)
+        found = average_shards(*both, *alone, [group], [buffer], PATIENCE)
         assert (row.tolist(), buffer.tolist()) == (ROWS[0].tolist(), [4.0])
         assert found.distance == pytest.approx(10**0.5)
         with pytest.raises(FloatingPointError, match="weights of all learners are"):
-            average_whole([row * float("inf")], [row])
+            average_whole([row * float("inf")], [row], Partition((1,)))
     finally:
         dist.destroy_process_group()
 

@@ -16,6 +16,10 @@ FOREIGN = {
         "lightning.pytorch",
         "trainer/connectors/accelerator_connector.py",
     ),
+    "is not compatible with an interactive environment": (
+        "lightning.pytorch",
+        "trainer/connectors/accelerator_connector.py",
+    ),
     "process ... terminated with exit code": ("torch.multiprocessing", "spawn.py"),
     "process ... terminated with signal": ("torch.multiprocessing", "spawn.py"),
 }

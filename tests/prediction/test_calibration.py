@@ -1,8 +1,7 @@
 """What is measured, its file, and the command line around both."""
 
 import json
-import shutil
-import sys
+import os
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_adpsgd import __main__ as command_line
+from lightning_adpsgd.prediction import calibration
 from lightning_adpsgd.prediction.calibration import (
     Calibration,
     measure_arithmetic,
@@ -254,44 +254,28 @@ def test_weights_that_cannot_be_measured_are_refused_at_once(
     capsys: pytest.CaptureFixture,
 ) -> None:
     # Without it, a measurement would begin, and wait for another process.
-    monkeypatch.setattr(command_line.dist, "init_process_group", pytest.fail)
+    monkeypatch.setattr(calibration.dist, "init_process_group", pytest.fail)
+    monkeypatch.setattr(calibration, "spawn", pytest.fail)
     assert command_line.main(["calibrate", f"--weight-mb={size}", *master]) == 2
     error = capsys.readouterr().err
     assert "`--weight-mb` must be from 0.001 to 1e+06, got " in error
     assert f"got {float(size)}" in error
 
 
-@pytest.mark.parametrize("size", ["8.2", "0.001001"])
-def test_both_ends_of_a_link_measure_as_many_bytes(
-    size: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_peer(words: list[str], **_: object) -> None:
-        told.append(float(words[-1]))
-        raise OSError("no process is started here")
-
-    told = list[float]()
-    monkeypatch.setattr(command_line.subprocess, "Popen", no_peer)
-    assert command_line.main(["calibrate", "--weight-mb", size]) == 2
-    assert told == [float(size)]
+def dies_or_waits(rank: int, *_: object) -> None:
+    if rank:
+        os._exit(3)
+    threading.Event().wait(PATIENCE_S)
+    raise AssertionError("waited for the dead process")
 
 
 def test_a_dead_process_at_the_other_end_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """As torch would, for five minutes."""
-    ended = threading.Event()
-
-    def measure(*_: object) -> dict[str, float]:
-        assert ended.wait(PATIENCE_S), "waited for the dead process"
-        return {}
-
-    monkeypatch.setattr(command_line, "_measure_wire", measure)
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    try:
-        assert command_line.main(["calibrate"]) == 2
-    finally:
-        ended.set()
-    assert "has ended with status 1" in capsys.readouterr().err
+    monkeypatch.setattr(calibration, "_measure_end", dies_or_waits)
+    assert command_line.main(["calibrate"]) == 2
+    assert "process 1 terminated with exit code 3" in capsys.readouterr().err
 
 
 def test_another_step_keeps_as_many_cores_busy(
@@ -347,7 +331,7 @@ def test_the_second_machine_needs_the_address_of_the_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     # Without the check, this machine's loopback would be measured for nobody.
-    monkeypatch.setattr(command_line, "_measure_loopback", pytest.fail)
+    monkeypatch.setattr(calibration, "measure_loopback", pytest.fail)
     assert command_line.main(["calibrate", "--rank", "1"]) == 2
     assert "`--master` must be given with `--rank 1`" in capsys.readouterr().err
 

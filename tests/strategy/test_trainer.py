@@ -19,7 +19,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core import rank_zero
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import Shard, distribute_tensor
+from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
 from lightning_adpsgd.dials import Dials, ModelParallel, ReadyPairs
@@ -395,6 +397,14 @@ class HandMade(Linear):
         self.norm = torch.nn.SyncBatchNorm(3)
 
 
+class InFsdp1(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        # Its constructor needs a GPU.
+        self.part = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+        torch.nn.Module.__init__(self.part)
+
+
 class Sharded(Linear):
     def configure_model(self) -> None:
         mesh = init_device_mesh("cpu", (2,))
@@ -405,6 +415,10 @@ class Sharded(Linear):
 class Unsharded(Linear):
     def configure_model(self) -> None:
         pass
+
+    @override
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        raise MemoryError("it does not fit into the memory of its device")
 
 
 class Lazy(Linear):
@@ -437,6 +451,10 @@ class Lazy(Linear):
         ),
         ({}, {"plugins": [OtherLayerSync()]}, Linear, "got OtherLayerSync"),
         ({}, {}, HandMade, "`norm` must not be a SyncBatchNorm"),
+        *(
+            ({"inside": inside}, {}, InFsdp1, "`part` must not be a `FullySharded")
+            for inside in ("ddp", "model_parallel")
+        ),
         ({}, {}, Sharded, "`shard` must be a whole tensor in each learner"),
         ({}, {}, Lazy, "`lazy.weight` has no shape yet"),
         pytest.param(
@@ -473,7 +491,8 @@ class Lazy(Linear):
         ),
     ],
     ids=[
-        *("size", "sizes", "period", "hook", "plugin", "norm", "shard", "lazy"),
+        *("size", "sizes", "period", "hook", "plugin", "norm", "fsdp1", "fsdp1_inside"),
+        *("shard", "lazy"),
         *("unsharded", "shards", "average", "checkpoint_io", "sync_batchnorm"),
     ],
 )

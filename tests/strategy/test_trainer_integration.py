@@ -370,6 +370,28 @@ def test_a_checkpoint_is_the_mean_and_needs_nothing_of_this_package(
     assert checkpoint["state_dict"]["weight"].untyped_storage().nbytes() == 3 * 8
 
 
+class Unpicklable(Linear):
+    """It has a state that no file could hold, and leaves it out of the files."""
+
+    @override
+    def get_extra_state(self) -> Any:
+        return lambda: 0
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        del checkpoint["state_dict"]["_extra_state"]
+
+
+def test_a_module_may_leave_out_of_its_checkpoints_what_no_file_holds(
+    tmp_path: Path,
+) -> None:
+    def program(rank: int) -> None:
+        saves = {"callbacks": [ModelCheckpoint(tmp_path)], "enable_checkpointing": True}
+        trainer_of(gossip(), 2, **saves).fit(Unpicklable(), loader(8))
+
+    values(learners(2, program))
+
+
 class SaveAtEpochEnd(pl.Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -105,7 +105,9 @@ def test_matchings_average_their_pairs_in_turn(given_: tuple[int, Any]) -> None:
 @given(st.lists(doubly_stochastic(), min_size=1, max_size=1))
 def test_a_matrix_stays_as_it_is_given(matrices: list[Tensor]) -> None:
     mixing, size = matrices[0], len(matrices[0])
-    for topology in (find_topology(mixing), find_topology(mixing.tolist())):
+    array: Any = mixing.numpy()
+    for given_ in (mixing, mixing.tolist(), array, [array]):
+        topology = find_topology(given_)
         topology.check_size(size)
         assert torch.equal(topology.matrix(size, 5), mixing)
         for index in range(size):

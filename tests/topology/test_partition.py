@@ -31,6 +31,5 @@ def test_weights_make_a_mean_over_learners_one_over_super_learners(sizes: Any) -
 
 
 def test_equal_sizes_are_even() -> None:
-    assert Partition.even(6, 2) == Partition((2, 2, 2))
     assert Partition((2, 2)).is_even
     assert not Partition((2, 4)).is_even

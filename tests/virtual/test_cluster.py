@@ -774,7 +774,9 @@ def test_impossible_clusters_are_refused(given: dict[str, Any], message: str) ->
     ],
 )
 def test_what_is_no_option_here_is_refused(name: str, value: Any) -> None:
-    message = f"`{name}` is no option of a virtual cluster, got {value!r}; its options"
+    message = (
+        f"`{name}` is not an option of a virtual cluster, got {value!r}; its options"
+    )
     with pytest.raises(TypeError, match=message):
         cluster(**{name: value})
 

@@ -280,6 +280,22 @@ def test_a_lazy_module_is_refused_by_name() -> None:
         FlatParameters(nn.Sequential(nn.LazyLinear(2)))
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_sparse_buffer_is_refused_by_name_unless_ddp_is_to_ignore_it(
+    persistent: bool,
+) -> None:
+    module = nn.Linear(1, 1)
+    module.register_buffer("edges", torch.eye(2).to_sparse(), persistent)
+    with pytest.raises(ValueError, match=r"`edges` must be dense .*torch.sparse_coo"):
+        FlatParameters(module)
+    module._ddp_params_and_buffers_to_ignore = ["edges"]  # pyright: ignore
+    flat = FlatParameters(module)
+    flat.check_views()
+    assert [len(vector) for vector in flat.vectors] == [2]
+    flat.release()
+    assert module.edges.is_sparse
+
+
 def test_weights_on_two_devices_are_refused() -> None:
     module = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta"))
     with pytest.raises(ValueError, match=r"one device.*cpu.*meta"):

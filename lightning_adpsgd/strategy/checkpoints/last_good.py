@@ -58,8 +58,9 @@ def whole_checkpoint_path(
             # Lightning does not know the files that preempted islands save.
             warnings.filterwarnings("ignore", ".*no last checkpoint available")
         chosen = lightnings(state_fn, ckpt_path, **arguments)
-    of_slurm = trainer._checkpoint_connector._hpc_resume_path
-    if chosen and chosen == of_slurm and ckpt_path in (None, "hpc"):
+    connector = trainer._checkpoint_connector
+    # Its own path last: to know it, Lightning lists a folder, which may be far.
+    if ckpt_path in (None, "hpc") and chosen and chosen == connector._hpc_resume_path:
         numbered = sorted(_numbered(trainer.default_root_dir), reverse=True)
         return newest_whole(path for _, path in numbered) if numbered else chosen
     return newest_whole(_in_order(lasts)) if lasts else chosen

@@ -212,6 +212,16 @@ def snapshot_of(checkpoint: Any, on_host: bool = True) -> Any:
     return _Unpickler(file, map(copies.of, pickler.tensors)).load()
 
 
+def apart(state: dict[str, Any]) -> dict[str, Any]:
+    """A module's state, with copies of its tensors on their devices.
+
+    Other entries stay: averages do not change them, and some cannot be pickled.
+    """
+    tensors = {name: one for name, one in state.items() if isinstance(one, Tensor)}
+    state.update(snapshot_of(tensors, on_host=False))
+    return state
+
+
 @final
 class _Copies:
     """The tensors that have been copied so far, each with its copy.

@@ -330,6 +330,15 @@ def test_one_of_slurms_that_is_asked_for_by_name_is_replaced_by_no_other(
     assert taken == str(path)
 
 
+def test_slurms_checkpoints_are_looked_for_only_if_they_are_meant(
+    tmp_path: Path,
+) -> None:
+    """Lightning cannot read the number in this name."""
+    fit(tmp_path, 4)
+    (tmp_path / "hpc_ckpt_old.ckpt").touch()
+    assert fit(tmp_path, 6, tmp_path / "last.ckpt") == 4
+
+
 def test_slurms_checkpoint_in_a_remote_store_is_taken(tmp_path: Path) -> None:
     fit(tmp_path, 4)
     content = torch.load(tmp_path / "last.ckpt", weights_only=True)
