@@ -11,7 +11,7 @@ from lightning_adpsgd.transport.links.sockets import Address, Deadline, shut_dow
 _log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0
-"""Longest handshake, at either end. It takes some round trips."""
+"""Seconds for a handshake, at either end; it takes some round trips."""
 
 # The limits on concurrent handshakes, in total and from one address.
 MOST_PENDING, MOST_OF_ADDRESS = 64, 16
