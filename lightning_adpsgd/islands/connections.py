@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import NamedTuple
 
 from typing_extensions import override
@@ -47,8 +46,6 @@ from lightning_adpsgd.transport.links.transport import LinkTransport
 
 _log = logging.getLogger(__name__)
 
-# A handshake takes some round trips. To learn that a host is gone takes a second.
-_DIAL_TIMEOUT = timedelta(seconds=5)
 _TURN_S, _PROBE_AROUND_S = 1.0, 10.0
 # How long a turn waits until members know that they are not asked any more.
 _HANG_UP_S = 2.0
@@ -158,7 +155,7 @@ class Connections(ServiceThread):
         super().__init__("the thread of connections", "adpsgd-connections", fail)
         self._membership, self._on_unlisted = membership, on_unlisted
         self.engine, peers = engine, engine.peers_by_section
-        self._links = SectionLinks(transports, peers, shards, _DIAL_TIMEOUT)
+        self._links = SectionLinks(transports, peers, shards)
         self._dialing, self._woken = threading.Lock(), False
         self._posted: list[_Posted] = []
         self._dialed, self._temporary = set[int](), set[int]()

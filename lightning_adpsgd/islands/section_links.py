@@ -7,7 +7,6 @@ islands have one size, there is one section, with one link each way.
 import threading
 import time
 from collections.abc import Collection, Sequence
-from datetime import timedelta
 
 from lightning_adpsgd.gossip.peers import Peers
 from lightning_adpsgd.islands.member_list import Member
@@ -28,7 +27,6 @@ class SectionLinks:
         peers: communication threads, one object for each section.
         shards: for each section, the index of its owner's address among a member's
             addresses.
-        timeout: longest time for making one connection.
     """
 
     def __init__(
@@ -36,10 +34,8 @@ class SectionLinks:
         transports: Sequence[LinkTransport],
         peers: Sequence[Peers],
         shards: Sequence[int],
-        timeout: timedelta,
     ) -> None:
-        self._transports, self._peers = transports, peers
-        self._shards, self._timeout = shards, timeout
+        self._transports, self._peers, self._shards = transports, peers, shards
         # Members that are no longer asked: when their threads end, and when they must.
         self._ending: dict[int, tuple[list[threading.Event], float]] = {}
 
@@ -80,9 +76,7 @@ class SectionLinks:
         try:
             for section, transport in enumerate(self._transports):
                 address = self.address_of(member, section)
-                transport.connect(
-                    member.number, address, self._timeout, member.incarnation
-                )
+                transport.connect(member.number, address, member.incarnation)
             for peers in self._peers:
                 peers.add(member.number)
         # The first of them includes `PeerLost` and `Refused`.

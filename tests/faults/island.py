@@ -9,7 +9,6 @@ computation is a timed wait, so that it costs no core.
 
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
-from lightning_adpsgd.islands import connections
 from lightning_adpsgd.islands import island as islands
 from lightning_adpsgd.islands.member_list import Heartbeat
+from lightning_adpsgd.transport.links import transport
 from tests.helpers import PATIENCE_S
 from tests.learners import Rows
 
@@ -113,7 +112,7 @@ def wait_for_others(silence_s: float) -> None:
     heartbeat = Heartbeat(silence_s=silence_s, empty_s=1.0)
     object.__setattr__(islands._TIMEOUTS, "heartbeat", heartbeat)
     islands._GOODBYE_S = islands._DRAIN_S = PATIENCE_S
-    connections._DIAL_TIMEOUT = timedelta(seconds=silence_s)
+    transport.HANDSHAKE_S = silence_s
 
 
 def main(

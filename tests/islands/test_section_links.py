@@ -1,7 +1,6 @@
 """A member is asked for all sections or for none, and hears of the end first."""
 
 import threading
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,7 +52,7 @@ class Section:
         self.dropped.append(number)
         return self.told
 
-    def _connect(self, number: int, address: Address, _: object, name: str) -> None:
+    def _connect(self, number: int, address: Address, name: str) -> None:
         if self.error is not None:
             raise self.error
         self.dialed.append((number, address, name))
@@ -62,7 +61,7 @@ class Section:
 def links_of(*sections: Section, shards: tuple[int, ...] = (2, 0)) -> SectionLinks:
     transports = [one.transport for one in sections]
     peers = [one.peers for one in sections]
-    return SectionLinks(transports, peers, shards, timedelta(seconds=1))
+    return SectionLinks(transports, peers, shards)
 
 
 def test_each_section_is_dialed_at_the_address_of_its_owner() -> None:

@@ -10,9 +10,11 @@ from lightning_adpsgd.transport.links.sockets import Address, Deadline, shut_dow
 
 _log = logging.getLogger(__name__)
 
-# The limits on connections that are not admitted yet: seconds for a handshake, and
-# number of concurrent handshakes, in total and from one address.
-HANDSHAKE_S, MOST_PENDING, MOST_OF_ADDRESS = 5.0, 64, 16
+HANDSHAKE_S = 5.0
+"""Seconds for a handshake, at either end; it takes some round trips."""
+
+# The limits on concurrent handshakes, in total and from one address.
+MOST_PENDING, MOST_OF_ADDRESS = 64, 16
 
 
 class Probe(Exception):

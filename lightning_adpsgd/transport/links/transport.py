@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 
 from torch import Tensor
 from typing_extensions import override
@@ -22,7 +21,7 @@ from lightning_adpsgd.transport.links.handshake import (
     greet_dialer,
     greet_listener,
 )
-from lightning_adpsgd.transport.links.listener import Listener, Probe
+from lightning_adpsgd.transport.links.listener import HANDSHAKE_S, Listener, Probe
 from lightning_adpsgd.transport.links.peer_info import PeerInfo, Wanted
 from lightning_adpsgd.transport.links.sockets import (
     Address,
@@ -46,27 +45,20 @@ class LinkTransport(Transport):
         self.index, self._info, self._credentials = info.member, info, credentials
         self._lanes = _OpenConnections()
 
-    def connect(
-        self,
-        number: int,
-        address: Address,
-        timeout: timedelta = timedelta(seconds=5),
-        incarnation: str = "",
-    ) -> None:
+    def connect(self, number: int, address: Address, incarnation: str = "") -> None:
         """Dials the lane on which this super-learner asks a peer.
 
         Args:
             incarnation: expected incarnation; empty: any.
 
         Raises:
-            PeerLost: Nothing answers within the timeout, or the answer is not a
-                learner's.
+            PeerLost: Nothing answers within 5 s, or the answer is not a learner's.
             Refused: The ends do not match; the message names the difference.
             BadCredentials: The link would leave the host, and the credentials do not
                 protect it.
         """
         doing, lane = f"connecting to {address}", lane_of(self.index, number)
-        deadline = Deadline(timeout.total_seconds())
+        deadline = Deadline(HANDSHAKE_S)
         wanted = Wanted(number, incarnation, str(address))
         try:
             sock, info = self._dial(address, deadline, wanted)
