@@ -12,6 +12,8 @@ _log = logging.getLogger(__name__)
 MOST_ERRORS = 20
 """After so many failed turns in a row, the learner ends."""
 
+_MEASURED_S = 2.0
+
 
 def uptime_s() -> float:
     """Seconds by a monotonic clock that, on Linux, also runs while the machine sleeps.
@@ -32,15 +34,18 @@ class TrainingWatch:
 
     def __init__(self, steps: Callable[[], int]) -> None:
         self._count, self.began, self._steps = steps, 0.0, 0
+        self._measured_at, self._measured_steps = 0.0, 0
         self._last_rate, self._steps_per_s = 0.0, 0.0
 
     def begin_turn(self, now: float) -> None:
         """Measures the rate of steps: the lower of the last two, as steps may jump."""
-        seconds, steps = now - self.began, self._count()
-        if seconds > 0:
-            rate = (steps - self._steps) / seconds
+        self.began, self._steps = now, self._count()
+        seconds = now - self._measured_at
+        # One turn may have no step although training goes on.
+        if seconds >= _MEASURED_S:
+            rate = (self._steps - self._measured_steps) / seconds
             self._steps_per_s, self._last_rate = min(rate, self._last_rate), rate
-        self.began, self._steps = now, steps
+            self._measured_at, self._measured_steps = now, self._steps
 
     def goes_on(self, now: float) -> bool:
         """Whether training made two steps in this turn, and a tenth of the usual."""

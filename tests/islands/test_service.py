@@ -165,14 +165,28 @@ def test_a_jump_of_the_steps_makes_no_stops_of_all_slow_turns_after_it() -> None
     assert watch.goes_on(107.4)
 
 
+@pytest.mark.parametrize("later", range(12))
 @pytest.mark.parametrize(("more", "seconds"), [(12_000, 0.5), (1, 0.001)])
 def test_neither_a_jump_nor_a_turn_cut_short_makes_a_stop_of_the_next_slow_turn(
-    more: int, seconds: float
+    more: int, seconds: float, later: int
 ) -> None:
     steps, now = 0, 100.0
     watch = TrainingWatch(lambda: steps)
-    for made, passed in ((0, 0.5), (5, 0.5), (5, 0.5), (more, seconds)):
+    for made, passed in (*[(5, 0.5)] * 12, (more, seconds), *[(5, 0.5)] * later):
         steps, now = steps + made, now + passed
         watch.begin_turn(now)
     steps += 32
     assert watch.goes_on(now + 3.2)
+
+
+@pytest.mark.parametrize("later", range(12))
+def test_a_few_steps_after_a_stop_are_no_training_where_some_turns_have_none(
+    later: int,
+) -> None:
+    steps, now = 0, 100.0
+    watch = TrainingWatch(lambda: steps)
+    for turn in range(20 + later):
+        steps, now = steps + turn % 2, now + 0.5
+        watch.begin_turn(now)
+    steps += 3
+    assert not watch.goes_on(now + 100)

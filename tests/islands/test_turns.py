@@ -338,7 +338,7 @@ def test_who_trains_while_a_request_hangs_was_not_stopped(
 ) -> None:
     """Training goes on after a stop too, before the turn in which it was has ended."""
     turns.enter()
-    for _ in range(2):
+    for _ in range(12):
         turns.take()
         turns.steps += before  # in the half second until the next turn
     turns.listed.change(0, lambda old: {7: OTHER})
