@@ -215,7 +215,8 @@ def measure_loopback(num_bytes: int) -> dict[str, float]:
         master = f"127.0.0.1:{probe.getsockname()[1]}"
     measured: SimpleQueue[dict[str, float]] = get_context("spawn").SimpleQueue()
     # It ends both if one dies; torch would wait minutes for a peer that has died.
-    spawn(_measure_end, (master, num_bytes, measured), nprocs=2)
+    # As daemons they end with this process, which an interrupt may reach alone.
+    spawn(_measure_end, (master, num_bytes, measured), nprocs=2, daemon=True)
     return measured.get()
 
 

@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -276,6 +279,30 @@ def test_a_dead_process_at_the_other_end_is_not_waited_for(
     monkeypatch.setattr(calibration, "_measure_end", dies_or_waits)
     assert command_line.main(["calibrate"]) == 2
     assert "process 1 terminated with exit code 3" in capsys.readouterr().err
+
+
+def waits_on(rank: int, *_: object) -> None:
+    """As within torch's code, which no interrupt ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print(rank, flush=True)
+    threading.Event().wait(PATIENCE_S)
+    print("has not been ended", flush=True)
+
+
+def calibrate_with_ends_that_wait() -> None:
+    calibration._measure_end = waits_on
+    command_line.main(["calibrate"])
+
+
+def test_an_interrupt_of_the_command_alone_ends_its_processes() -> None:
+    code = f"from {__name__} import *; calibrate_with_ends_that_wait()"
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        assert sorted(command.stdout.read(4)) == ["\n", "\n", "0", "1"]
+        command.send_signal(signal.SIGINT)
+        assert command.stdout.read() == ""
+        assert command.wait(PATIENCE_S) == -signal.SIGINT
 
 
 def test_another_step_keeps_as_many_cores_busy(
