@@ -128,12 +128,17 @@ def remaining_of(epoch: Epoch, number: int, state: EpochState | None) -> Ranges:
         return epoch.everything()
     if not state.remaining:  # as at its end, whatever the data are now
         return ()
-    num_samples = len(epoch.order)
-    if state.num_samples != num_samples or state.checksum not in ("", epoch.checksum):
+    if state.num_samples != len(epoch.order):
         raise ValueError(
-            f"the checkpoint was written in an epoch of {state.num_samples} samples "
-            f"and this one has {num_samples}, in another order: resume with the same "
-            "data, sampler and `shuffle`, or from a checkpoint at the end of an epoch"
+            f"the checkpoint was written in an epoch of {state.num_samples} "
+            f"samples and this one has {len(epoch.order)}: resume with the same "
+            "data, or from a checkpoint at the end of an epoch"
+        )
+    if state.checksum not in ("", epoch.checksum):
+        raise ValueError(
+            "the checkpoint was written in an epoch with another order of its "
+            f"{state.num_samples} samples: resume with the same sampler and `shuffle`, "
+            "or from a checkpoint at the end of an epoch"
         )
     return state.remaining
 

@@ -286,9 +286,15 @@ class VirtualCluster:
         data: BatchesOf | DataLoader[Any] | Dataset[Any],
         local_batch_size: int | None,
     ) -> None:
+        is_dealt = isinstance(data, DataLoader | Dataset)
+        if callable(data) and not is_dealt and local_batch_size is not None:
+            raise ValueError(
+                "`local_batch_size` must be None if `data` is a function, whose "
+                f"batches have a size, got {local_batch_size}"
+            )
         if self._sources:
             return
-        if isinstance(data, DataLoader | Dataset):
+        if is_dealt:
             seed, num = self.scenario.seed, self.num_learners
             data = shares_of(data, local_batch_size, num, seed)
         elif not callable(data):
@@ -296,11 +302,6 @@ class VirtualCluster:
                 "`data` must be a data set or loader of torch, or a function from the "
                 f"number of a learner to its batches, got a {type(data).__name__}; for "
                 "example `TensorDataset(tensor)`, or `module.train_dataloader()`"
-            )
-        elif local_batch_size is not None:
-            raise ValueError(
-                "`local_batch_size` must be None if `data` is a function, whose "
-                f"batches have a size, got {local_batch_size}"
             )
         size = self.scenario.super_learner_size
         self._sources = [

@@ -603,7 +603,7 @@ def test_the_rest_of_an_epoch_in_another_order_is_refused() -> None:
     shuffled, in_order = RandomSampler(range(30)), SequentialSampler(range(30))
     # Batches may have another size.
     assert sorted(before.trained() + resumed(state, shuffled, 3)) == list(range(30))
-    with pytest.raises(ValueError, match="this one has 30, in another order: resume"):
+    with pytest.raises(ValueError, match="another order of its 30 samples: resume"):
         resumed(state, in_order, 2)
     # Earlier versions did not write it down.
     earlier = {k: v for k, v in state._asdict().items() if k != "checksum"}

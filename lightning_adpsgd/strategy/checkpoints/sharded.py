@@ -170,6 +170,10 @@ def _room_for(kept: object) -> Tensor | None:
 
 
 def _check_is_checkpoint(folder: Path) -> None:
+    if folder.is_file():
+        raise NotADirectoryError(
+            f"{folder} is a file already: `export` makes one of a folder of shards"
+        )
     if not any((folder / name).exists() for name in (META, INDEX)):
         raise FileNotFoundError(
             f"there is no checkpoint at {folder}: it must be a folder with {META} and "

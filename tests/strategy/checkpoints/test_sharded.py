@@ -604,13 +604,21 @@ def test_an_export_of_no_checkpoint_says_so(
     empty, run = tmp_path / "empty", tmp_path / "run"
     for folder in (empty, run / "last.ckpt"):
         folder.mkdir(parents=True)
-    (file := tmp_path / "whole.ckpt").write_bytes(b"weights")
-    for path in (tmp_path / "none", empty, run, file):
+    for path in (tmp_path / "none", empty, run):
         assert main(["export", str(path), "--out", str(tmp_path / "one")]) == 2
         assert capsys.readouterr().err == (
             f"error: there is no checkpoint at {path}: it must be a folder with "
             "meta.pt and .metadata\n"
         )
+
+
+def test_an_export_of_one_file_says_that_it_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "whole.ckpt"
+    file.write_bytes(b"weights")
+    assert main(["export", str(file), "--out", str(tmp_path / "one")]) == 2
+    assert f"{file} is a file already" in capsys.readouterr().err
 
 
 def test_a_folder_is_not_taken_for_a_file(folder: Path) -> None:
