@@ -83,6 +83,11 @@ class Turns:
         listed = {one.number: one for one in (*mine, *others)}
         self.listed.change(0, lambda old: listed)
 
+    def list_another_alone(self) -> None:
+        """Another member, which lives, is the list: it has evicted this island."""
+        self.listed.change(0, lambda old: {7: OTHER})
+        self.listed.show(OTHER, Beat(1, 0))
+
     def stop(self, seconds: float) -> None:
         """This process stands still for so long, while the thread of the list rests."""
         state: Any = self.one._state
@@ -167,8 +172,7 @@ def test_what_stood_still_during_an_outage_was_the_rendezvous(
     turns: Turns, num_before: int
 ) -> None:
     """Also where it was about to count as a silence when the rendezvous went."""
-    turns.listed.change(0, lambda old: {7: OTHER})
-    turns.listed.show(OTHER, Beat(1, 0))
+    turns.list_another_alone()
     turns.enter()
     turns.take(num_before)
     turns.is_away = True
@@ -182,8 +186,7 @@ def test_what_stood_still_during_an_outage_was_the_rendezvous(
 
 def test_who_was_stopped_and_evicted_meanwhile_stands_aside(turns: Turns) -> None:
     turns.enter()
-    turns.listed.change(0, lambda old: {7: OTHER})
-    turns.listed.show(OTHER, Beat(1, 0))
+    turns.list_another_alone()
     ask = turns.one._rendezvous.ask
     turns.clock.now += 0.5
 
@@ -226,8 +229,7 @@ def test_who_waits_outside_takes_another_number_when_its_own_is_taken(
 
 def test_who_was_stopped_during_an_outage_stands_aside(turns: Turns) -> None:
     turns.enter()
-    turns.listed.change(0, lambda old: {7: OTHER})
-    turns.listed.show(OTHER, Beat(1, 0))
+    turns.list_another_alone()
     ask = turns.one._rendezvous.ask
 
     def stopped_and_away(action: Callable[[Any], Any]) -> Any:
@@ -267,8 +269,7 @@ def test_who_rests_for_longer_than_a_silence_and_was_evicted_stands_aside(
     turns: Turns, seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     turns.enter()
-    turns.listed.change(0, lambda old: {7: OTHER})
-    turns.listed.show(OTHER, Beat(1, 0))
+    turns.list_another_alone()
     turns.stop(seconds)
     turns.take()
     was_stopped = seconds > SILENCE_S
@@ -282,8 +283,7 @@ def test_a_stop_counts_between_a_turn_and_work_that_waits_for_the_next(
     turns: Turns,
 ) -> None:
     turns.enter()
-    turns.listed.change(0, lambda old: {7: OTHER})
-    turns.listed.show(OTHER, Beat(1, 0))
+    turns.list_another_alone()
     turns.one.evict(Member(9, "dead", "host", ()))
     turns.clock.now += 100
     turns.one._rest()
@@ -295,8 +295,7 @@ def test_a_suspended_machine_was_stopped_though_its_monotonic_clock_was_too(
     turns: Turns,
 ) -> None:
     turns.enter()
-    turns.listed.change(0, lambda old: {7: OTHER})
-    turns.listed.show(OTHER, Beat(1, 0))
+    turns.list_another_alone()
     turns.clock.suspended_s = 100.0
     assert not turns.one.is_awake
     turns.stop(0.0)
@@ -341,8 +340,7 @@ def test_who_trains_while_a_request_hangs_was_not_stopped(
     for _ in range(12):
         turns.take()
         turns.steps += before  # in the half second until the next turn
-    turns.listed.change(0, lambda old: {7: OTHER})
-    turns.listed.show(OTHER, Beat(1, 0))
+    turns.list_another_alone()
     ask = turns.one._rendezvous.ask
 
     def hangs(action: Callable[[Any], Any]) -> Any:
