@@ -24,7 +24,7 @@ STYLES = {
     "adpsgd_random": ("#0072B2", "-", "D"),
     "d1psgd": ("#009E73", ":", "v"),
     "hadpsgd": ("#CC79A7", "--", "P"),
-    "sdpsgd_random": ("#56B4E9", "-.", "X"),
+    "sdpsgd_random": ("#882255", "-.", "X"),
     "sdpsgd_complete": ("#999999", "-", "s"),
     "sdpsgd_pairs": ("#56B4E9", "-", "<"),
     "adpsgd_pairs": ("#0072B2", "--", ">"),

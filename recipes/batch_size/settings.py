@@ -152,11 +152,10 @@ class Settings:
         self._check_algorithms()
         self._check_learners()
         for batch in self.all_batches:
-            if batch % self.num_learners or self.largest_batch % batch:
+            if batch % self.num_learners:
                 raise ValueError(
                     "`batches` must be multiples of the number of learners "
-                    f"{self.num_learners} and divide the largest of them "
-                    f"{self.largest_batch}, got {batch}"
+                    f"{self.num_learners}, got {batch}"
                 )
         if self.seeds < 1:
             raise ValueError(f"`seeds` must be at least 1, got {self.seeds}")

@@ -99,12 +99,13 @@ def batches_of(
 ) -> Callable[[int], Iterator[Samples]]:
     """Each learner's batches, epoch after epoch.
 
-    Step k of an epoch takes the k-th stretch of `batch` samples of one order, which the
-    seed alone decides, and the learners take equal parts of it: the same samples in the
-    same steps, whatever the number of shares.
+    Step k takes the k-th stretch of `batch` samples of one order, which the seed alone
+    decides, and the learners take equal parts of it: the same samples in the same
+    steps, whatever the number of shares. A batch that an epoch cannot fill continues
+    into the next one.
 
     Args:
-        samples: samples, whose number is a multiple of `batch`.
+        samples: samples, at least as many as `batch`.
         batch: global batch.
         num_shares: number of learners; 1 takes whole batches.
         seed: seed of the order.
@@ -114,10 +115,13 @@ def batches_of(
 
     def of(learner: int) -> Iterator[Samples]:
         dice = torch.Generator().manual_seed(seed)
+        left = torch.empty(0, dtype=torch.long)
         while True:
-            order = torch.randperm(len(inputs), generator=dice)
-            for part in order.view(-1, num_shares, share)[:, learner]:
+            order = torch.cat([left, torch.randperm(len(inputs), generator=dice)])
+            whole = len(order) // batch * batch
+            for part in order[:whole].view(-1, num_shares, share)[:, learner]:
                 yield inputs[part], labels[part]
+            left = order[whole:]
 
     return of
 
