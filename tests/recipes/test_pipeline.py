@@ -650,6 +650,27 @@ def test_stages_of_a_training_run_exist_once_per_run(settings: Settings):
     assert folders == {"hadpsgd", "ddp"}
 
 
+def test_a_file_that_was_damaged_after_its_stage_is_named_with_the_way_on(
+    settings: Settings,
+):
+    recorder = Recorder()
+
+    def read(settings: Settings, output: Path) -> None:
+        json.loads((settings.directory("lm") / "text").read_text())
+
+    stages = (*recorder.stages()[:2], Stage("train", "t", read, ("lm",)))
+    with pytest.raises(json.JSONDecodeError):  # its own mistake
+        run_stages(settings, stages)
+    text = settings.directory("lm") / "text"
+    text.write_text("")
+    told = f"{text} is not as stage `lm` left it: Expecting value: line 1 .* --from lm "
+    with pytest.raises(StageError, match=told):
+        run_stages(settings, stages)
+    run_stages(settings, stages, first="lm", last="lm", redo=True)
+    run_stages(settings, recorder.stages())
+    assert recorder.calls == ["check", "lm", "lm", "train"]
+
+
 def test_two_processes_cannot_run_the_same_stage(settings: Settings):
     (settings.out / "exp").mkdir(parents=True)
     with (settings.out / "exp/.check.lock").open("w") as handle:

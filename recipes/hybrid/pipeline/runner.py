@@ -434,9 +434,39 @@ def _run(
             stage.run(settings, partial)
         except CrewError as error:
             raise StageError(str(error)) from error
+        except Exception as error:
+            _blame_damage(stage, settings, error)
+            raise
         seconds = time.monotonic() - start
         _publish(partial, target, fingerprint, seconds)
     return seconds
+
+
+def _blame_damage(stage: Stage, settings: Settings, error: Exception) -> None:
+    """Blames a file that a stage reads for its error, if it is not as it was left.
+
+    Raises:
+        StageError: It is not.
+    """
+    for made_by, path in _changed_since(stage, settings):
+        _, _, reason = str(error).strip().rpartition("\n")
+        raise StageError(
+            f"{path} is not as stage `{made_by}` left it: {reason}",
+            f". Make it again with --from {made_by} --to {made_by} --redo",
+        ) from error
+
+
+def _changed_since(stage: Stage, settings: Settings) -> Iterator[tuple[str, Path]]:
+    """What a stage reads and is not as it was left, each with the stage that made it.
+
+    Stores of frames are large, and check their files themselves.
+    """
+    for name in map(stage_in, (*stage.inputs, *stage.needs)):
+        folder, made_by = settings.directory(name), settings.stage_of(name)
+        if made_by != "features":
+            left = json.loads((folder / STAMP).read_text()).get(_OUTPUTS, {})
+            found = left | digests_in(folder, ("wandb",))
+            yield from ((made_by, folder / f) for f in left if found[f] != left[f])
 
 
 def _follow(stage: Stage, settings: Settings, fingerprint: dict[str, Any]) -> float:
