@@ -10,9 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lightning_adpsgd.asr.corpora.acronyms import letters_of
 from lightning_adpsgd.asr.scoring.errors import Errors, ScoringError
+from lightning_adpsgd.asr.scoring.filters import check_optional
 from lightning_adpsgd.asr.scoring.glm import Glm
 from lightning_adpsgd.asr.scoring.scorer import score_lines
-from lightning_adpsgd.asr.scoring.words import ALL_MARKS, NO_MARKS, WordOptions
+from lightning_adpsgd.asr.scoring.words import (
+    ALL_MARKS,
+    NO_MARKS,
+    WordOptions,
+    parse_text,
+)
 
 _HESITATIONS = "uh um eh mm hm ah huh ha er oof hee ach eee ew %hesitation"
 HESITATIONS = frozenset(_HESITATIONS.split(" "))
@@ -76,10 +82,10 @@ def score(
         sources: `file:line` of each reference, for messages.
 
     Raises:
-        ScoringError: A reference is empty, a hypothesis has no reference, or no words
-            are left that count.
+        ScoringError: A reference is empty or has an open bracket, a hypothesis has no
+            reference, or no words are left that count.
     """
-    _check(references, hypotheses, sources or {})
+    _check(references, hypotheses, sources or {}, glm)
     names = list(references)
     stm = [_stm_line(place, references[name], glm) for place, name in enumerate(names)]
     ctm = [
@@ -101,6 +107,7 @@ def _check(
     references: Mapping[str, Sequence[str]],
     hypotheses: Mapping[str, Sequence[str]],
     sources: Mapping[str, str],
+    glm: Glm | None,
 ) -> None:
     stray = sorted(set(hypotheses) - set(references))
     if stray:
@@ -108,9 +115,22 @@ def _check(
             f"{len(stray)} hypotheses have no reference, the first: {stray[0]}"
         )
     for utterance, words in references.items():
+        where = sources.get(utterance) or utterance
         if not words:
-            where = sources.get(utterance) or utterance
             raise ScoringError(f"{where}: the reference of {utterance} has no words")
+        check_marks(words, glm, where)
+
+
+def check_marks(words: Iterable[str], glm: Glm | None, where: str) -> None:
+    """Checks what counts as marks in the words of a reference.
+
+    Raises:
+        ScoringError: A bracket is not closed; without rules, none is a mark.
+    """
+    text = " ".join(reference_text(words, glm))
+    if glm is not None:
+        check_optional(text, where)
+        parse_text(text, ALL_MARKS, where)
 
 
 def reference_text(words: Iterable[str], glm: Glm | None = None) -> list[str]:
