@@ -312,14 +312,14 @@ def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
 def _check_sendable(module: nn.Module) -> None:
     ignored = ignored_by_ddp(module)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        must = ""
-        if tensor.layout != torch.strided:
-            must = f"be dense to be sent to other learners, got {tensor.layout}"
-        elif tensor.is_floating_point() and tensor.itemsize < 2:
-            must = f"have 16 bits or more to be averaged, got {tensor.dtype}"
-        if must and name not in ignored:
+        why, kind = "", tensor.dtype
+        if (form := tensor.layout) != torch.strided:
+            why = f"`{name}` must be dense to be sent to other learners, got {form}"
+        elif kind.is_floating_point and kind.itemsize < 2:
+            why = f"`{name}` must have 16 bits or more to be averaged, got {kind}"
+        if why and name not in ignored:
             raise ValueError(
-                f"`{name}` must {must}: add its name to the module's "
+                f"{why}: add its name to the module's "
                 "`_ddp_params_and_buffers_to_ignore`, so that each learner keeps its "
                 "own, or convert it (`.to_dense()`, `.bfloat16()`)"
             )
