@@ -663,7 +663,7 @@ def test_a_file_that_was_damaged_after_its_stage_is_named_with_the_way_on(
         run_stages(settings, stages)
     text = settings.directory("lm") / "text"
     text.write_text("")
-    told = f"{text} is not as stage `lm` left it: Expecting value: line 1 .* --from lm "
+    told = rf"{text} is not as stage `lm` left it \(JSONDecodeError\)\. .* --from lm "
     with pytest.raises(StageError, match=told):
         run_stages(settings, stages)
     run_stages(settings, stages, first="lm", last="lm", redo=True)

@@ -449,9 +449,8 @@ def _blame_damage(stage: Stage, settings: Settings, error: Exception) -> None:
         StageError: It is not.
     """
     for made_by, path in _changed_since(stage, settings):
-        _, _, reason = str(error).strip().rpartition("\n")
         raise StageError(
-            f"{path} is not as stage `{made_by}` left it: {reason}",
+            f"{path} is not as stage `{made_by}` left it ({type(error).__name__})",
             f". Make it again with --from {made_by} --to {made_by} --redo",
         ) from error
 
