@@ -434,38 +434,32 @@ def _run(
             stage.run(settings, partial)
         except CrewError as error:
             raise StageError(str(error)) from error
+        except (StageError, CorpusError, OSError):  # of which a reader sees one line
+            raise
         except Exception as error:
-            _blame_damage(stage, settings, error)
+            for note in _changes_since(stage, settings):
+                error.add_note(note)
             raise
         seconds = time.monotonic() - start
         _publish(partial, target, fingerprint, seconds)
     return seconds
 
 
-def _blame_damage(stage: Stage, settings: Settings, error: Exception) -> None:
-    """Blames a file that a stage reads for its error, if it is not as it was left.
+def _changes_since(stage: Stage, settings: Settings) -> Iterator[str]:
+    """Names files that a stage reads and that are not as the stage before left them.
 
-    Raises:
-        StageError: It is not.
-    """
-    for made_by, path in _changed_since(stage, settings):
-        raise StageError(
-            f"{path} is not as stage `{made_by}` left it ({type(error).__name__})",
-            f". Make it again with --from {made_by} --to {made_by} --redo",
-        ) from error
-
-
-def _changed_since(stage: Stage, settings: Settings) -> Iterator[tuple[str, Path]]:
-    """What a stage reads and is not as it was left, each with the stage that made it.
-
-    Stores of frames are large, and check their files themselves.
+    One may be damaged, or changed on purpose: either may be why the stage failed.
     """
     for name in map(stage_in, (*stage.inputs, *stage.needs)):
         folder, made_by = settings.directory(name), settings.stage_of(name)
-        if made_by != "features":
+        with contextlib.suppress(OSError):  # the folder has gone
             left = json.loads((folder / STAMP).read_text()).get(_OUTPUTS, {})
-            found = left | digests_in(folder, ("wandb",))
-            yield from ((made_by, folder / f) for f in left if found[f] != left[f])
+            for file, digest in digests_in(folder, ("wandb",)).items():
+                if left.get(file, digest) != digest:
+                    yield (
+                        f"{folder / file} is not as stage `{made_by}` left it. If it "
+                        f"is damaged, run with --from {made_by} --to {made_by} --redo"
+                    )
 
 
 def _follow(stage: Stage, settings: Settings, fingerprint: dict[str, Any]) -> float:
