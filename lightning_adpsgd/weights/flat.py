@@ -310,12 +310,12 @@ def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
 
 
 def _check_sendable(module: nn.Module) -> None:
-    ignored = ignored_by_ddp(module)
+    ignored, averaged = ignored_by_ddp(module), dict(floating_tensors(module))
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         why, kind = "", tensor.dtype
         if (form := tensor.layout) != torch.strided:
             why = f"`{name}` must be dense to be sent to other learners, got {form}"
-        elif kind.is_floating_point and kind.itemsize < 2:
+        elif name in averaged and kind.itemsize < 2:
             why = f"`{name}` must have 16 bits or more to be averaged, got {kind}"
         if why and name not in ignored:
             raise ValueError(

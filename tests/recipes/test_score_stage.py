@@ -120,19 +120,6 @@ def test_a_reference_that_cannot_be_used_stops_with_its_line(settings):
         run(settings)
 
 
-def test_a_bracket_that_is_not_closed_is_named_with_the_line_of_the_transcript(
-    settings,
-):
-    words = ("so", "(not", "closed")
-    where = "data/test/text:7"
-    utterance = Utterance("u1", Path("x.flac"), 0, 0.0, 2.0, words, "s", where)
-    write_utterances(settings.directory("prepare") / "test.jsonl", [utterance])
-    (settings.directory("decode") / "test.ctm").write_text("u1 A 0.1 0.1 so\n")
-    with pytest.raises(StageError, match=f"scored: {where}: parentheses"):
-        run(settings)
-    run(dataclasses.replace(settings, scoring="plain"))
-
-
 def test_malformed_lines_of_the_reference_are_left_out_aloud(settings, capsys):
     malformed = "# a remark\nsw_1 A s1 x 4.0 <O,sw,M> AND SO ON\nen_2 2\n"
     path = settings.directory("prepare") / "eval.stm"

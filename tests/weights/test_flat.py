@@ -309,6 +309,14 @@ def test_a_weight_of_8_bits_is_refused_by_name_unless_ddp_is_to_ignore_it() -> N
     assert [*flat.own_tensors()] == ["weight"]
 
 
+def test_a_buffer_of_8_bits_that_no_checkpoint_holds_is_left_as_it_is() -> None:
+    module = nn.Linear(2, 2)
+    cache = torch.ones(3).to(torch.float8_e4m3fn)
+    module.register_buffer("cache", cache, persistent=False)
+    assert [len(vector) for vector in FlatParameters(module).vectors] == [6]
+    assert module.cache is cache
+
+
 def test_weights_on_two_devices_are_refused() -> None:
     module = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta"))
     with pytest.raises(ValueError, match=r"one device.*cpu.*meta"):

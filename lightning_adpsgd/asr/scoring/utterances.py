@@ -85,7 +85,8 @@ def score(
         ScoringError: A reference is empty or has an open bracket, a hypothesis has no
             reference, or no words are left that count.
     """
-    _check(references, hypotheses, sources or {}, glm)
+    places = {name: (sources or {}).get(name) or name for name in references}
+    _check(references, hypotheses, places)
     names = list(references)
     stm = [_stm_line(place, references[name], glm) for place, name in enumerate(names)]
     ctm = [
@@ -94,7 +95,12 @@ def score(
         for line in _ctm_lines(place, hypotheses.get(name, ()), glm)
     ]
     lines = list(enumerate(stm, 1)), list(enumerate(ctm, 1))
-    total = score_lines(*lines, glm, marks_of(glm)).total
+    try:
+        total = score_lines(*lines, glm, marks_of(glm)).total
+    except ScoringError:  # which names a line of what was made here
+        for name, words in references.items():
+            _check_marks(words, glm, places[name])
+        raise
     if total.num_words == 0:
         raise ScoringError(
             f"none of {len(references)} references has a word that counts; a word "
@@ -106,31 +112,28 @@ def score(
 def _check(
     references: Mapping[str, Sequence[str]],
     hypotheses: Mapping[str, Sequence[str]],
-    sources: Mapping[str, str],
-    glm: Glm | None,
+    places: Mapping[str, str],
 ) -> None:
     stray = sorted(set(hypotheses) - set(references))
     if stray:
         raise ScoringError(
             f"{len(stray)} hypotheses have no reference, the first: {stray[0]}"
         )
-    for utterance, words in references.items():
-        where = sources.get(utterance) or utterance
+    for name, words in references.items():
         if not words:
-            raise ScoringError(f"{where}: the reference of {utterance} has no words")
-        check_marks(words, glm, where)
+            raise ScoringError(f"{places[name]}: the reference of {name} has no words")
 
 
-def check_marks(words: Iterable[str], glm: Glm | None, where: str) -> None:
-    """Checks what counts as marks in the words of a reference.
+def _check_marks(words: Iterable[str], glm: Glm | None, where: str) -> None:
+    """Checks the brackets of a reference, as it is before rules change it.
 
     Raises:
-        ScoringError: A bracket is not closed; without rules, none is a mark.
+        ScoringError: One is not closed.
     """
     text = " ".join(reference_text(words, glm))
     if glm is not None:
         check_optional(text, where)
-        parse_text(text, ALL_MARKS, where)
+    parse_text(text, marks_of(glm), where)
 
 
 def reference_text(words: Iterable[str], glm: Glm | None = None) -> list[str]:

@@ -38,7 +38,6 @@ from lightning_adpsgd.asr.scoring.nist import (
 )
 from lightning_adpsgd.asr.scoring.reports import alignments, confusions, table
 from lightning_adpsgd.asr.scoring.utterances import (
-    check_marks,
     marks_of,
     reference_text,
     written_words,
@@ -100,9 +99,9 @@ def score_decoded(
     name = f"{run}, {epoch}" if epoch else run
     stm, ctm = output / "reference.stm", output / "hypothesis.ctm"
     rules = read_rules(settings)
+    _write(stm, [*_reference(settings, spoken, rules), *_told_of(settings)])
     _write(ctm, _hypothesis(decoded, spoken, rules))
     try:
-        _write(stm, [*_reference(settings, spoken, rules), *_told_of(settings)])
         scores = score_files(stm, ctm, rules, marks_of(rules))
     except ScoringError as error:
         raise StageError(f"the test set cannot be scored: {error}") from error
@@ -171,7 +170,6 @@ def _reference(settings: Settings, spoken: Spoken, rules: Glm | None) -> Iterato
 def _as_reference(utterance: Utterance, rules: Glm | None) -> str:
     file, channel = _side(utterance)
     times = f"{utterance.start_s:.3f} {utterance.end_s:.3f}"
-    check_marks(utterance.words, rules, utterance.source or utterance.id)
     words = " ".join(reference_text(utterance.words, rules))
     return f"{file} {channel.upper()} {utterance.speaker} {times} <O> {words}"
 
