@@ -247,7 +247,7 @@ def as_mode(
 ) -> tuple[CommunicationName, float | None]:
     """The name of a communication mode, and its longest wait for a partner."""
     if isinstance(communication, ReadyPairs):
-        return "ready_pairs", communication.max_wait
+        return "ready_pairs", as_plain(communication.max_wait)
     return communication, None
 
 
