@@ -322,7 +322,8 @@ def test_who_has_one_step_in_an_epoch_draws_nothing_ahead_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "most"), [([], 0), ([2] * 3, 8), ([20] * 3, 2), ([40] * 3, 1)]
+    ("counts", "most"),
+    [([], 0), ([0] * 3, 8), ([2] * 3, 8), ([20] * 3, 2), ([40] * 3, 1)],
 )
 def test_before_its_first_step_a_learner_draws_at_most_half_of_its_share(
     counts: list[int], most: int

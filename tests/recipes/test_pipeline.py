@@ -685,7 +685,7 @@ def test_what_a_stage_says_itself_is_told_without_a_look_at_what_it_reads(
     run_stages(settings, stages, last="lm")
     (settings.directory("lm") / "text").write_text("by hand")
     monkeypatch.setattr(runner, "digests_in", Mock(side_effect=AssertionError))
-    with pytest.raises(StageError, match="^got SIGTERM$"):
+    with pytest.raises(StageError, match=r"^got SIGTERM$"):
         run_stages(settings, stages)
 
 
