@@ -15,6 +15,7 @@ lightning-adpsgd report runs/first runs/second --out report.html
 
 import argparse
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -340,7 +341,13 @@ def _rendezvous(chosen: argparse.Namespace) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     host, port = chosen.host, chosen.port
-    rendezvous.serve(host, port, stop, on_ready=partial(_say_where, host, port))
+    try:
+        rendezvous.serve(host, port, stop, on_ready=partial(_say_where, host, port))
+    except socket.gaierror as error:
+        raise ValueError(
+            f"`--host` must be a name or an address of this machine, got {host!r}: "
+            f"{error.strerror}"
+        ) from error
 
 
 def _say_where(host: str, port: int, found: str) -> None:

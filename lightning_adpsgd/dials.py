@@ -96,7 +96,9 @@ class Dials:
     def __post_init__(self) -> None:
         _check_one_of("order", self.order, (None, *get_args(Order)))
         for field in fields(self):
-            _check_type(field.name, getattr(self, field.name), field.type)
+            value = as_plain(getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+            _check_type(field.name, value, field.type)
         _check_sizes(self.super_learner_size)
         for name in ("mixing_gain", "cpu_share"):
             if not 0 < (share := getattr(self, name)) <= 1:
@@ -235,12 +237,17 @@ class Dials:
             )
 
 
+def as_plain(value: Any) -> Any:
+    """A scalar of NumPy as the Python number that it is; anything else as it is."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
 def as_mode(
     communication: CommunicationName | ReadyPairs,
 ) -> tuple[CommunicationName, float | None]:
     """The name of a communication mode, and its longest wait for a partner."""
     if isinstance(communication, ReadyPairs):
-        return "ready_pairs", communication.max_wait
+        return "ready_pairs", as_plain(communication.max_wait)
     return communication, None
 
 
@@ -253,6 +260,7 @@ def as_inside(inside: InsideName | ModelParallel) -> tuple[InsideName, int]:
 
 def as_duration(timeout: timedelta | float | None) -> timedelta | None:
     """Converts a timeout, a duration or a number of seconds, into a duration."""
+    timeout = as_plain(timeout)
     _check_type("timeout", timeout, timedelta | float | None)
     if timeout is None or isinstance(timeout, timedelta):
         return timeout

@@ -130,6 +130,11 @@ class ClaimRate:
         return not self._counts
 
     @property
+    def median(self) -> float:
+        """The number, if there is any count."""
+        return statistics.median_low(self._counts)
+
+    @property
     def latest(self) -> int:
         """The latest number in this epoch; 0 at its beginning."""
         return self._last or 0
@@ -165,7 +170,7 @@ class ClaimRate:
         """
         if not self._counts:
             return False
-        step = statistics.median_low(self._counts)
+        step = self.median
         if num_claimed is None:
             num_claimed = 0 if self._last is None else self._last + step
         # At the start of an epoch each has the unit that was dealt and claims one.
@@ -391,12 +396,16 @@ class ClaimCounter:
         return lambda num: dealt + keys.add("claimed", num) - num
 
     def _most_ahead(self, num_held: int) -> int:
-        """A part of the remaining units; 0 if the others would finish those first."""
+        """Half of this learner's share of the remaining units.
+
+        None before its rate is known, or if the others would finish those first.
+        """
         # The unit that is handed out meanwhile is held too.
         count, held = self._index.num_super_learners, num_held + 1 + len(self._drawn)
-        if self._rate.others_end_first(self._num_units, count, held):
+        rate, num = self._rate, self._num_units
+        if rate.is_unknown or rate.others_end_first(num, count, held):
             return 0
-        return (self._num_units - self._rate.latest) // (2 * count)
+        return int((num - rate.latest) / (2 * max(count, rate.median)))
 
     def _leaves(self, num_held: int) -> bool:
         count = self._index.num_super_learners

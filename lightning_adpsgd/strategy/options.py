@@ -32,6 +32,7 @@ from lightning_adpsgd.dials import (
     as_duration,
     as_inside,
     as_mode,
+    as_plain,
 )
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE
 from lightning_adpsgd.mixing.synchronous import Order
@@ -319,7 +320,8 @@ def has_peers(partition: Partition) -> bool:
 
 def _as_sizes(given: Any) -> Any:
     is_text = isinstance(given, str)
-    return tuple(given) if isinstance(given, Sequence) and not is_text else given
+    several = isinstance(given, Sequence) and not is_text
+    return tuple(map(as_plain, given)) if several else given
 
 
 def _refuse_in_fabric(work_sharing: bool | None, inside: InsideName) -> None:

@@ -11,6 +11,7 @@ from lightning_adpsgd.dials import (
     WireDtype,
     as_dtype,
     as_mode,
+    as_plain,
 )
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
@@ -64,6 +65,8 @@ def dials_and_scenario(
             f"{dials[others[0]]!r}; its options are "
             f"{', '.join(ClusterOptions.__annotations__)}"
         )
+    num_super_learners = as_plain(num_super_learners)
+    super_learner_size = as_plain(super_learner_size)
     mode, max_wait = as_mode(communication)
     if isinstance(max_wait, int | float):
         check_positive("max_wait", max_wait)

@@ -6,6 +6,7 @@ parameters and buffers are averaged and so lie in a row. The others (integer buf
 are kept beside the rows, one copy for each.
 """
 
+import torch
 from torch import Tensor, nn
 
 from lightning_adpsgd.weights.flat import FlatParameters, buffer_places, put_back
@@ -39,7 +40,9 @@ class Rows:
         self._beside: dict[Tensor, list[Tensor]] = {}
         self._buffers = [*buffer_places(module)]
         for tensor in (*module.parameters(), *module.buffers()):
-            address = tensor.untyped_storage().data_ptr()
+            # A sparse one, which has no storage, is in no vector.
+            dense = tensor.layout == torch.strided
+            address = tensor.untyped_storage().data_ptr() if dense else None
             if address in addresses:
                 matrix = whole[addresses.index(address)]
                 self._tensors.append((tensor, _views(matrix, tensor)))

@@ -85,8 +85,8 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         self.dials, self._scenario = dials_and_scenario(
             num_super_learners, super_learner_size, topology, communication, **options
         )
-        self.num_super_learners = num_super_learners
-        self.super_learner_size = super_learner_size
+        self.num_super_learners = self._scenario.num_super_learners
+        self.super_learner_size = self._scenario.super_learner_size
         self._overrides = Overrides()
         # The Trainer sets those that it was given; `setup` refuses more than one.
         self.parallel_devices: list[torch.device] = []

@@ -129,7 +129,7 @@ class FlatParameters(Weights):
 
     Raises:
         ValueError: A parameter is not materialised yet or is on a different device than
-            the rest, a tensor is sparse, or there is nothing to average.
+            the rest, a tensor is sparse or of 8 bits, or nothing is to be averaged.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class FlatParameters(Weights):
         kept_out: Collection[str] = (),
     ) -> None:
         super().__init__(module)
-        _check_dense(module)
+        _check_sendable(module)
         self._slots: list[_Slot] = []
         self.vectors: list[Tensor] = []
         tensors = _recurrent_first(module, dict(_averaged_tensors(module)))
@@ -309,15 +309,19 @@ def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
     )
 
 
-def _check_dense(module: nn.Module) -> None:
-    ignored = ignored_by_ddp(module)
+def _check_sendable(module: nn.Module) -> None:
+    ignored, averaged = ignored_by_ddp(module), dict(floating_tensors(module))
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if tensor.layout != torch.strided and name not in ignored:
+        why, kind = "", tensor.dtype
+        if (form := tensor.layout) != torch.strided:
+            why = f"`{name}` must be dense to be sent to other learners, got {form}"
+        elif name in averaged and kind.itemsize < 2:
+            why = f"`{name}` must have 16 bits or more to be averaged, got {kind}"
+        if why and name not in ignored:
             raise ValueError(
-                f"`{name}` must be dense to be sent to other learners, got "
-                f"{tensor.layout}: add its name to the module's "
+                f"{why}: add its name to the module's "
                 "`_ddp_params_and_buffers_to_ignore`, so that each learner keeps its "
-                "own, or make it dense (`.to_dense()`)"
+                "own, or convert it (`.to_dense()`, `.bfloat16()`)"
             )
 
 

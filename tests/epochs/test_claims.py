@@ -321,6 +321,22 @@ def test_who_has_one_step_in_an_epoch_draws_nothing_ahead_of_it() -> None:
     assert counter.next(1, True) == Claim(None, 200, True)
 
 
+@pytest.mark.parametrize(
+    ("counts", "most"),
+    [([], 0), ([0] * 3, 8), ([2] * 3, 8), ([20] * 3, 2), ([40] * 3, 1)],
+)
+def test_before_its_first_step_a_learner_draws_at_most_half_of_its_share(
+    counts: list[int], most: int
+) -> None:
+    """Far from the counter, of 100 units; during one step all claim `counts`."""
+    counter = opened(HashStore(), LearnerIndex(1, 2), 100)
+    counter._round_trips.extend([0.03] * 3)
+    counter._rate = rate_of(counts)
+    counter._rate.start_epoch()
+    assert counter.next(0, True).number == 1
+    assert counter._drawn.settle() == [*range(2, 2 + most)]
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_the_last_to_leave_stays(waits: bool) -> None:
     store, ends = HashStore(), []

@@ -7,7 +7,7 @@ import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import create_autospec
+from unittest.mock import Mock, create_autospec
 
 import lightning.pytorch as pl
 import pytest
@@ -302,6 +302,17 @@ def test_a_port_that_is_taken_is_an_error_that_says_so(
     said = capsys.readouterr()
     assert "in use" in said.err
     assert "rendezvous at" not in said.out
+
+
+def test_a_host_without_an_address_is_named_with_its_argument(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = Mock(side_effect=socket.gaierror(-2, "Name or service not known"))
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert main(["rendezvous", "--port", "29400", "--host", "nosuch"]) == 2
+    told = "`--host` must be a name or an address of this machine, got 'nosuch': Name"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -648,6 +649,56 @@ def test_stages_of_a_training_run_exist_once_per_run(settings: Settings):
     assert recorder.calls == ["check", "lm", "train", "train"]
     folders = {p.name for p in (settings.out / "exp/train").iterdir() if p.is_dir()}
     assert folders == {"hadpsgd", "ddp"}
+
+
+def test_an_error_has_a_note_of_a_file_that_was_changed_after_its_stage(
+    settings: Settings,
+):
+    recorder = Recorder()
+
+    def read(settings: Settings, output: Path) -> None:
+        json.loads((settings.directory("lm") / "text").read_text())
+
+    stages = (*recorder.stages()[:2], Stage("train", "t", read, ("lm",)))
+    with pytest.raises(json.JSONDecodeError) as its_own:
+        run_stages(settings, stages)
+    assert not hasattr(its_own.value, "__notes__")
+    text = settings.directory("lm") / "text"
+    text.write_text("")
+    with pytest.raises(json.JSONDecodeError) as damaged:
+        run_stages(settings, stages)
+    (note,) = damaged.value.__notes__
+    assert note.startswith(f"{text} is not as stage `lm` left it. ")
+    assert note.endswith(" --from lm --to lm --redo")
+    run_stages(settings, stages, first="lm", last="lm", redo=True)
+    run_stages(settings, recorder.stages())
+    assert recorder.calls == ["check", "lm", "lm", "train"]
+
+
+def test_what_a_stage_says_itself_is_told_without_a_look_at_what_it_reads(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(settings: Settings, output: Path) -> None:
+        raise StageError("got SIGTERM")
+
+    stages = (*Recorder().stages()[:2], Stage("train", "t", refuse, ("lm",)))
+    run_stages(settings, stages, last="lm")
+    (settings.directory("lm") / "text").write_text("by hand")
+    monkeypatch.setattr(runner, "digests_in", Mock(side_effect=AssertionError))
+    with pytest.raises(StageError, match=r"^got SIGTERM$"):
+        run_stages(settings, stages)
+
+
+def test_an_error_stays_the_same_where_what_the_stage_reads_has_gone(
+    settings: Settings,
+):
+    def fail(settings: Settings, output: Path) -> None:
+        shutil.rmtree(settings.directory("lm"))
+        raise ZeroDivisionError
+
+    stages = (*Recorder().stages()[:2], Stage("train", "t", fail, ("lm",)))
+    with pytest.raises(ZeroDivisionError):
+        run_stages(settings, stages)
 
 
 def test_two_processes_cannot_run_the_same_stage(settings: Settings):

@@ -216,6 +216,40 @@ def test_a_type_that_travels_may_be_given_by_its_name() -> None:
         assert by_name.wire_dtype is torch.bfloat16
 
 
+STRATEGIES = HADPSGDStrategy, HADPSGDFabricStrategy, VirtualHADPSGDStrategy
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_scalars_of_numpy_are_the_numbers_that_they_are(strategy: Any) -> None:
+    numpy = pytest.importorskip("numpy")
+    given = {
+        "seed": numpy.int64(3),
+        "gossip_every": numpy.int32(2),
+        "super_learner_size": numpy.int64(2),
+        "mixing_gain": numpy.float32(0.5),
+        "communication": ReadyPairs(numpy.float32(0.25)),
+    }
+    plain = {"seed": 3, "gossip_every": 2, "super_learner_size": 2, "mixing_gain": 0.5}
+    dials = strategy(**given).dials
+    assert dials == strategy(**plain, communication=ReadyPairs(0.25)).dials
+    assert all(type(getattr(dials, name)) in (int, float) for name in plain)
+    with pytest.raises(TypeError, match="`seed` must be a whole number, got True"):
+        strategy(seed=numpy.bool_(True))
+
+
+def test_sizes_durations_and_truths_of_numpy_are_what_they_are() -> None:
+    numpy = pytest.importorskip("numpy")
+    sizes = [numpy.int64(2), numpy.int64(4)]
+    dials = HADPSGDStrategy(
+        super_learner_size=sizes,
+        exchange_frozen=numpy.bool_(False),
+        timeout=numpy.float32(30),
+    ).dials
+    assert dials.super_learner_size == (2, 4)
+    assert dials.exchange_frozen is False
+    assert dials.timeout == timedelta(seconds=30)
+
+
 @pytest.mark.parametrize("timeout", [30, 30.0, timedelta(seconds=30)])
 def test_a_timeout_is_a_duration_or_seconds(timeout: Any) -> None:
     strategy = HADPSGDStrategy(timeout=timeout)

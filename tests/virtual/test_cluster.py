@@ -737,6 +737,14 @@ def test_the_class_is_public() -> None:
     assert lightning_adpsgd.VirtualCluster is VirtualCluster
 
 
+def test_numbers_of_numpy_are_the_numbers_that_they_are() -> None:
+    numpy = pytest.importorskip("numpy")
+    given = {"gossip_every": numpy.int32(2), "mixing_gain": numpy.float32(0.5)}
+    sizes = {"size": numpy.int64(3), "super_learner_size": numpy.int64(2)}
+    virtual = cluster(**sizes, **given, communication="sync")
+    assert virtual.fit(batches_of, 96).steps == [2, 2, 2]
+
+
 # --- refused
 
 

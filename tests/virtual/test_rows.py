@@ -165,3 +165,21 @@ def test_gradients_belong_to_the_row_that_was_held() -> None:
         assert module.weight.grad is not None
         gradients.append(module.weight.grad)
     torch.testing.assert_close(gradients[1], 3 * gradients[0])
+
+
+def test_a_sparse_buffer_that_ddp_is_to_ignore_is_kept_for_each_row() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("edges", torch.eye(2).to_sparse())
+    module._ddp_params_and_buffers_to_ignore = ["edges"]  # pyright: ignore
+    rows = Rows(module, 2)
+    rows.hold(1)
+    edges = module.edges
+    assert isinstance(edges, Tensor)
+    edges._values().mul_(3)
+    assert torch.equal(edges.to_dense(), 3 * torch.eye(2))
+    rows.hold(0)
+    assert torch.equal(edges.to_dense(), torch.eye(2))
+    rows.copy_beside(1, 0)
+    assert torch.equal(edges.to_dense(), 3 * torch.eye(2))
+    rows.release()
+    assert edges.is_sparse

@@ -296,6 +296,27 @@ def test_a_sparse_buffer_is_refused_by_name_unless_ddp_is_to_ignore_it(
     assert module.edges.is_sparse
 
 
+def test_a_weight_of_8_bits_is_refused_by_name_unless_ddp_is_to_ignore_it() -> None:
+    module = nn.Linear(2, 2)
+    quantised = module.weight.detach().to(torch.float8_e4m3fn)
+    module.weight = nn.Parameter(quantised, requires_grad=False)
+    told = r"`weight` must have 16 bits or more to be averaged, got torch\.float8_e4m3f"
+    with pytest.raises(ValueError, match=told):
+        FlatParameters(module, with_frozen=False)
+    module._ddp_params_and_buffers_to_ignore = ["weight"]  # pyright: ignore
+    flat = FlatParameters(module)
+    assert [len(vector) for vector in flat.vectors] == [2]
+    assert [*flat.own_tensors()] == ["weight"]
+
+
+def test_a_buffer_of_8_bits_that_no_checkpoint_holds_is_left_as_it_is() -> None:
+    module = nn.Linear(2, 2)
+    cache = torch.ones(3).to(torch.float8_e4m3fn)
+    module.register_buffer("cache", cache, persistent=False)
+    assert [len(vector) for vector in FlatParameters(module).vectors] == [6]
+    assert module.cache is cache
+
+
 def test_weights_on_two_devices_are_refused() -> None:
     module = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta"))
     with pytest.raises(ValueError, match=r"one device.*cpu.*meta"):

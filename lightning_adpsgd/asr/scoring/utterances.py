@@ -10,9 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lightning_adpsgd.asr.corpora.acronyms import letters_of
 from lightning_adpsgd.asr.scoring.errors import Errors, ScoringError
+from lightning_adpsgd.asr.scoring.filters import check_optional
 from lightning_adpsgd.asr.scoring.glm import Glm
 from lightning_adpsgd.asr.scoring.scorer import score_lines
-from lightning_adpsgd.asr.scoring.words import ALL_MARKS, NO_MARKS, WordOptions
+from lightning_adpsgd.asr.scoring.words import (
+    ALL_MARKS,
+    NO_MARKS,
+    WordOptions,
+    parse_text,
+)
 
 _HESITATIONS = "uh um eh mm hm ah huh ha er oof hee ach eee ew %hesitation"
 HESITATIONS = frozenset(_HESITATIONS.split(" "))
@@ -76,10 +82,11 @@ def score(
         sources: `file:line` of each reference, for messages.
 
     Raises:
-        ScoringError: A reference is empty, a hypothesis has no reference, or no words
-            are left that count.
+        ScoringError: A reference is empty or has an open bracket, a hypothesis has no
+            reference, or no words are left that count.
     """
-    _check(references, hypotheses, sources or {})
+    places = {name: (sources or {}).get(name) or name for name in references}
+    _check(references, hypotheses, places)
     names = list(references)
     stm = [_stm_line(place, references[name], glm) for place, name in enumerate(names)]
     ctm = [
@@ -88,7 +95,12 @@ def score(
         for line in _ctm_lines(place, hypotheses.get(name, ()), glm)
     ]
     lines = list(enumerate(stm, 1)), list(enumerate(ctm, 1))
-    total = score_lines(*lines, glm, marks_of(glm)).total
+    try:
+        total = score_lines(*lines, glm, marks_of(glm)).total
+    except ScoringError:  # which names a line of what was made here
+        for name, words in references.items():
+            _check_marks(words, glm, places[name])
+        raise
     if total.num_words == 0:
         raise ScoringError(
             f"none of {len(references)} references has a word that counts; a word "
@@ -100,17 +112,28 @@ def score(
 def _check(
     references: Mapping[str, Sequence[str]],
     hypotheses: Mapping[str, Sequence[str]],
-    sources: Mapping[str, str],
+    places: Mapping[str, str],
 ) -> None:
     stray = sorted(set(hypotheses) - set(references))
     if stray:
         raise ScoringError(
             f"{len(stray)} hypotheses have no reference, the first: {stray[0]}"
         )
-    for utterance, words in references.items():
+    for name, words in references.items():
         if not words:
-            where = sources.get(utterance) or utterance
-            raise ScoringError(f"{where}: the reference of {utterance} has no words")
+            raise ScoringError(f"{places[name]}: the reference of {name} has no words")
+
+
+def _check_marks(words: Iterable[str], glm: Glm | None, where: str) -> None:
+    """Checks the brackets of a reference, as it is before rules change it.
+
+    Raises:
+        ScoringError: One is not closed.
+    """
+    text = " ".join(reference_text(words, glm))
+    if glm is not None:
+        check_optional(text, where)
+    parse_text(text, marks_of(glm), where)
 
 
 def reference_text(words: Iterable[str], glm: Glm | None = None) -> list[str]:

@@ -434,9 +434,32 @@ def _run(
             stage.run(settings, partial)
         except CrewError as error:
             raise StageError(str(error)) from error
+        except (StageError, CorpusError, OSError):  # of which a reader sees one line
+            raise
+        except Exception as error:
+            for note in _changes_since(stage, settings):
+                error.add_note(note)
+            raise
         seconds = time.monotonic() - start
         _publish(partial, target, fingerprint, seconds)
     return seconds
+
+
+def _changes_since(stage: Stage, settings: Settings) -> Iterator[str]:
+    """Names files that a stage reads and that are not as the stage before left them.
+
+    One may be damaged, or changed on purpose: either may be why the stage failed.
+    """
+    for name in map(stage_in, (*stage.inputs, *stage.needs)):
+        folder, made_by = settings.directory(name), settings.stage_of(name)
+        with contextlib.suppress(OSError):  # the folder has gone
+            left = json.loads((folder / STAMP).read_text()).get(_OUTPUTS, {})
+            for file, digest in digests_in(folder, ("wandb",)).items():
+                if left.get(file, digest) != digest:
+                    yield (
+                        f"{folder / file} is not as stage `{made_by}` left it. If it "
+                        f"is damaged, run with --from {made_by} --to {made_by} --redo"
+                    )
 
 
 def _follow(stage: Stage, settings: Settings, fingerprint: dict[str, Any]) -> float:

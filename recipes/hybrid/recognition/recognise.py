@@ -281,8 +281,10 @@ def _dev_errors(
     pairs = zip(spoken, texts, strict=True)
     found = {utterance.id: text for (utterance, _), text in pairs}
     references = {utterance.id: utterance.words for utterance, _ in spoken}
+    sources = {utterance.id: utterance.source for utterance, _ in spoken}
     try:
-        return score_words(references, found, glm=read_rules(task.settings))
+        rules = read_rules(task.settings)
+        return score_words(references, found, glm=rules, sources=sources)
     except ScoringError as error:
         raise StageError(f"dev cannot be scored: {error}") from error
 

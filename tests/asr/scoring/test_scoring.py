@@ -278,6 +278,18 @@ def test_an_empty_reference_is_refused_with_its_line():
         score({"u1": []}, {}, sources={"u1": "ref.stm:7"})
 
 
+@pytest.mark.parametrize("words", [["a", "(b"], ["{a", "b"], ["a{b"]])
+def test_a_bracket_that_is_not_closed_is_refused_with_its_line(words):
+    with pytest.raises(ScoringError, match=r"ref\.stm:7: (the alt|an alt|parenth)"):
+        score({"u0": ["a"], "u1": words}, {}, glm=NO_RULES, sources={"u1": "ref.stm:7"})
+    assert score({"u1": words}, {"u1": words}).wer == 0
+
+
+def test_a_bracket_that_the_scorer_does_not_read_is_no_error():
+    ignored = ["{", "IGNORE_TIME_SEGMENT_IN_SCORING"]
+    assert score({"u0": ["a"], "u1": ignored}, {"u0": ["a"]}, glm=NO_RULES).wer == 0
+
+
 def test_references_without_a_word_that_counts_are_refused():
     with pytest.raises(ScoringError, match="1 references"):
         score({"u1": ["[noise]"]}, {"u1": ["a"]})
