@@ -1,5 +1,7 @@
 """Epochs and work units: every position once, whatever the sizes."""
 
+import random
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -102,6 +104,17 @@ def test_an_epoch_without_a_batch_is_refused_but_not_the_end_of_another(
     assert len(WorkUnits((), regular(20, 4, drop_last), 2, 1, drop_last)) == 0
 
 
+class Shuffled(Sampler[int]):
+    """A sampler of a user who draws by Python's generator."""
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(40), 40))
+
+    def __len__(self) -> int:
+        return 40
+
+
 def user_samplers() -> dict[str, Any]:
     data = range(40)
     generator = torch.Generator().manual_seed(9)
@@ -111,6 +124,7 @@ def user_samplers() -> dict[str, Any]:
         "replacement": RandomSampler(data, replacement=True, num_samples=50),
         "subset": SubsetRandomSampler(range(5, 25)),
         "weighted": WeightedRandomSampler([1.0, 2.0, 0.0, 4.0] * 10, 30),
+        "by Python": Shuffled(),
     }
 
 
