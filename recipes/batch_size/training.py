@@ -38,7 +38,8 @@ def train(run: Run, workload: Workload, settings: Settings) -> Outcome:
 
     Args:
         run: run to train.
-        workload: data and model; its training samples are a multiple of the batch.
+        workload: data and model. Where an epoch is no multiple of the batch, the last
+            batch of the run goes beyond its last epoch.
         settings: settings that all runs have in common.
     """
     points, choices = list[Point](), list[float]()

@@ -450,7 +450,7 @@ def _changes_since(stage: Stage, settings: Settings) -> Iterator[str]:
 
     One may be damaged, or changed on purpose: either may be why the stage failed.
     """
-    for name in map(stage_in, (*stage.inputs, *stage.needs)):
+    for name in dict.fromkeys(map(stage_in, (*stage.inputs, *stage.needs))):
         folder, made_by = settings.directory(name), settings.stage_of(name)
         with contextlib.suppress(OSError):  # the folder has gone
             left = json.loads((folder / STAMP).read_text()).get(_OUTPUTS, {})
