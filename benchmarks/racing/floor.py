@@ -2,8 +2,6 @@
 
 import time
 
-import torch
-
 from benchmarks.racing.columns import NUM_HOSTS
 from benchmarks.racing.course import (
     SHARES_OF_TIME,
@@ -12,11 +10,11 @@ from benchmarks.racing.course import (
     weights_of,
 )
 from benchmarks.racing.problems import PROBLEMS
-from benchmarks.workload import Batch, anneal, loss
+from benchmarks.workload import anneal, loss
 
 
 def train_floor(heat: Heat) -> Finish:
-    """`ddp` of all learners in one process, which takes all their batches together.
+    """`ddp` of all learners in one process, one batch after another.
 
     Its curve is over the time in which the learners would have made these steps.
     """
@@ -30,10 +28,10 @@ def train_floor(heat: Heat) -> Finish:
         share = step / num_steps
         if heat.with_curve and kept and share >= kept[0]:
             curve.append((kept.pop(0) * heat.seconds, weights_of(model)))
-        parts = [next(feed) for feed in feeds]
-        batch = Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
         optimizer.zero_grad()
-        loss(model, batch).backward()
+        for feed in feeds:
+            # Apart, because each learner's batch norm sees its own batch.
+            (loss(model, next(feed)) / NUM_HOSTS).backward()
         optimizer.step()
     took = time.monotonic() - begin
     return Finish(

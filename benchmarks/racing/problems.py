@@ -1,10 +1,13 @@
-"""The problems: three models, their generated data, and held-out samples.
+"""The problems: four models, their generated data, and held-out samples.
 
 The perceptron learns a teacher's labels, as `workload` has them, at a fourth of its
 bytes. The recurrent network labels the frames of generated speech: phones of random
 durations, each a mean in feature space, smeared over time as by a mouth that moves,
 moved by a speaker and covered with noise. Both train with momentum. The transformer
-labels the same frames and trains with AdamW, whose moments stay in each learner.
+labels the same frames and trains with AdamW, whose moments stay in each learner. The
+convolutional network tells textures apart, each noise through one of a class's filters,
+and has batch norm. It is evaluated with the statistics of the held-out batch, since
+methods in a loop average parameters alone.
 
 Every step has a nominal length. The gradient is computed, and the rest of the length is
 slept, in the forward and the backward pass as a slower processor would have spent it.
@@ -242,8 +245,66 @@ def _smeared(targets: Tensor) -> Tensor:
     return torch.stack(frames, 1)
 
 
+# --- generated textures
+
+
+PIXELS, COLORS, TEXTURES, FILTERS, CHANNELS = 16, 3, 32, 3, 24
+"""Width of an image, its colors, classes, filters of a class, width of the network."""
+GRAIN = 0.6
+"""Standard deviation of what covers a texture, whose own is about 1.7."""
+
+
+def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a shortcut."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = convolution(channels, channels)
+        self.second = convolution(channels, channels)[:2]
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.relu(inputs + self.second(self.first(inputs)))
+
+
+def convolutional_layers() -> list[nn.Module]:
+    narrow, middle, wide = CHANNELS, 2 * CHANNELS, 4 * CHANNELS
+    return [
+        convolution(COLORS, narrow),
+        convolution(narrow, middle, stride=2),
+        Residual(middle),
+        convolution(middle, wide, stride=2),
+        Residual(wide),
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(wide, TEXTURES)),
+    ]
+
+
+def textures(seed: int, size: int) -> Iterator[Batch]:
+    """Images [size, COLORS, PIXELS, PIXELS] with their classes [size]."""
+    world = torch.Generator().manual_seed(4321)
+    shape = TEXTURES * FILTERS, COLORS, COLORS, 3, 3
+    filters = torch.randn(shape, generator=world) / 3
+    generator = torch.Generator().manual_seed(seed)
+    image = size, COLORS, PIXELS, PIXELS
+    while True:
+        labels = torch.randint(TEXTURES, (size,), generator=generator)
+        kinds = torch.randint(FILTERS, (size,), generator=generator)
+        chosen = filters[FILTERS * labels + kinds].flatten(0, 1)
+        white = torch.randn(image, generator=generator).flatten(0, 1)
+        # Each image has filters of its own, so all are one image of many groups.
+        texture = nn.functional.conv2d(white[None], chosen, padding=1, groups=size)
+        grain = GRAIN * torch.randn(image, generator=generator)
+        yield Batch(texture.view(image) + grain, labels)
+
+
 PROBLEMS = {
     "perceptron": Problem(perceptron_layers, workload.batches, 32, 4000, 0.05),
     "bilstm": Problem(recurrent_layers, speech, 16, 400, 0.4),
     "transformer": Problem(transformer_layers, speech, 16, 400, 0.008, adamw),
+    "convnet": Problem(convolutional_layers, textures, 16, 2000, 0.025),
 }
