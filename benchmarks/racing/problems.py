@@ -5,7 +5,7 @@ bytes. The recurrent network labels the frames of generated speech: phones of ra
 durations, each a mean in feature space, smeared over time as by a mouth that moves,
 moved by a speaker and covered with noise. Both train with momentum. The transformer
 labels the same frames and trains with AdamW, whose moments stay in each learner. The
-convolutional network tells textures apart, each noise through one of a class's filters,
+convolutional network tells textures apart, each noise through the filter of its class,
 and has batch norm. It is evaluated with the statistics of the held-out batch, since
 methods in a loop average parameters alone.
 
@@ -248,9 +248,9 @@ def _smeared(targets: Tensor) -> Tensor:
 # --- generated textures
 
 
-PIXELS, COLORS, TEXTURES, FILTERS, CHANNELS = 16, 3, 32, 3, 24
-"""Width of an image, its colors, classes, filters of a class, width of the network."""
-GRAIN = 0.6
+PIXELS, COLORS, TEXTURES, CHANNELS = 16, 3, 32, 24
+"""Width of an image, its colors, its classes; width of the network."""
+GRAIN = 2.0
 """Standard deviation of what covers a texture, whose own is about 1.7."""
 
 
@@ -287,14 +287,12 @@ def convolutional_layers() -> list[nn.Module]:
 def textures(seed: int, size: int) -> Iterator[Batch]:
     """Images [size, COLORS, PIXELS, PIXELS] with their classes [size]."""
     world = torch.Generator().manual_seed(4321)
-    shape = TEXTURES * FILTERS, COLORS, COLORS, 3, 3
-    filters = torch.randn(shape, generator=world) / 3
+    filters = torch.randn(TEXTURES, COLORS, COLORS, 3, 3, generator=world) / 3
     generator = torch.Generator().manual_seed(seed)
     image = size, COLORS, PIXELS, PIXELS
     while True:
         labels = torch.randint(TEXTURES, (size,), generator=generator)
-        kinds = torch.randint(FILTERS, (size,), generator=generator)
-        chosen = filters[FILTERS * labels + kinds].flatten(0, 1)
+        chosen = filters[labels].flatten(0, 1)
         white = torch.randn(image, generator=generator).flatten(0, 1)
         # Each image has filters of its own, so all are one image of many groups.
         texture = nn.functional.conv2d(white[None], chosen, padding=1, groups=size)
