@@ -31,8 +31,9 @@ from recipes.demo.results import (
     trainings_compared,
 )
 from recipes.generated.corpus import write_corpus
-from recipes.hybrid.pipeline.runner import StageError, run_stages
+from recipes.hybrid.pipeline.runner import run_stages
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.stages import STAGES
 from recipes.hybrid.training.tracking import log_later, offline_runs, sync_line
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from recipes.hybrid.pipeline.fingerprint import STAMP
 from recipes.hybrid.pipeline.groups import TrainSettings
 from recipes.hybrid.pipeline.provenance import provenance
-from recipes.hybrid.pipeline.runner import STAMP
 from recipes.hybrid.pipeline.settings import RUN_STAGES, Settings
 from recipes.hybrid.stages import STAGES
 

@@ -336,6 +336,8 @@ def test_who_began_without_the_others_shares_their_next_epoch() -> None:
         together([partial(one.run, 1), partial(apart.run, 1)])
         assert rows([one, apart]) - before == Counter(range(60))
         assert one.batches.seed == apart.batches.seed
+        # Else it would wait for the others in later epochs without the rendezvous.
+        assert not pool._is_apart
 
 
 def test_one_that_takes_weights_of_another_training_ends_its_own_epoch_first() -> None:

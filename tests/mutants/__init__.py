@@ -1,1 +1,1 @@
-"""Mutation testing: `python -m tests.mutants`; docs/testing.md has what it found."""
+"""Mutation testing: `python -m tests.mutants`; docs/mutants.md has what it found."""

@@ -37,8 +37,8 @@ from recipes.hybrid.pipeline.groups import (
     RealignSettings,
     TrainSettings,
 )
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.planning import __main__ as planning
 from recipes.hybrid.planning import costs, rates
 from recipes.hybrid.recognition.decoder import make_decoder

@@ -17,8 +17,9 @@ import soundfile
 from lightning_adpsgd.asr.corpora.corpus import read_utterances
 from lightning_adpsgd.asr.scoring import read_glm
 from lightning_adpsgd.asr.sound.sphere import read_channel
-from recipes.hybrid.pipeline.runner import StageError, run_stages
+from recipes.hybrid.pipeline.runner import run_stages
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.stages import STAGES
 from tests.asr.tiny import (
     noise,

@@ -19,9 +19,11 @@ from recipes.hybrid.pipeline.crew import (
     shard_of,
     shared,
 )
+from recipes.hybrid.pipeline.fingerprint import STAMP
 from recipes.hybrid.pipeline.overrides import override
-from recipes.hybrid.pipeline.runner import STAMP, Stage, StageError, run_stages
+from recipes.hybrid.pipeline.runner import run_stages
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import Stage, StageError
 from recipes.hybrid.stages import STAGES
 
 PAIR = [Crew(rank, 2, patience_s=20) for rank in range(2)]

@@ -33,8 +33,9 @@ from recipes.hybrid.data.selection import (
 )
 from recipes.hybrid.pipeline.groups import PrepareSettings
 from recipes.hybrid.pipeline.overrides import override
-from recipes.hybrid.pipeline.runner import StageError, run_stages
+from recipes.hybrid.pipeline.runner import run_stages
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.stages import STAGES
 from recipes.hybrid.stages import features as feature_stage
 from tests.asr.tiny import (

@@ -34,8 +34,8 @@ from recipes.demo.results import (
     trainings_compared,
 )
 from recipes.hybrid.pipeline.groups import RaceSettings, TrainSettings
-from recipes.hybrid.pipeline.runner import Stage
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import Stage
 from recipes.hybrid.training.held_out import HeldOut, Point, Spoken
 from recipes.hybrid.training.metrics import (
     by_step,

@@ -27,8 +27,8 @@ from recipes.hybrid.pipeline.groups import (
     TriphoneSettings,
 )
 from recipes.hybrid.pipeline.overrides import override
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.recognition.scorers import mixtures
 from recipes.hybrid.stages import decode as decode_stage
 from recipes.hybrid.stages import realign as realign_stage

@@ -31,8 +31,8 @@ from recipes.hybrid.pipeline.groups import (
     LmSettings,
 )
 from recipes.hybrid.pipeline.overrides import override
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.recognition.kaldi import decoder
 from recipes.hybrid.stages import STAGES
 from recipes.hybrid.stages import decode as decode_stage

@@ -11,8 +11,8 @@ from lightning_adpsgd.asr.hmm.states import Topology, write_topology
 from lightning_adpsgd.asr.language.lexicon import write_lexicon
 from lightning_adpsgd.asr.language.ngram import estimate, read_arpa, write_arpa
 from recipes.hybrid.pipeline.overrides import override
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.planning.graph_size import (
     free_memory,
     ngrams_that_fit,

@@ -16,16 +16,12 @@ import pytest
 
 from recipes.hybrid.pipeline import contents, runner
 from recipes.hybrid.pipeline.contents import Contents
+from recipes.hybrid.pipeline.fingerprint import STAMP
 from recipes.hybrid.pipeline.groups import LmSettings
 from recipes.hybrid.pipeline.overrides import override
-from recipes.hybrid.pipeline.runner import (
-    STAMP,
-    Stage,
-    StageError,
-    run_stages,
-    stage_in,
-)
+from recipes.hybrid.pipeline.runner import run_stages
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import Stage, StageError, stage_in
 from recipes.hybrid.stages import STAGES
 
 

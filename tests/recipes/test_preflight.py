@@ -9,8 +9,9 @@ import torch
 from recipes.hybrid.pipeline.groups import TrainSettings
 from recipes.hybrid.pipeline.overrides import override
 from recipes.hybrid.pipeline.preflight import problems
-from recipes.hybrid.pipeline.runner import Stage, StageError, run_stages
+from recipes.hybrid.pipeline.runner import run_stages
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import Stage, StageError
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from lightning_adpsgd.asr.scoring import Errors
 from lightning_adpsgd.asr.scoring.nist import find_hubscr
 from lightning_adpsgd.report import collect
 from recipes.hybrid.pipeline.command import parser, settings_from
-from recipes.hybrid.pipeline.runner import StageError, run_stages
+from recipes.hybrid.pipeline.runner import run_stages
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.recognition import scoring
 from recipes.hybrid.recognition.figures import hub5_size
 from recipes.hybrid.stages import STAGES

@@ -11,9 +11,9 @@ import torch
 from lightning.pytorch.callbacks import Timer
 
 from lightning_adpsgd.asr.schedule import GlobalSampleLR, PaperSchedule
+from recipes.hybrid.pipeline.fingerprint import fingerprint_of
 from recipes.hybrid.pipeline.groups import RaceSettings
 from recipes.hybrid.pipeline.overrides import override
-from recipes.hybrid.pipeline.runner import fingerprint_of
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.stages import STAGES
 from recipes.hybrid.training import beside, timed

@@ -12,8 +12,8 @@ from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.registration import NAMES
 from recipes.hybrid.pipeline.crew import Crew, FinishedError
 from recipes.hybrid.pipeline.groups import RaceSettings, TrainSettings
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.stages.train import train
 from recipes.hybrid.training.learners import make_strategy
 from recipes.hybrid.training.metrics import gather_figures, write_rows

@@ -6,8 +6,8 @@ from pathlib import Path
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.corpora.sources import TRAINING, Discs, find_discs
 from recipes.hybrid.data.inspection import Recording
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 
 REPORT = "report.json"
 

@@ -9,8 +9,8 @@ from lightning_adpsgd.asr.kaldi.experiment import (
 )
 from lightning_adpsgd.asr.kaldi.model import Transitions
 from lightning_adpsgd.asr.kaldi.names import Names, read_spans
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 
 
 def find_kaldi(settings: Settings) -> tuple[Experiment, Transitions]:

@@ -33,8 +33,8 @@ from lightning_adpsgd.asr.search.graphs import TrainingGraphs
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.data.splits import with_copies
 from recipes.hybrid.pipeline.crew import finished, shared
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 
 ALIGNED_SPLITS = ("train", "dev")
 _BLOCK = 4096  # utterances that are in memory at a time

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance
 from recipes.hybrid.pipeline.groups import PrepareSettings
-from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.stage import StageError
 
 
 def distinct(utterances: Iterable[Utterance], skipped: Skipped) -> Iterator[Utterance]:

@@ -17,8 +17,8 @@ from lightning_adpsgd.asr.corpora.corpus import (
     write_utterances,
 )
 from lightning_adpsgd.files import write_json
-from recipes.hybrid.pipeline.runner import say
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import say
 
 
 def write_splits(output: Path, splits: Mapping[str, list[Utterance]]) -> None:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 from lightning_adpsgd.asr.corpora.corpus import CorpusError
 from recipes.hybrid.pipeline.crew import Crew, environment_crew, shard_of
 from recipes.hybrid.pipeline.overrides import override
-from recipes.hybrid.pipeline.runner import Stage, StageError, run_stages
+from recipes.hybrid.pipeline.runner import run_stages
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import Stage, StageError
 
 
 class Recipe(NamedTuple):

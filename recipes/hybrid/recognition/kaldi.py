@@ -12,8 +12,8 @@ from lightning_adpsgd.asr.kaldi.language import read_boundaries, read_words
 from lightning_adpsgd.asr.kaldi.model import Transitions
 from lightning_adpsgd.asr.search.decoding import SearchOptions
 from recipes.hybrid.data.kaldi import find_kaldi
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.recognition.searching import Task
 
 

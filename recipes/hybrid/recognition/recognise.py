@@ -46,8 +46,8 @@ from lightning_adpsgd.asr.search.words import Hypothesis
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.data.inputs import Load, StoredInputs, spoken_inputs
 from recipes.hybrid.pipeline.crew import shared
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.recognition import kaldi
 from recipes.hybrid.recognition.decoder import make_decoder
 from recipes.hybrid.recognition.scorers import Scorer

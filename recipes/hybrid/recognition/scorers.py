@@ -10,7 +10,7 @@ from lightning_adpsgd.asr.frames.front_end import FrontEnd
 from lightning_adpsgd.asr.hmm.gmm import GaussianMixtures
 from lightning_adpsgd.asr.model import AcousticModel
 from recipes.hybrid.data.inputs import Inputs
-from recipes.hybrid.pipeline.runner import StageError
+from recipes.hybrid.pipeline.stage import StageError
 
 Scorer = Callable[[Inputs], np.ndarray]
 """Maps the inputs of an utterance to log-likelihoods [time, num_states]."""

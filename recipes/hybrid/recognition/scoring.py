@@ -44,8 +44,8 @@ from lightning_adpsgd.asr.scoring.utterances import (
 )
 from lightning_adpsgd.files import write_json, written_whole
 from recipes.hybrid.pipeline.contents import digest_of
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.recognition.figures import compared_with, figures_of, say
 from recipes.hybrid.recognition.worst import Sides, Sound, write_worst
 

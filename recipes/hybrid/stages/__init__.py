@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from lightning_adpsgd.asr.kaldi.lexicon import SILENCES, find_lexicon
-from recipes.hybrid.pipeline.runner import Stage, Together
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import Stage, Together
 
 SPOKEN = ("prepare", "lexicon")
 _OF_KALDIS_SEARCH = ("kaldi.arpa", "kaldi.graph")

@@ -14,8 +14,8 @@ from lightning_adpsgd.files import write_json
 from recipes.hybrid.adaptation import kaldi
 from recipes.hybrid.adaptation.fmllr import make_fmllr
 from recipes.hybrid.adaptation.ivectors import make_ivectors
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 
 Maker = Callable[[Settings, Path], dict[str, Any]]
 """Writes a stream of every split, and returns what is to be reported."""

@@ -26,8 +26,8 @@ from recipes.hybrid.data.inspection import (
     inspect_transcripts,
     missing_calls,
 )
-from recipes.hybrid.pipeline.runner import StageError, say
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError, say
 
 _PARTS = {"swb": "SWB", "ch": "CallHome"}
 _FILES = {

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.recognition.recognise import recognise
 from recipes.hybrid.recognition.scorers import NetworkScorer, network
 from recipes.hybrid.training.saving import BEST, best_is_another

@@ -18,8 +18,8 @@ from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.speakers.adaptation import AdaptationOptions
 from lightning_adpsgd.files import written_whole
 from recipes.hybrid.adaptation.fmllr import fmllr_options
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.recognition import model_card
 from recipes.hybrid.recognition.decoder import search_options
 

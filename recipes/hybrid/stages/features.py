@@ -27,8 +27,8 @@ from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
 from recipes.hybrid.data.splits import speeds_of, with_copies
 from recipes.hybrid.pipeline.crew import finished, shared
 from recipes.hybrid.pipeline.groups import FeatureSettings
-from recipes.hybrid.pipeline.runner import StageError, say
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError, say
 
 _JOURNAL = ".sides.done"
 

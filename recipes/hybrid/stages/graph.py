@@ -17,8 +17,8 @@ from lightning_adpsgd.asr.search.arcs import arcs_of
 from lightning_adpsgd.asr.search.graph_files import write_graph
 from lightning_adpsgd.asr.search.graphs import decoding_graph, symbols_of
 from recipes.hybrid.data.kaldi import find_kaldi
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.planning.graph_size import free_memory, problem, projected
 
 

@@ -15,8 +15,8 @@ from lightning_adpsgd.asr.kaldi.model import Transitions
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.data.kaldi import find_kaldi, names_of
 from recipes.hybrid.data.labels import ALIGNED_SPLITS
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 
 
 def kaldi(settings: Settings, output: Path) -> None:

@@ -29,8 +29,8 @@ from recipes.hybrid.data.discs import REPORT
 from recipes.hybrid.data.kaldi import find_kaldi
 from recipes.hybrid.data.selection import distinct, hold_out
 from recipes.hybrid.data.splits import say_splits, utterances, write_splits
-from recipes.hybrid.pipeline.runner import StageError, say
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError, say
 from recipes.hybrid.stages.lexicon import (
     SPELLED,
     Source,

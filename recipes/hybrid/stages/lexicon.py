@@ -20,8 +20,8 @@ from lightning_adpsgd.asr.language.lexicon import (
 )
 from recipes.hybrid.data.discs import discs_of
 from recipes.hybrid.data.splits import utterances
-from recipes.hybrid.pipeline.runner import StageError, say
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError, say
 
 Pronouncer = Callable[[str, int], tuple[Pronunciation, ...]]
 """Maps a word and its number of occurrences to its pronunciations, none if unknown."""

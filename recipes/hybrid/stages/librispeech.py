@@ -30,8 +30,8 @@ from recipes.hybrid.data.directories import write_directories
 from recipes.hybrid.data.discs import REPORT
 from recipes.hybrid.data.selection import distinct, hold_out
 from recipes.hybrid.data.splits import say_splits, write_splits
-from recipes.hybrid.pipeline.runner import StageError, say
 from recipes.hybrid.pipeline.settings import TEST_SPLITS, Settings
+from recipes.hybrid.pipeline.stage import StageError, say
 from recipes.hybrid.stages.lexicon import complete_lexicon, sources_of
 
 Splits = dict[str, list[Utterance]]

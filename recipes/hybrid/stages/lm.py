@@ -28,8 +28,8 @@ from lightning_adpsgd.asr.language.ngram import (
 )
 from lightning_adpsgd.asr.language.pruning import prune_to
 from recipes.hybrid.data.splits import utterances
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 
 Sentences = list[tuple[str, ...]]
 

@@ -54,8 +54,8 @@ from recipes.hybrid.data.selection import (
 )
 from recipes.hybrid.data.splits import say_splits, write_splits
 from recipes.hybrid.pipeline.groups import PrepareSettings
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 
 
 def prepare(settings: Settings, output: Path) -> None:

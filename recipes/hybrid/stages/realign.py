@@ -18,8 +18,8 @@ from lightning_adpsgd.asr.search.graphs import TrainingGraphs
 from recipes.hybrid.data.inputs import Inputs, StoredInputs
 from recipes.hybrid.data.labels import Stored, alignment_options, label_splits
 from recipes.hybrid.data.splits import with_copies
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.recognition.scorers import read_network
 
 _BLOCK = 512  # utterances whose inputs are in memory at a time: some 150 MB

@@ -24,8 +24,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.pipeline.crew import FinishedError
-from recipes.hybrid.pipeline.runner import StageError, say
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError, say
 from recipes.hybrid.training.beside import others_since_now
 from recipes.hybrid.training.held_out import Point, write_held_out
 from recipes.hybrid.training.learners import make_strategy, run_learners

@@ -47,8 +47,8 @@ from recipes.hybrid.data.labels import (
     training_utterances,
     write_states,
 )
-from recipes.hybrid.pipeline.runner import StageError
 from recipes.hybrid.pipeline.settings import Settings
+from recipes.hybrid.pipeline.stage import StageError
 
 _SHARD = 256  # utterances whose frames are in a process's memory at a time
 
