@@ -248,8 +248,8 @@ def _smeared(targets: Tensor) -> Tensor:
 # --- generated textures
 
 
-PIXELS, COLORS, TEXTURES, CHANNELS = 16, 3, 32, 24
-"""Width of an image, its colors, its classes; width of the network."""
+PIXELS, COLOURS, TEXTURES, CHANNELS = 16, 3, 32, 24
+"""Width of an image, its colours, its classes; width of the network."""
 GRAIN = 2.0
 """Standard deviation of what covers a texture, whose own is about 1.7."""
 
@@ -275,7 +275,7 @@ class Residual(nn.Module):
 def convolutional_layers() -> list[nn.Module]:
     narrow, middle, wide = CHANNELS, 2 * CHANNELS, 4 * CHANNELS
     return [
-        convolution(COLORS, narrow),
+        convolution(COLOURS, narrow),
         convolution(narrow, middle, stride=2),
         Residual(middle),
         convolution(middle, wide, stride=2),
@@ -285,11 +285,11 @@ def convolutional_layers() -> list[nn.Module]:
 
 
 def textures(seed: int, size: int) -> Iterator[Batch]:
-    """Images [size, COLORS, PIXELS, PIXELS] with their classes [size]."""
+    """Images [size, COLOURS, PIXELS, PIXELS] with their classes [size]."""
     world = torch.Generator().manual_seed(4321)
-    filters = torch.randn(TEXTURES, COLORS, COLORS, 3, 3, generator=world) / 3
+    filters = torch.randn(TEXTURES, COLOURS, COLOURS, 3, 3, generator=world) / 3
     generator = torch.Generator().manual_seed(seed)
-    image = size, COLORS, PIXELS, PIXELS
+    image = size, COLOURS, PIXELS, PIXELS
     while True:
         labels = torch.randint(TEXTURES, (size,), generator=generator)
         chosen = filters[labels].flatten(0, 1)

@@ -13,7 +13,6 @@ digests of files: a stage that reads one depends on all of it, with its times.
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -146,9 +145,8 @@ def stamp_of(name: str, stage: Stage, settings: Settings) -> Path:
 
 def read_stamp(folder: Path) -> dict[str, Any] | None:
     """The stamp of a stage's folder; None: the stage is not finished."""
-    with suppress(FileNotFoundError):
-        return json.loads((folder / STAMP).read_text())
-    return None
+    stamp = folder / STAMP
+    return json.loads(stamp.read_text()) if stamp.exists() else None
 
 
 def is_finished(stage: Stage, settings: Settings, wanted: dict[str, Any]) -> bool:
