@@ -231,14 +231,21 @@ def in_rounds(
 
     def make(course: Course, stack: ExitStack) -> Loop:
         step, take, num_ended = local_step(course), average(course), counter(course)
+        ended = 0
 
         def with_average(batch: Batch) -> None:
+            nonlocal ended
             step(batch)
-            for _ in range(num_ended()):
+            ended = num_ended()
+            for _ in range(ended):
                 take()
                 course.exchanges += 1
 
-        return Loop(with_average, take)
+        def close() -> None:
+            if not ended:  # else the last step ended a round
+                take()
+
+        return Loop(with_average, close)
 
     return make
 

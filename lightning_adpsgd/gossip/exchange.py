@@ -71,8 +71,8 @@ there is time: `ADMIT` answers it when the asked end is free, and `DECLINE` says
 the asker no longer is. The numbers between are the words of `pairing`.
 """
 
-# The number of requests whose round trips are remembered.
-_ROUND_TRIPS = 16
+# The number of round trips that are remembered, and from which one is known.
+_ROUND_TRIPS, _FEWEST_ROUND_TRIPS = 16, 4
 # The most elements of one message of a pull: by each, the asking end sees that weights
 # still come.
 _PIECE_ELEMENTS = 1 << 17
@@ -168,12 +168,12 @@ class Lane:
             [payload_bytes(*form) for form in self._forms],
             [len(form.messages) for form in self._forms],
         )
-        # In seconds. Some wait for a busy peer; the quickest is that of the link.
+        # In seconds. Some wait for a busy thread; the quickest is that of the link.
         self._round_trips = deque[float](maxlen=_ROUND_TRIPS)
         self._disagreement = Disagreement()
         # Three int64 of each end: the word, its number, and their CRC.
         self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
-        self.said_at = time.monotonic()
+        self.said_at, self._greeted_at = time.monotonic(), 0.0
 
     def say(self, word: int, num_under_way: int = 0) -> None:
         """Sends a word, and the number of exchanges under way at this end.
@@ -195,10 +195,8 @@ class Lane:
 
     def request(self) -> None:
         """Requests an exchange, and waits until the peer is free for it."""
-        begin = time.monotonic()
         self.channel.wait([self._post_hearing(), self._post_word(REQUEST, 0)])
         self.channel.open(self._theirs)
-        self._round_trips.append(time.monotonic() - begin)
 
     def ask(self, num_under_way: int, step_seconds: float = math.inf) -> Outcome:
         """Asks for an exchange and makes it.
@@ -209,14 +207,21 @@ class Lane:
                 takes another form.
         """
         form = self._choice.choose(step_seconds)
-        begin, worked = time.monotonic(), time.thread_time()
+        begin, idle = time.monotonic(), idle_s()
         outcome = self._exchange(
             [self._post_hearing(), self._post_word(ASKS[form], num_under_way)], form
         )
-        seconds, processor = time.monotonic() - begin, time.thread_time() - worked
-        quickest = min(self._round_trips, default=0.0)
-        self._choice.took(form, seconds, processor, quickest)
+        seconds = time.monotonic() - begin
+        processor = seconds - (idle_s() - idle)
+        # Not of the request, which may wait for a whole exchange with another peer.
+        self._round_trips.append(self._greeted_at - idle)
+        self._choice.took(form, seconds, processor, self._round_trip)
         return outcome
+
+    @property
+    def _round_trip(self) -> float:
+        is_known = len(self._round_trips) >= _FEWEST_ROUND_TRIPS
+        return min(self._round_trips) if is_known else 0.0
 
     def answer(self, num_under_way: int) -> Outcome:
         """Makes the exchange that the peer has just asked for."""
@@ -282,6 +287,7 @@ class Lane:
         if greeting:
             self.channel.wait(greeting)
             self.channel.open(self._theirs)
+            self._greeted_at = idle_s()
             greeting.clear()
         return exchange_weight(self._gain, int(self._mine[1]), self.heard_number)
 
@@ -292,6 +298,11 @@ class Lane:
 
     def _post_hearing(self) -> Pending:
         return self.channel.post_receive(self._theirs)
+
+
+def idle_s() -> float:
+    """The seconds in which the calling thread has not computed, from some beginning."""
+    return time.monotonic() - time.thread_time()
 
 
 def _pieces_of(values: Iterable[Tensor]) -> list[Tensor]:

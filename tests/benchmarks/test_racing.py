@@ -4,7 +4,9 @@ import itertools
 import json
 import math
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,15 +14,16 @@ import torch
 
 from benchmarks import __main__ as runner
 from benchmarks import hosts, page, plots, race, results
-from benchmarks.racing import columns, report, runs, schedule, tuning
-from benchmarks.racing.course import shares_ended, weights_of
+from benchmarks.racing import columns, loops, report, runs, schedule, tuning
+from benchmarks.racing.course import Course, shares_ended, weights_of
 from benchmarks.racing.entrants import AT_THE_END, FLOOR, SHARDED
 from benchmarks.racing.problems import FRAMES, PHONES, PROBLEMS, Pace
 from benchmarks.racing.runs import Cell, Run, Track
 from benchmarks.racing.schedule import Race, Standing
 from benchmarks.racing.tuning import Setting
 from benchmarks.timing import mean_with_interval
-from benchmarks.workload import AT_PEAK, WARM_UP, loss, rate_at
+from benchmarks.workload import AT_PEAK, WARM_UP, Batch, loss, rate_at
+from lightning_adpsgd.strategy.job import Job
 from tests.benchmarks.emulated import NEEDS_HOSTS
 
 # --- problems
@@ -267,6 +270,29 @@ def test_a_round_is_as_long_for_a_slow_learner_as_for_the_others() -> None:
     assert runs.in_step(speeds, in_lockstep) == [2.0] * 4
 
 
+def a_course(**more: Any) -> Any:
+    model = PROBLEMS["bilstm"].make_model(0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    course = {"model": model, "optimizer": optimizer, "pace": Pace(0.0)}
+    return SimpleNamespace(**course, tick=lambda: None, exchanges=0.0, **more)
+
+
+def a_batch() -> Batch:
+    return next(PROBLEMS["bilstm"].batches_of(1, 0))
+
+
+@pytest.mark.parametrize("ended", [(0, 1, 0), (0, 1, 1)])
+def test_the_last_step_is_averaged_once(ended: tuple[int, ...]) -> None:
+    taken, counts, stack = list[int](), iter(ended), ExitStack()
+    average, counter = (lambda: taken.append(1)), (lambda: next(counts))
+    make = loops.in_rounds(lambda _: average, lambda _: counter)
+    step, close = make(a_course(), stack)
+    for _ in ended:
+        step(a_batch())
+    close()
+    assert len(taken) == 2
+
+
 def test_names_of_files_differ_where_runs_do(tmp_path: Path) -> None:
     every = list(itertools.chain(*Race().lineups()))
     names = {
@@ -387,6 +413,23 @@ def test_a_race_of_shards_alone_leaves_the_other_results_as_they_are(
 # --- processes
 
 
+def stop_only_with_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a learner fail whose clock stops before it has the mean of all."""
+    finish, stop, means = Job.finish, Course.stop, list[object]()
+
+    def noted(job: Job) -> Any:
+        means.append(finish(job))
+        return means[-1]
+
+    def checked(course: Course) -> None:
+        assert means, "the clock stops before the mean"
+        assert means[0] is not None
+        stop(course)
+
+    monkeypatch.setattr(Job, "finish", noted)
+    monkeypatch.setattr(Course, "stop", checked)
+
+
 @NEEDS_HOSTS
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -400,6 +443,8 @@ def test_a_run_goes_on_without_a_host_that_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runs, "ATTEMPTS", 1)
+    if method == "adpsgd":
+        stop_only_with_a_mean(monkeypatch)  # learners are forked from this process
     cell = Cell("bilstm", columns.KILL, method)
     run = Run(cell, 3.0, 0.4, 0, 1, role)
     with hosts.emulated(columns.NUM_HOSTS) as emulated:

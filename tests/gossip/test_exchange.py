@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,7 +18,15 @@ from typing_extensions import override
 from lightning_adpsgd.gossip import exchange as exchange_module
 from lightning_adpsgd.gossip import pairing
 from lightning_adpsgd.gossip.codecs import INT4, WireChoice
-from lightning_adpsgd.gossip.exchange import ADMIT, ALIVE, ASKS, PULL, Lane, Lanes
+from lightning_adpsgd.gossip.exchange import (
+    ADMIT,
+    ALIVE,
+    ASKS,
+    PULL,
+    REQUEST,
+    Lane,
+    Lanes,
+)
 from lightning_adpsgd.gossip.protocol import Outcome, Position, Pulled
 from lightning_adpsgd.gossip.quarantine import NUM_FIRST
 from lightning_adpsgd.gossip.wire import Buffers, Loan
@@ -487,6 +496,28 @@ def test_where_an_exchange_takes_long_half_a_byte_per_weight_is_sent() -> None:
     sent = [bytes_of(ends, step_seconds=1e-9)[0] for _ in range(4)]
     assert max(sent) < 0.6 * BIG
     assert bytes_of(ends, step_seconds=1e9) == [4 * BIG] * 2
+
+
+def test_a_wait_for_a_busy_peer_is_not_taken_for_a_round_trip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside a round trip of that length, the widest form would be short enough."""
+    ends = two_ends(*torch.randn(2, BIG), chunk_elements=BIG, wire_dtype="auto")
+    late_s = 0.0
+    clock = SimpleNamespace(
+        monotonic=lambda: time.monotonic() + late_s, thread_time=time.thread_time
+    )
+    monkeypatch.setattr(exchange_module, "time", clock)
+
+    def admit_late() -> None:
+        nonlocal late_s
+        assert ends[1].lane.hear() == REQUEST
+        late_s += 1000.0
+        ends[1].lane.say(ADMIT)
+
+    together([ends[0].lane.request, admit_late])
+    sent = [bytes_of(ends, step_seconds=1e-9)[0] for _ in range(4)]
+    assert max(sent) < 0.6 * BIG
 
 
 def test_a_short_message_is_not_worth_fewer_bits() -> None:
