@@ -207,12 +207,12 @@ class Lane:
                 takes another form.
         """
         form = self._choice.choose(step_seconds)
-        begin, idle = time.monotonic(), idle_s()
+        begin, idle = time.monotonic(), _idle_s()
         outcome = self._exchange(
             [self._post_hearing(), self._post_word(ASKS[form], num_under_way)], form
         )
         seconds = time.monotonic() - begin
-        processor = seconds - (idle_s() - idle)
+        processor = seconds - (_idle_s() - idle)
         # Not of the request, which may wait for a whole exchange with another peer.
         self._round_trips.append(self._greeted_at - idle)
         self._choice.took(form, seconds, processor, self._round_trip)
@@ -287,7 +287,7 @@ class Lane:
         if greeting:
             self.channel.wait(greeting)
             self.channel.open(self._theirs)
-            self._greeted_at = idle_s()
+            self._greeted_at = _idle_s()
             greeting.clear()
         return exchange_weight(self._gain, int(self._mine[1]), self.heard_number)
 
@@ -300,7 +300,7 @@ class Lane:
         return self.channel.post_receive(self._theirs)
 
 
-def idle_s() -> float:
+def _idle_s() -> float:
     """The seconds in which the calling thread has not computed, from some beginning."""
     return time.monotonic() - time.thread_time()
 
