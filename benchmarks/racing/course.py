@@ -62,7 +62,7 @@ class Finish(NamedTuple):
 
     Attributes:
         steps: Number of steps that it made.
-        seconds: From the start to the end of its last step.
+        seconds: From the start to the end, with the last mean if the method takes one.
         speed: Steps per second, the first ones of a calibration left out.
         sent_bytes: Bytes that its host sent, in all protocols.
         exchanges: Number of averages that it took part in.

@@ -116,7 +116,7 @@ def ours(is_sharded: bool = False, **dials: Any) -> Entrant:
             else place.world_size // place.per_host,
         )
         trainer.fit(Racer(course))
-        # After the fit: the weights are the mean of all, unless learners are islands.
+        # After the fit: the weights are the mean of all.
         finish = course.finish()
         course.meetings.leave()
         return finish

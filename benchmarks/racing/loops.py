@@ -1,8 +1,8 @@
 """Methods in a plain loop: the step of each, and the way survivors continue.
 
-A loop is kinder to a method than a Trainer: it costs less beside the step. Where a
-learner is killed, those that are left make a new process group at once and continue,
-which no launcher does as fast.
+A loop's step costs a per cent or two more or less than a Trainer's. Where a learner is
+killed, those that are left make a new process group at once and continue, which no
+launcher does as fast.
 """
 
 import itertools

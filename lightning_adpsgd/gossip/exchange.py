@@ -173,7 +173,7 @@ class Lane:
         self._disagreement = Disagreement()
         # Three int64 of each end: the word, its number, and their CRC.
         self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
-        self.said_at, self._greeted_at = time.monotonic(), 0.0
+        self.said_at, self._answer_s = time.monotonic(), 0.0
 
     def say(self, word: int, num_under_way: int = 0) -> None:
         """Sends a word, and the number of exchanges under way at this end.
@@ -207,14 +207,13 @@ class Lane:
                 takes another form.
         """
         form = self._choice.choose(step_seconds)
-        begin, idle = time.monotonic(), _idle_s()
+        begin, worked = time.monotonic(), time.thread_time()
         outcome = self._exchange(
             [self._post_hearing(), self._post_word(ASKS[form], num_under_way)], form
         )
-        seconds = time.monotonic() - begin
-        processor = seconds - (_idle_s() - idle)
+        seconds, processor = time.monotonic() - begin, time.thread_time() - worked
         # Not of the request, which may wait for a whole exchange with another peer.
-        self._round_trips.append(self._greeted_at - idle)
+        self._round_trips.append(self._answer_s)
         self._choice.took(form, seconds, processor, self._round_trip)
         return outcome
 
@@ -285,9 +284,10 @@ class Lane:
     def _end_greeting(self, greeting: list[Pending]) -> float:
         """Waits once for the words of both ends; returns the agreed weight a."""
         if greeting:
+            begin = time.monotonic()  # encoding the first message may have taken long
             self.channel.wait(greeting)
+            self._answer_s = time.monotonic() - begin
             self.channel.open(self._theirs)
-            self._greeted_at = _idle_s()
             greeting.clear()
         return exchange_weight(self._gain, int(self._mine[1]), self.heard_number)
 
@@ -298,11 +298,6 @@ class Lane:
 
     def _post_hearing(self) -> Pending:
         return self.channel.post_receive(self._theirs)
-
-
-def _idle_s() -> float:
-    """The seconds in which the calling thread has not computed, from some beginning."""
-    return time.monotonic() - time.thread_time()
 
 
 def _pieces_of(values: Iterable[Tensor]) -> list[Tensor]:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from types import SimpleNamespace
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -498,26 +498,70 @@ def test_where_an_exchange_takes_long_half_a_byte_per_weight_is_sent() -> None:
     assert bytes_of(ends, step_seconds=1e9) == [4 * BIG] * 2
 
 
+class Clock:
+    """The clock of exchanges, which a test moves on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.late_s, self.thread_time = 0.0, time.thread_time
+        monkeypatch.setattr(exchange_module, "time", self)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.late_s
+
+
 def test_a_wait_for_a_busy_peer_is_not_taken_for_a_round_trip(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Beside a round trip of that length, the widest form would be short enough."""
     ends = two_ends(*torch.randn(2, BIG), chunk_elements=BIG, wire_dtype="auto")
-    late_s = 0.0
-    clock = SimpleNamespace(
-        monotonic=lambda: time.monotonic() + late_s, thread_time=time.thread_time
-    )
-    monkeypatch.setattr(exchange_module, "time", clock)
+    clock = Clock(monkeypatch)
 
     def admit_late() -> None:
-        nonlocal late_s
         assert ends[1].lane.hear() == REQUEST
-        late_s += 1000.0
+        clock.late_s += 1000.0
         ends[1].lane.say(ADMIT)
 
     together([ends[0].lane.request, admit_late])
     sent = [bytes_of(ends, step_seconds=1e-9)[0] for _ in range(4)]
     assert max(sent) < 0.6 * BIG
+
+
+def test_encoding_is_not_taken_for_a_round_trip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU the thread waits meanwhile, behind the kernels of training."""
+    ends = two_ends(*torch.randn(2, BIG), chunk_elements=BIG, wire_dtype="auto")
+    clock, encode = Clock(monkeypatch), exchange_module._Exchange._encode
+
+    def encode_late(one: Any, *args: Any) -> list[int]:
+        clock.late_s += 1000.0 * (one._channel is ends[0].lane.channel)
+        return encode(one, *args)
+
+    monkeypatch.setattr(exchange_module._Exchange, "_encode", encode_late)
+    sent = [bytes_of(ends, step_seconds=1e-9)[0] for _ in range(8)]
+    # The first try of a wider form is the second exchange.
+    assert max(sent) < 1.1 * BIG
+
+
+@pytest.mark.parametrize("first_late", [0, 1])
+def test_a_round_trip_is_the_quickest_answer(
+    first_late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = two_ends(*torch.randn(2, BIG), chunk_elements=BIG, wire_dtype="auto")
+    clock, sent = Clock(monkeypatch), list[int]()
+    asking, answering = (end.lane for end in ends)
+
+    def answer_late(number: int) -> Outcome:
+        assert answering.hear() in ASKS
+        until(lambda: asking.channel.waits_since < math.inf, "an end that waits")
+        clock.late_s += 1000.0 * (number >= first_late)
+        return answering.answer(1)
+
+    for number in range(7):
+        asked, _ = together([lambda: asking.ask(1, 1e-9), partial(answer_late, number)])
+        sent.append(asked.bytes_sent)
+    assert max(sent[:4]) < 1.1 * BIG
+    assert (sent[-1] == 4 * BIG) == (first_late == 0)
 
 
 def test_a_short_message_is_not_worth_fewer_bits() -> None:
