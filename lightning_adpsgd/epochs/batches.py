@@ -146,6 +146,13 @@ class SharedBatches:
         remaining = pool.remaining(held)
         return None if remaining is None else current.state(remaining)
 
+    def __len__(self) -> int:
+        # Lightning takes this error for "unknown"; a program sees the remedy.
+        raise TypeError(
+            "the training loader has no length, because learners share its epochs and "
+            "none knows how many batches it gets: set `work_sharing=False`"
+        )
+
     def __iter__(self) -> Iterator[list[int]]:
         if (pool := self._pool()) is not None:
             self._current(pool)

@@ -281,15 +281,22 @@ class ClaimCounter:
     """The pool of work units of one job: a counter for each epoch, in the job's store.
 
     The leader of each super-learner uses it; `remaining` is for all learners. Nothing
-    else uses its store. `meet` returns when all learners have called it.
+    else uses its store. `meet` returns when all learners have called it. `takes_turns`
+    says whether learners wait for one another in every step. They then claim one unit
+    each between two such waits, and leave out units that not all of them would get: a
+    learner with one step more would wait for ever.
     """
 
     def __init__(
-        self, store: Store, index: LearnerIndex, meet: Callable[[str], None]
+        self,
+        store: Store,
+        index: LearnerIndex,
+        meet: Callable[[str], None],
+        takes_turns: Callable[[], bool] = lambda: False,
     ) -> None:
         # A claim that is drawn ahead must not wait for the calls of other threads.
         self._store = own_connection(store) if index.learner == 0 else store
-        self._index, self._meet = index, meet
+        self._index, self._meet, self._takes_turns = index, meet, takes_turns
         self._rate, self._num_gathered = ClaimRate(), 0
         self._round_trips = deque[float](maxlen=_MANY)
 
@@ -309,7 +316,7 @@ class ClaimCounter:
         self._keys = PrefixStore(f"epoch/{number}", self._store)
         found = self._keys.compare_set("samples", "", terms.fingerprint).decode()
         agreed = terms._replace(fingerprint=found)
-        self._num_units = num_units(agreed)
+        self._all_units = num_units(agreed)
         self._stays: bool | None = None  # not asked yet
         self._rate.start_epoch()
         self._num_finished = num_finished
@@ -318,6 +325,11 @@ class ClaimCounter:
             self._adder(), num_finished, self._rate.note, self._round_trips, dealt
         )
         return agreed
+
+    @property
+    def _num_units(self) -> int:
+        left_out = self._all_units % self._index.num_super_learners
+        return self._all_units - left_out * self._takes_turns()
 
     def next(self, num_held: int, waits: bool) -> Claim:
         """Claims the next unit.
@@ -398,18 +410,20 @@ class ClaimCounter:
     def _most_ahead(self, num_held: int) -> int:
         """Half of this learner's share of the remaining units.
 
-        None before its rate is known, or if the others would finish those first.
+        None in turns, before its rate is known, or if the others would finish first.
         """
         # The unit that is handed out meanwhile is held too.
         count, held = self._index.num_super_learners, num_held + 1 + len(self._drawn)
         rate, num = self._rate, self._num_units
-        if rate.is_unknown or rate.others_end_first(num, count, held):
+        if self._takes_turns() or rate.is_unknown:
+            return 0
+        if rate.others_end_first(num, count, held):
             return 0
         return int((num - rate.latest) / (2 * max(count, rate.median)))
 
     def _leaves(self, num_held: int) -> bool:
         count = self._index.num_super_learners
-        if self._stays or self._drawn.any_left:
+        if self._stays or self._takes_turns() or self._drawn.any_left:
             return False
         if not self._others_end_first(count, num_held):
             return False

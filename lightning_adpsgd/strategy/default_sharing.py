@@ -11,6 +11,7 @@ from types import CodeType
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
@@ -26,7 +27,10 @@ from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.epochs.block_sampler import BlockSampler
 from lightning_adpsgd.strategy.checkpoints.contents import Resumed
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import reads_out_of_order
-from lightning_adpsgd.strategy.compatibility import problems_with_work_sharing
+from lightning_adpsgd.strategy.compatibility import (
+    callbacks_of,
+    problems_with_work_sharing,
+)
 from lightning_adpsgd.strategy.overrides import Overrides
 
 _SHARED = (
@@ -40,7 +44,13 @@ _EQUAL = (
     "needs. They could share it, but %s. Set `work_sharing=False` to choose equal "
     "shares and silence this message."
 )
-_TOTALS = {"estimated_stepping_batches", "num_training_batches"}
+_TOTALS = (
+    {"estimated_stepping_batches"},
+    {"num_training_batches"},
+    {"len", "train_dataloader"},
+)
+# Packages whose callbacks and modules expect that there is no total.
+_PREPARED = {"lightning", "pytorch_lightning", "lightning_adpsgd"}
 
 
 def shares_work(trainer: pl.Trainer, dials: Dials) -> bool | None:
@@ -70,7 +80,7 @@ def problem_of(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> str:
     if resumed.epoch is None and resumed.is_within_epoch:
         return "the checkpoint is within an epoch of equal shares"
     problem = next(problems_with_work_sharing(trainer), "")
-    if not problem and (name := _asks_for_totals(trainer.lightning_module)):
+    if not problem and (name := _asks_for_totals(trainer)):
         problem = (
             f"`{name}` asks how many steps or batches there will be, which nobody "
             "would know (`trainer.current_epoch` is the same in all learners)"
@@ -78,25 +88,30 @@ def problem_of(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> str:
     return problem
 
 
-def _asks_for_totals(module: pl.LightningModule) -> str:
-    """The name of a method of the module that asks for a total; empty if none does.
+def _asks_for_totals(trainer: pl.Trainer) -> str:
+    """The name of a method of the module or of a callback that asks for a total.
 
-    During training it would get inf or -1, and nothing would tell the user.
-    `configure_optimizers` is left out: it asks before sharing is decided.
+    Empty if none does. During training it would get inf, -1 or an error, and nothing
+    would tell the user of the first two. `configure_optimizers` is left out: it asks
+    before sharing is decided.
     """
-    for kind in type(module).__mro__:
-        if issubclass(pl.LightningModule, kind):
-            continue
-        for name, value in vars(kind).items():
-            is_early = name == "configure_optimizers"
-            if not is_early and any(map(_asks_trainer, _code_of(value))):
-                return name
+    module = trainer.lightning_module
+    own = [one for one in vars(module).values() if isinstance(one, Callback)]
+    for owner in (module, *own, *callbacks_of(trainer, Callback)):
+        for kind in type(owner).__mro__:
+            if kind.__module__.partition(".")[0] in _PREPARED:
+                continue
+            for name, value in vars(kind).items():
+                is_early = name == "configure_optimizers"
+                if not is_early and any(map(_asks_trainer, _code_of(value))):
+                    return f"{type(owner).__name__}.{name}"
     return ""
 
 
 def _asks_trainer(code: CodeType) -> bool:
     # Without `trainer`, it is an attribute of the module itself.
-    return "trainer" in code.co_names and not _TOTALS.isdisjoint(code.co_names)
+    variables = {*code.co_varnames, *code.co_freevars, *code.co_names}
+    return "trainer" in variables and any(map(variables.issuperset, _TOTALS))
 
 
 def _code_of(value: Any) -> Iterator[CodeType]:

@@ -36,9 +36,10 @@ _REMEDIES = {
 }
 
 _TORCHS = "torch.distributed"
-_SHARES = (
-    "Learners that share an epoch make different numbers of steps, so that the call "
-    "hangs at the end of the epoch. `work_sharing=False` gives them equal shares"
+_TURNS = (
+    "So they take the batches of a shared epoch in turns, and leave out those at its "
+    "end that not all would get. If the call is in some steps only, it may hang at the "
+    "end of the epoch: `work_sharing=False` gives learners equal shares. "
 )
 
 
@@ -66,11 +67,13 @@ class CollectiveScope:
         try:
             yield
         except RuntimeError as error:
-            told = _TORCHS in self._told and self._shares_epochs()
+            told = _TORCHS in self._told and self._sharing is not None
             if told and "Timed out" in str(error):
                 raise RuntimeError(
                     "`torch.distributed` in `training_step` has waited in vain for all "
-                    f"learners. {_SHARES} ({error})"
+                    "learners, which share an epoch and make different numbers of "
+                    "steps. `work_sharing=False` gives them equal shares "
+                    f"({error})"
                 ) from error
             raise
         if _num_collectives() != before and self._is_apart():
@@ -115,11 +118,13 @@ class CollectiveScope:
 
     def _tell_of_waits(self) -> None:
         if self._is_to_tell(_TORCHS):
-            remedy = f"{_SHARES}. " if self._shares_epochs() else ""
+            if self._sharing is not None:
+                self._sharing.takes_turns = True
             rank_zero_warn(
                 "`training_step` calls `torch.distributed` over all learners, where "
                 "they wait for one another in every step. "
-                f"{remedy}This warning appears once."
+                f"{_TURNS if self._sharing is not None else ''}"
+                "This warning appears once."
             )
 
     def _is_to_tell(self, operation: str) -> bool:
@@ -129,8 +134,9 @@ class CollectiveScope:
         self._told.add(operation)
         return True
 
-    def _shares_epochs(self) -> bool:
-        return getattr(self._trainer.strategy, "work_sharing", None) is not None
+    @property
+    def _sharing(self) -> Any:
+        return getattr(self._trainer.strategy, "work_sharing", None)
 
 
 def _num_collectives() -> int:

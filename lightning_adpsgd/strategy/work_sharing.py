@@ -54,6 +54,7 @@ class WorkSharing:
     Attributes:
         default: decision whether to share, if it is the default's; None: the user's.
         shares: whether the learners share their epochs; None: undecided.
+        takes_turns: whether learners wait for one another in every step.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class WorkSharing:
         self._trainer, self._job, self._index = trainer, job, index
         self._islands, self.default = islands, default
         self.shares = True if default is None else None
+        self.takes_turns = False
         self._island_pool: IslandPool | None = None
         self._loaded = EpochState(**checkpoint) if checkpoint else None
         self._batches: SharedBatches | None = None
@@ -225,7 +227,8 @@ class WorkSharing:
     def _pool_of(self, store: PrefixStore) -> Callable[[], Pool | None]:
         if self._islands is not None:
             return lambda: self._island_pool
-        counter = ClaimCounter(store, self._index, self._job.meet)
+        meet, takes_turns = self._job.meet, lambda: self.takes_turns
+        counter = ClaimCounter(store, self._index, meet, takes_turns)
         return lambda: counter
 
     def _is_training(self) -> bool:

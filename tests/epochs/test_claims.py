@@ -16,7 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore, PrefixStore
 from torch.distributed import DistNetworkError
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from lightning_adpsgd.epochs import claims
 from lightning_adpsgd.epochs.batches import SharedBatches
@@ -244,6 +249,34 @@ def opened(store: Any, index: LearnerIndex, num_units: int) -> ClaimCounter:
     counter = ClaimCounter(store, index, lambda name: None)
     counter.open(0, Terms(SEED, (), "same"), lambda terms: num_units, lambda: 0)
     return counter
+
+
+@pytest.mark.parametrize("num_units", [21, 22, 23])
+def test_learners_that_wait_for_one_another_get_equally_many_units(
+    num_units: int,
+) -> None:
+    """Learner 0 claims first in one round and last in the next, and seems slow."""
+    store, steps = HashStore(), [0]
+    counters = [
+        ClaimCounter(store, LearnerIndex(n, 3), lambda name: None, lambda: True)
+        for n in range(3)
+    ]
+    for one in counters:
+        one.open(0, Terms(SEED, (), ""), lambda terms: num_units, lambda: steps[0])
+    rounds = list[list[int | None]]()
+    for number in range(8):
+        order = [0, 1, 2] if number % 2 else [1, 2, 0]
+        rounds.append([counters[n].next(1, True).number for n in order])
+        steps[0] += 1
+    *whole, after = rounds
+    assert sorted(chain.from_iterable(whole)) == [*range(21)]  # pyright: ignore
+    assert after == [None] * 3
+
+
+def test_who_asks_for_the_length_of_a_shared_loader_is_told_the_remedy() -> None:
+    learner = Sharing(2, 1, num_samples=8).learners[0]
+    with pytest.raises(TypeError, match="set `work_sharing=False`"):
+        len(DataLoader(range(8), batch_sampler=learner.shared))  # pyright: ignore
 
 
 class SlowCounter:

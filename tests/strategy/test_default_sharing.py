@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging
 from torch import Tensor
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
@@ -102,6 +103,20 @@ class AsksInside(Linear):
     @override
     def on_train_start(self) -> None:
         self.rate = lambda step: step / self.trainer.num_training_batches
+
+
+class AsksForLength(Linear):
+    @override
+    def on_train_start(self) -> None:
+        assert len(self.trainer.train_dataloader) == 2  # pyright: ignore
+
+
+class Asking(Callback):
+    """Schedules by itself, as callbacks that move an average do."""
+
+    @override
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **more: Any) -> None:
+        assert 0 < trainer.global_step / trainer.estimated_stepping_batches <= 1
 
 
 class HasItsOwn(Linear):
@@ -223,10 +238,18 @@ CASES = {
     "rate by steps": Case(EQUAL, "scheduled by steps", module=Scheduled),
     "rate by hand": Case(EQUAL, "manual optimization", module=ByHand),
     "steps are asked for": Case(EQUAL, "asks how many steps", module=OneCycle),
-    "a step asks": Case(EQUAL, "`training_step` asks how many", module=AsksInStep),
-    "a property asks": Case(EQUAL, "`length` asks how many", module=AsksElsewhere),
+    "a step asks": Case(
+        EQUAL, "`AsksInStep.training_step` asks how", module=AsksInStep
+    ),
+    "a property asks": Case(EQUAL, "`AsksElsewhere.length` asks", module=AsksElsewhere),
     "a function in a hook asks": Case(
-        EQUAL, "`on_train_start` asks how many", module=AsksInside
+        EQUAL, "`AsksInside.on_train_start` asks how many", module=AsksInside
+    ),
+    "a length is asked for": Case(
+        EQUAL, "`AsksForLength.on_train_start` asks how many", module=AsksForLength
+    ),
+    "a callback asks": Case(
+        EQUAL, "`Asking.on_train_batch_end` asks how many", callbacks=[Asking()]
     ),
     "a name of its own": Case(SHARED, "Learners share", module=HasItsOwn),
     "two loaders": Case(

@@ -1,5 +1,6 @@
 """Who takes part in a collective, whatever the hook is called that asks for it."""
 
+import time
 import warnings
 from datetime import timedelta
 from typing import Any
@@ -233,8 +234,29 @@ def test_a_step_without_collectives_of_its_own_is_told_nothing(
     assert said_of_collectives(strategy, 2 * size, module) == [[]] * (2 * size)
 
 
+@pytest.mark.parametrize("num_batches", [6, 7])
+def test_learners_whose_steps_wait_for_all_share_epochs_in_turns(
+    num_batches: int,
+) -> None:
+    """One learner is slow: it would leave batches to the other, which waits for it."""
+
+    class Slow(Centres):
+        @override
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            time.sleep(0.02 * self.global_rank)
+
+    def program(rank: int) -> int:
+        strategy = gossip(work_sharing=True, timeout=timedelta(seconds=20))
+        arguments: Any = {"use_distributed_sampler": True, "max_epochs": 3}
+        trainer = trainer_of(strategy, 2, **arguments)
+        trainer.fit(Slow(), loader(num_batches))
+        return trainer.global_step
+
+    assert values(learners(2, program)) == [9, 9]
+
+
 def test_a_collective_that_hangs_at_the_end_of_a_shared_epoch_is_explained() -> None:
-    """Three batches for two learners: one makes a step more."""
+    """Three batches for two learners: one has a step more before this is known."""
 
     def program(rank: int) -> tuple[str, str]:
         strategy = gossip(work_sharing=True, timeout=timedelta(seconds=4))
@@ -250,4 +272,5 @@ def test_a_collective_that_hangs_at_the_end_of_a_shared_epoch_is_explained() -> 
         "`torch.distributed` in `training_step` has" in e for e, _ in (first, second)
     )
     assert "equal shares" in first[0]  # learner 0 speaks for all
-    assert "hangs at the end of the epoch. `work_sharing=False` gives them" in first[1]
+    assert "in turns" in first[1]
+    assert "hang at the end of the epoch: `work_sharing=False` gives" in first[1]
