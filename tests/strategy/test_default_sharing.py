@@ -239,9 +239,11 @@ CASES = {
     "rate by hand": Case(EQUAL, "manual optimization", module=ByHand),
     "steps are asked for": Case(EQUAL, "asks how many steps", module=OneCycle),
     "a step asks": Case(
-        EQUAL, "`AsksInStep.training_step` asks how", module=AsksInStep
+        EQUAL, "`AsksInStep.training_step` asks how many", module=AsksInStep
     ),
-    "a property asks": Case(EQUAL, "`AsksElsewhere.length` asks", module=AsksElsewhere),
+    "a property asks": Case(
+        EQUAL, "`AsksElsewhere.length` asks how many", module=AsksElsewhere
+    ),
     "a function in a hook asks": Case(
         EQUAL, "`AsksInside.on_train_start` asks how many", module=AsksInside
     ),
