@@ -4,6 +4,10 @@ In each epoch it yields the units that the first learner of the super-learner, t
 leader, claims from the pool. It remembers each unit until training on it begins, so an
 iterator can be discarded and replaced. Everything happens in the training thread.
 
+Only the iterators of the training loop claim. A program may iterate over its loader
+too, to look at a batch or at all of them. It then gets this learner's equal share, as
+under `ddp`, and takes nothing from the pool.
+
 An island may give work units back, so the epoch has no more units only once none can
 come back. Only a learner that is about to run out of batches waits for that: it holds
 at most one batch, or two if workers of a loader read ahead. A learner that holds more
@@ -76,6 +80,10 @@ class SharedBatches:
         seed: seed of the order of samples, unless other islands have another.
         pool: function that gives the pool; None while there is none to draw from.
         reads_ahead: whether the loader has workers.
+
+    Attributes:
+        expects_loop: whether the training loop is about to make an iterator, and to
+            draw from it at once, which ends this. (A loader with workers makes two.)
     """
 
     def __init__(
@@ -96,6 +104,7 @@ class SharedBatches:
         self._held = deque[tuple[EpochUnderWay, int]]()
         self.under_way: EpochUnderWay | None = None
         self._finished = -1, 0  # epoch and number of units when it was retired
+        self.expects_loop = True
         self.epoch = 0
 
     def load(self, state: EpochState) -> None:
@@ -154,6 +163,8 @@ class SharedBatches:
         )
 
     def __iter__(self) -> Iterator[list[int]]:
+        if not self.expects_loop:
+            return self._equal_share()
         if (pool := self._pool()) is not None:
             self._current(pool)
         learner = self._index.learner
@@ -173,6 +184,15 @@ class SharedBatches:
             return None
         self._held.append((current, number))
         return current.samples(number, self._index.learner)
+
+    def _equal_share(self) -> Iterator[list[int]]:
+        """The batches of an equal share; the last may come to another learner too."""
+        if (current := self.under_way) is None:
+            return
+        first, num = self._index.super_learner, self._index.num_super_learners
+        for number in range(0, len(current.units), num):
+            place = (number + first) % len(current.units)
+            yield current.samples(place, self._index.learner)
 
     def _current(self, pool: Pool) -> EpochUnderWay:
         if self.under_way is None or self.under_way.number != self.epoch:
@@ -238,6 +258,7 @@ class _Handing(Iterator[list[int]]):
 
     @override
     def __next__(self) -> list[int]:
+        self._batches.expects_loop = False
         batch = self._held.popleft() if self._held else self._batches.draw()
         if batch is None:
             raise StopIteration

@@ -142,7 +142,13 @@ class WorkSharing:
         self._let_all_save()
         stale = self.under_way is None or self.under_way.number != epoch
         if stale and not self._lightning_iterates():
+            self._batches.expects_loop = True
             iter(self._trainer.fit_loop._data_fetcher)  # pyright: ignore
+
+    def begin_epoch(self) -> None:
+        """Starts the loop of an epoch, after the hooks at its start."""
+        if self._batches is not None and self._lightning_iterates():
+            self._batches.expects_loop = True
 
     def begin_batch(self) -> None:
         """Starts the next batch."""

@@ -68,6 +68,7 @@ class Learner:
 
     def start_epoch(self, epoch: int) -> None:
         self.shared.start_epoch(epoch)
+        self.shared.expects_loop = True
         self._batches = iter(self.shared)
         self._fetched = []
 
@@ -690,6 +691,7 @@ def test_learners_that_never_claim_open_no_connection(
 
 def held_by(learner: Learner) -> list[list[int]]:
     """The batches that a new iterator hands out, of which one was fetched before."""
+    learner.shared.expects_loop = True
     return list(learner.shared)
 
 

@@ -119,6 +119,27 @@ class Asking(Callback):
         assert 0 < trainer.global_step / trainer.estimated_stepping_batches <= 1
 
 
+class SetsRate(Callback):
+    """Decays the rate with the batches of this learner, as callbacks of GPTs do."""
+
+    @override
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = group["lr"] / 2
+
+
+class ReadsRate(Callback):
+    @override
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        assert trainer.optimizers[0].param_groups[0]["lr"] == 0.1
+
+
+class SetsRateOfEpoch(Callback):
+    @override
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.optimizers[0].param_groups[0]["lr"] = 0.05
+
+
 class HasItsOwn(Linear):
     """An attribute of the module has the name of one of the Trainer's."""
 
@@ -252,6 +273,15 @@ CASES = {
     ),
     "a callback asks": Case(
         EQUAL, "`Asking.on_train_batch_end` asks how many", callbacks=[Asking()]
+    ),
+    "a callback sets the rate": Case(
+        EQUAL, "`SetsRate.on_train_batch_end` sets a", callbacks=[SetsRate()]
+    ),
+    "a callback reads the rate": Case(
+        SHARED, "Learners share", callbacks=[ReadsRate()]
+    ),
+    "a callback sets the rate of an epoch": Case(
+        SHARED, "Learners share", callbacks=[SetsRateOfEpoch()]
     ),
     "a name of its own": Case(SHARED, "Learners share", module=HasItsOwn),
     "two loaders": Case(

@@ -195,6 +195,32 @@ class Counts(Records):
         assert self.counted == [1]
 
 
+class Looks(Records):
+    """Reads all of its loader, of 11 batches, outside of the training loop."""
+
+    def look(self) -> None:
+        loader: Any = self.trainer.train_dataloader
+        with pytest.raises(TypeError, match="has no length"):
+            len(loader)
+        assert len(list(loader)) == 6
+
+    @override
+    def on_train_start(self) -> None:
+        self.look()
+
+    @override
+    def on_train_epoch_start(self) -> None:
+        self.look()
+
+    @override
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.look()
+
+    @override
+    def on_train_end(self) -> None:
+        self.look()
+
+
 class Reloads(Records):
     """Asks for the number of steps at set-up, and gets another loader in each epoch."""
 
@@ -226,6 +252,7 @@ OF_TWO: dict[str, Callable[[], Seen]] = {
     "accumulated": lambda: train(
         2, numbered(23), module=Steps, accumulate_grad_batches=4
     ),
+    "looked at": lambda: train(2, numbered(21), module=Looks, max_epochs=3),
     "reloaded": lambda: reloads(0),
     "reloaded by a worker": lambda: reloads(1),
     "fast": lambda: train(2, numbered(20), fast_dev_run=2),
@@ -363,7 +390,7 @@ def test_accumulation_ends_with_each_learners_last_batch(of_two: Any) -> None:
     assert rows_of(of_two["accumulated"], 0) == list(range(23))
 
 
-@pytest.mark.parametrize("name", ["reloaded", "reloaded by a worker"])
+@pytest.mark.parametrize("name", ["reloaded", "reloaded by a worker", "looked at"])
 def test_loaders_made_at_other_times_lose_nothing(of_two: Any, name: str) -> None:
     for epoch in range(3):
         assert rows_of(of_two[name], epoch) == list(range(21))

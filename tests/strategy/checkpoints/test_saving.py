@@ -629,3 +629,27 @@ def test_the_default_is_replaced_by_what_the_user_gives() -> None:
     given = TorchCheckpointIO()
     assert trainer_of(gossip(), 1, plugins=[given]).strategy.checkpoint_io is given
     assert gossip(checkpoint_io=given).checkpoint_io is given
+
+
+class SlowDisk(TorchCheckpointIO):
+    """Its writes end long after a learner that waits for none has left `fit`."""
+
+    @override
+    def save_checkpoint(self, *arguments: Any, **options: Any) -> None:
+        threading.Event().wait(1.0)
+        super().save_checkpoint(*arguments, **options)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_all_learners_find_the_files_when_fit_returns(
+    tmp_path: Path, size: int
+) -> None:
+    def program(rank: int) -> bool:
+        strategy = gossip(super_learner_size=size)
+        strategy.checkpoint_io = BackgroundCheckpointIO(SlowDisk())
+        saver = ModelCheckpoint(tmp_path)
+        fit = {"enable_checkpointing": True, "callbacks": [saver]}
+        trainer_of(strategy, 2, **fit).fit(Linear(), loader(4))
+        return Path(saver.best_model_path).exists()
+
+    assert values(learners(2, program)) == [True, True]
