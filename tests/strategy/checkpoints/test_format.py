@@ -202,6 +202,17 @@ def test_the_plugin_runs_no_code_unless_it_is_told_to(tmp_path: Path) -> None:
     assert loaded["hyper_parameters"].lr == 1.0
 
 
+def test_torchs_variable_decides_where_no_argument_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plugin = tmp_path / "a.ckpt", WholeCheckpointIO()
+    plugin.save_checkpoint({"hyper_parameters": Namespace(lr=1.0)}, path)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    assert plugin.load_checkpoint(path)["hyper_parameters"].lr == 1.0
+    with pytest.raises(pickle.UnpicklingError, match=r"argparse\.Namespace"):
+        plugin.load_checkpoint(path, weights_only=True)
+
+
 class Fails:
     """Its own code refuses to be unpickled."""
 
