@@ -5,8 +5,8 @@ leader, claims from the pool. It remembers each unit until training on it begins
 iterator can be discarded and replaced. Everything happens in the training thread.
 
 Only the iterators of the training loop claim. A program may iterate over its loader
-too, to look at a batch or at all of them. It then gets this learner's equal share, as
-under `ddp`, and takes nothing from the pool.
+too, to look at a batch or at all of them. It then gets this learner's equal share of
+the whole epoch, as under `ddp`, and takes nothing from the pool.
 
 An island may give work units back, so the epoch has no more units only once none can
 come back. Only a learner that is about to run out of batches waits for that: it holds
@@ -80,10 +80,7 @@ class SharedBatches:
         seed: seed of the order of samples, unless other islands have another.
         pool: function that gives the pool; None while there is none to draw from.
         reads_ahead: whether the loader has workers.
-
-    Attributes:
-        expects_loop: whether the training loop is about to make an iterator, and to
-            draw from it at once, which ends this. (A loader with workers makes two.)
+        is_of_loop: function that says whether an iterator is the training loop's.
     """
 
     def __init__(
@@ -95,17 +92,28 @@ class SharedBatches:
         pool: Callable[[], Pool | None],
         is_training: Callable[[], bool],
         reads_ahead: bool,
+        is_of_loop: Callable[[], bool] = lambda: True,
     ) -> None:
         self._batches, self._index, self.seed = batches, index, seed
         self._broadcast, self._pool = broadcast, pool
         self._is_training, self._most_held = is_training, 2 if reads_ahead else 1
+        self._is_of_loop = is_of_loop
         self._loaded: EpochState | None = None
         self._last: EpochState | None = None
         self._held = deque[tuple[EpochUnderWay, int]]()
         self.under_way: EpochUnderWay | None = None
         self._finished = -1, 0  # epoch and number of units when it was retired
-        self.expects_loop = True
         self.epoch = 0
+
+    @property
+    def batch_size(self) -> Any:
+        """The batch size, for which a program may ask, or None."""
+        return getattr(self._batches, "batch_size", None)
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether batches that are not full are dropped."""
+        return bool(getattr(self._batches, "drop_last", False))
 
     def load(self, state: EpochState) -> None:
         """Continues an epoch of another job, unless islands are in a different one."""
@@ -163,7 +171,7 @@ class SharedBatches:
         )
 
     def __iter__(self) -> Iterator[list[int]]:
-        if not self.expects_loop:
+        if not self._is_of_loop():
             return self._equal_share()
         if (pool := self._pool()) is not None:
             self._current(pool)
@@ -187,12 +195,14 @@ class SharedBatches:
 
     def _equal_share(self) -> Iterator[list[int]]:
         """The batches of an equal share; the last may come to another learner too."""
-        if (current := self.under_way) is None:
-            return
+        known = self.under_way  # none before an island has joined, or after a reload
+        epoch = known and known.epoch
+        epoch = epoch or draw_epoch(self._batches, self.seed, self.epoch)
+        units = self._units(epoch, epoch.everything())
         first, num = self._index.super_learner, self._index.num_super_learners
-        for number in range(0, len(current.units), num):
-            place = (number + first) % len(current.units)
-            yield current.samples(place, self._index.learner)
+        for number in range(0, len(units), num):
+            ranges = units[(number + first) % len(units)]
+            yield epoch.samples(ranges[self._index.learner])
 
     def _current(self, pool: Pool) -> EpochUnderWay:
         if self.under_way is None or self.under_way.number != self.epoch:
@@ -233,13 +243,11 @@ class SharedBatches:
                 f"{terms.fingerprint} in others: give every learner the whole data "
                 "set, and samplers that draw from torch's or Python's common generators"
             )
-        return WorkUnits(
-            terms.base,
-            epoch,
-            self._index.num_super_learners,
-            self._index.super_learner_size,
-            drop_last=bool(getattr(self._batches, "drop_last", False)),
-        )
+        return self._units(epoch, terms.base)
+
+    def _units(self, epoch: Epoch, base: Ranges) -> WorkUnits:
+        num, size = self._index.num_super_learners, self._index.super_learner_size
+        return WorkUnits(base, epoch, num, size, self.drop_last)
 
     def _num_finished(self, number: int) -> int:
         """The number of units that are trained on, or fewer; for any thread."""
@@ -258,7 +266,6 @@ class _Handing(Iterator[list[int]]):
 
     @override
     def __next__(self) -> list[int]:
-        self._batches.expects_loop = False
         batch = self._held.popleft() if self._held else self._batches.draw()
         if batch is None:
             raise StopIteration

@@ -58,8 +58,16 @@ class Learner:
         sampler = BatchSampler(RandomSampler(range(num_samples)), batch_size, False)
         broadcast = LeaderBroadcast(PrefixStore("loader", store), index, never)
         counter = ClaimCounter(store, index, lambda name: None)
+        self.is_of_loop = True
         self.shared = SharedBatches(
-            sampler, index, SEED, broadcast, lambda: counter, lambda: False, False
+            sampler,
+            index,
+            SEED,
+            broadcast,
+            lambda: counter,
+            is_training=lambda: False,
+            reads_ahead=False,
+            is_of_loop=lambda: self.is_of_loop,
         )
         self.trained: list[int] = []
         self._ahead = ahead
@@ -68,7 +76,6 @@ class Learner:
 
     def start_epoch(self, epoch: int) -> None:
         self.shared.start_epoch(epoch)
-        self.shared.expects_loop = True
         self._batches = iter(self.shared)
         self._fetched = []
 
@@ -272,6 +279,35 @@ def test_learners_that_wait_for_one_another_get_equally_many_units(
     *whole, after = rounds
     assert sorted(chain.from_iterable(whole)) == [*range(21)]  # pyright: ignore
     assert after == [None] * 3
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_program_gets_an_equal_share_of_the_whole_epoch_and_claims_nothing(
+    has_begun: bool,
+) -> None:
+    """Eleven batches are six units of two, so each learner sees three batches."""
+    sharing, seen = Sharing(2, 2, num_samples=22), list[int]()
+    if has_begun:
+        for learner in sharing.learners:
+            learner.start_epoch(0)
+        sharing.run([0, 0, 1])
+    for learner in sharing.learners:
+        learner.is_of_loop = False
+        share = list(learner.shared)
+        assert len(share) == 3
+        seen += chain.from_iterable(share)
+        learner.is_of_loop = True
+    assert sorted(seen) == list(range(22))
+    if has_begun:
+        sharing.run([0, 1] * 6)
+    else:
+        sharing.run_epoch([])
+    assert sorted(sharing.trained()) == list(range(22))
+
+
+def test_a_program_reads_the_size_of_batches_as_from_torchs_own_sampler() -> None:
+    shared = Sharing(2, 1, num_samples=8, batch_size=4).learners[0].shared
+    assert (shared.batch_size, shared.drop_last) == (4, False)
 
 
 def test_who_asks_for_the_length_of_a_shared_loader_is_told_the_remedy() -> None:
@@ -691,7 +727,6 @@ def test_learners_that_never_claim_open_no_connection(
 
 def held_by(learner: Learner) -> list[list[int]]:
     """The batches that a new iterator hands out, of which one was fetched before."""
-    learner.shared.expects_loop = True
     return list(learner.shared)
 
 

@@ -95,7 +95,6 @@ class Island:
 
     def begin(self, epoch: int = 0) -> None:
         self.batches.start_epoch(epoch)
-        self.batches.expects_loop = True
         self._iterator = iter(self.batches)
         self._in_hand = [batch for batch in [next(self._iterator, None)] if batch]
 

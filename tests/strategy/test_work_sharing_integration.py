@@ -214,6 +214,11 @@ class Looks(Records):
 
     @override
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx < 2:
+            self.look()
+
+    @override
+    def on_train_epoch_end(self) -> None:
         self.look()
 
     @override
@@ -240,9 +245,14 @@ def reloads(num_workers: int) -> Seen:
     )
 
 
+def looked_at(name: str) -> Seen:
+    return train(2, numbered(21, **LOADERS[name]), module=Looks, max_epochs=3)
+
+
 NUM_OF_BLOCKS = 2 * 64 + 5  # two blocks, and the rest of one
 BLOCKS = BlockSampler(range(NUM_OF_BLOCKS))
 WEIGHTED = WeightedRandomSampler([0.0] * 10 + [1.0] * 10, 30)
+OTHER_TIMES = "reloaded", "looked"
 OF_TWO: dict[str, Callable[[], Seen]] = {
     "computed": lambda: train(
         2, numbered(NUM_OF_BLOCKS, shuffle=False, sampler=BLOCKS), max_epochs=2
@@ -252,7 +262,8 @@ OF_TWO: dict[str, Callable[[], Seen]] = {
     "accumulated": lambda: train(
         2, numbered(23), module=Steps, accumulate_grad_batches=4
     ),
-    "looked at": lambda: train(2, numbered(21), module=Looks, max_epochs=3),
+    "looked at": lambda: looked_at("alone"),
+    "looked at with a persistent worker": lambda: looked_at("persistent worker"),
     "reloaded": lambda: reloads(0),
     "reloaded by a worker": lambda: reloads(1),
     "fast": lambda: train(2, numbered(20), fast_dev_run=2),
@@ -390,7 +401,7 @@ def test_accumulation_ends_with_each_learners_last_batch(of_two: Any) -> None:
     assert rows_of(of_two["accumulated"], 0) == list(range(23))
 
 
-@pytest.mark.parametrize("name", ["reloaded", "reloaded by a worker", "looked at"])
+@pytest.mark.parametrize("name", [n for n in OF_TWO if n.split()[0] in OTHER_TIMES])
 def test_loaders_made_at_other_times_lose_nothing(of_two: Any, name: str) -> None:
     for epoch in range(3):
         assert rows_of(of_two[name], epoch) == list(range(21))
