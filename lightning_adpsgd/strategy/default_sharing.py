@@ -51,6 +51,8 @@ _TOTALS = (
     {"num_training_batches"},
     {"len", "train_dataloader"},
 )
+# What follows a key that is set, or (to `COPY` it is to use it twice) scaled.
+_SETS = {"STORE_SUBSCR", "COPY"}
 # Packages whose callbacks and modules expect that there is no total.
 _PREPARED = {"lightning", "pytorch_lightning", "lightning_adpsgd"}
 
@@ -119,12 +121,15 @@ def _asks_trainer(code: CodeType) -> bool:
 
 
 def _sets_rate(code: CodeType) -> bool:
-    """Whether it has `...["lr"] = ...`, as of an optimizer; hooks of epochs may."""
-    steps = () if "epoch" in code.co_name else dis.get_instructions(code)
-    return any(
-        key.argval == "lr" and step.opname == "STORE_SUBSCR"
-        for key, step in pairwise(steps)
+    """Whether it sets or scales `["lr"]` of a parameter group; hooks of epochs may."""
+    is_of_epoch = "epoch" in code.co_name or code.co_name == "finetune_function"
+    if is_of_epoch or "param_groups" not in code.co_names:
+        return False  # others set a hyperparameter, or what is logged
+    by_key = any(
+        key.argval == "lr" and step.opname in _SETS
+        for key, step in pairwise(dis.get_instructions(code))
     )
+    return by_key or ("update" in code.co_names and ("lr",) in code.co_consts)
 
 
 def _code_of(value: Any) -> Iterator[CodeType]:

@@ -89,15 +89,15 @@ def read_checkpoint(
 
     Raises:
         DamagedCheckpoint: The file is damaged, or torch cannot read it.
-        UnpicklingError: `weights_only` is not False, and the file holds objects that
-            can run code; the message names their classes.
+        UnpicklingError: The file holds objects that can run code, and is not trusted by
+            `weights_only` or torch's variable; the message names their classes.
     """
     check_checkpoint(file, name)
     file.seek(0)
     try:
         return torch.load(file, map_location=map_location, weights_only=weights_only)
     except pickle.UnpicklingError as error:
-        if weights_only is not False:
+        if str(error).startswith("Weights only load failed"):  # a variable may decide
             refuse_unsafe(file, f"checkpoint {name}", error)
         raise _unreadable(name, error) from error
     except (EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
