@@ -15,7 +15,11 @@ import pytest
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import (
+    Callback,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+)
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from typing_extensions import override
 
@@ -640,6 +644,17 @@ class SlowDisk(TorchCheckpointIO):
         super().save_checkpoint(*arguments, **options)
 
 
+class SavesAtTheEnd(Callback):
+    """As Lightning's does with `save_last`, when learners gossip no more."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @override
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(self._path)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_all_learners_find_the_files_when_fit_returns(
     tmp_path: Path, size: int
@@ -647,9 +662,9 @@ def test_all_learners_find_the_files_when_fit_returns(
     def program(rank: int) -> bool:
         strategy = gossip(super_learner_size=size)
         strategy.checkpoint_io = BackgroundCheckpointIO(SlowDisk())
-        saver = ModelCheckpoint(tmp_path)
-        fit = {"enable_checkpointing": True, "callbacks": [saver]}
-        trainer_of(strategy, 2, **fit).fit(Linear(), loader(4))
-        return Path(saver.best_model_path).exists()
+        path = tmp_path / "a.ckpt"
+        saves = {"callbacks": [SavesAtTheEnd(path)]}
+        trainer_of(strategy, 2, **saves).fit(Linear(), loader(4))
+        return path.exists()
 
     assert values(learners(2, program)) == [True, True]
