@@ -152,15 +152,13 @@ class UpdatesRate(Callback):
 
 
 class WarmsUp(Linear):
-    """As Lightning's documentation does, whose hook is told the epoch too."""
+    """As Lightning's documentation does."""
 
     @override
-    def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Any, *_: Any
-    ) -> Any:
-        for group in optimizer.param_groups:
+    def optimizer_step(self, *arguments: Any, **named: Any) -> None:
+        for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = 0.1 / (1 + self.trainer.global_step)
-        return super().optimizer_step(epoch, batch_idx, optimizer, *_)
+        super().optimizer_step(*arguments, **named)
 
 
 class HasCallback(Linear):
@@ -173,7 +171,7 @@ class HasCallback(Linear):
 
 class ReadsRate(Callback):
     @override
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         assert trainer.optimizers[0].param_groups[0]["lr"] == 0.1
         trainer.callback_metrics["rate"] = torch.tensor(0.1)
 
