@@ -4,6 +4,10 @@ In each epoch it yields the units that the first learner of the super-learner, t
 leader, claims from the pool. It remembers each unit until training on it begins, so an
 iterator can be discarded and replaced. Everything happens in the training thread.
 
+Only the iterators of the training loop claim. A program may iterate over its loader
+too, to look at a batch or at all of them. It then gets this learner's equal share of
+the whole epoch, as under `ddp`, and takes nothing from the pool.
+
 An island may give work units back, so the epoch has no more units only once none can
 come back. Only a learner that is about to run out of batches waits for that: it holds
 at most one batch, or two if workers of a loader read ahead. A learner that holds more
@@ -76,6 +80,7 @@ class SharedBatches:
         seed: seed of the order of samples, unless other islands have another.
         pool: function that gives the pool; None while there is none to draw from.
         reads_ahead: whether the loader has workers.
+        is_of_loop: function that says whether an iterator is the training loop's.
     """
 
     def __init__(
@@ -87,16 +92,28 @@ class SharedBatches:
         pool: Callable[[], Pool | None],
         is_training: Callable[[], bool],
         reads_ahead: bool,
+        is_of_loop: Callable[[], bool] = lambda: True,
     ) -> None:
         self._batches, self._index, self.seed = batches, index, seed
         self._broadcast, self._pool = broadcast, pool
         self._is_training, self._most_held = is_training, 2 if reads_ahead else 1
+        self._is_of_loop = is_of_loop
         self._loaded: EpochState | None = None
         self._last: EpochState | None = None
         self._held = deque[tuple[EpochUnderWay, int]]()
         self.under_way: EpochUnderWay | None = None
         self._finished = -1, 0  # epoch and number of units when it was retired
         self.epoch = 0
+
+    @property
+    def batch_size(self) -> Any:
+        """The batch size, for which a program may ask, or None."""
+        return getattr(self._batches, "batch_size", None)
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether batches that are not full are dropped."""
+        return bool(getattr(self._batches, "drop_last", False))
 
     def load(self, state: EpochState) -> None:
         """Continues an epoch of another job, unless islands are in a different one."""
@@ -154,6 +171,8 @@ class SharedBatches:
         )
 
     def __iter__(self) -> Iterator[list[int]]:
+        if not self._is_of_loop():
+            return self._equal_share()
         if (pool := self._pool()) is not None:
             self._current(pool)
         learner = self._index.learner
@@ -173,6 +192,17 @@ class SharedBatches:
             return None
         self._held.append((current, number))
         return current.samples(number, self._index.learner)
+
+    def _equal_share(self) -> Iterator[list[int]]:
+        """The batches of an equal share; the last may come to another learner too."""
+        known = self.under_way  # none before an island has joined, or after a reload
+        epoch = known and known.epoch
+        epoch = epoch or draw_epoch(self._batches, self.seed, self.epoch)
+        units = self._units(epoch, epoch.everything())
+        first, num = self._index.super_learner, self._index.num_super_learners
+        for number in range(0, len(units), num):
+            ranges = units[(number + first) % len(units)]
+            yield epoch.samples(ranges[self._index.learner])
 
     def _current(self, pool: Pool) -> EpochUnderWay:
         if self.under_way is None or self.under_way.number != self.epoch:
@@ -213,13 +243,11 @@ class SharedBatches:
                 f"{terms.fingerprint} in others: give every learner the whole data "
                 "set, and samplers that draw from torch's or Python's common generators"
             )
-        return WorkUnits(
-            terms.base,
-            epoch,
-            self._index.num_super_learners,
-            self._index.super_learner_size,
-            drop_last=bool(getattr(self._batches, "drop_last", False)),
-        )
+        return self._units(epoch, terms.base)
+
+    def _units(self, epoch: Epoch, base: Ranges) -> WorkUnits:
+        num, size = self._index.num_super_learners, self._index.super_learner_size
+        return WorkUnits(base, epoch, num, size, self.drop_last)
 
     def _num_finished(self, number: int) -> int:
         """The number of units that are trained on, or fewer; for any thread."""

@@ -5,8 +5,10 @@ In the asynchronous modes they share wherever Lightning would put its own
 steps of one learner. Each training logs the decision and its reason once.
 """
 
+import dis
 import inspect
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from types import CodeType
 from typing import Any
 
@@ -49,6 +51,8 @@ _TOTALS = (
     {"num_training_batches"},
     {"len", "train_dataloader"},
 )
+# What follows a key that is set, or (to `COPY` it is to use it twice) scaled.
+_SETS = {"STORE_SUBSCR", "COPY"}
 # Packages whose callbacks and modules expect that there is no total.
 _PREPARED = {"lightning", "pytorch_lightning", "lightning_adpsgd"}
 
@@ -80,20 +84,22 @@ def problem_of(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> str:
     if resumed.epoch is None and resumed.is_within_epoch:
         return "the checkpoint is within an epoch of equal shares"
     problem = next(problems_with_work_sharing(trainer), "")
-    if not problem and (name := _asks_for_totals(trainer)):
+    if not problem and (name := _method_that(_asks_trainer, trainer)):
         problem = (
             f"`{name}` asks how many steps or batches there will be, which nobody "
             "would know (`trainer.current_epoch` is the same in all learners)"
         )
+    if not problem and (name := _method_that(_sets_rate, trainer)):
+        problem = f"`{name}` sets a learning rate, which may follow batches"
     return problem
 
 
-def _asks_for_totals(trainer: pl.Trainer) -> str:
-    """The name of a method of the module or of a callback that asks for a total.
+def _method_that(does: Callable[[CodeType], bool], trainer: pl.Trainer) -> str:
+    """The name of a method of the module or of a callback that does something.
 
-    Empty if none does. During training it would get inf, -1 or an error, and nothing
-    would tell the user of the first two. `configure_optimizers` is left out: it asks
-    before sharing is decided.
+    Empty if none does. During training a total would be inf, -1 or an error, and a
+    rate by batches unlike in all learners. Nothing would tell the user.
+    `configure_optimizers` is left out: it asks before sharing is decided.
     """
     module = trainer.lightning_module
     own = [one for one in vars(module).values() if isinstance(one, Callback)]
@@ -103,7 +109,7 @@ def _asks_for_totals(trainer: pl.Trainer) -> str:
                 continue
             for name, value in vars(kind).items():
                 is_early = name == "configure_optimizers"
-                if not is_early and any(map(_asks_trainer, _code_of(value))):
+                if not is_early and any(map(does, _code_of(value))):
                     return f"{type(owner).__name__}.{name}"
     return ""
 
@@ -112,6 +118,18 @@ def _asks_trainer(code: CodeType) -> bool:
     # Without `trainer`, it is an attribute of the module itself.
     variables = {*code.co_varnames, *code.co_freevars, *code.co_names}
     return "trainer" in variables and any(map(variables.issuperset, _TOTALS))
+
+
+def _sets_rate(code: CodeType) -> bool:
+    """Whether it sets or scales `["lr"]` of a parameter group; hooks of epochs may."""
+    is_of_epoch = "epoch" in code.co_name or code.co_name == "finetune_function"
+    if is_of_epoch or "param_groups" not in code.co_names:
+        return False  # others set a hyperparameter, or what is logged
+    by_key = any(
+        key.argval == "lr" and step.opname in _SETS
+        for key, step in pairwise(dis.get_instructions(code))
+    )
+    return by_key or ("update" in code.co_names and ("lr",) in code.co_consts)
 
 
 def _code_of(value: Any) -> Iterator[CodeType]:

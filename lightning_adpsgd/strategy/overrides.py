@@ -40,6 +40,7 @@ _SIGNAL = "all wait in each step; a signal to a single learner hangs it"
 _NAMES = "the name of a file has the learner's own number of steps"
 _LEAVE = "learners of an island agree on the step at which they leave"
 _SAMPLER = "shared epochs need another sampler"
+_ITERATORS = "only iterators of the training loop move a learner on in its epoch"
 _LOADERS = "it does not tell how many loaders there are"
 REPLACED = (
     _of("_FitLoop", "on_run_end", "run virtual", "the consensus model comes first"),
@@ -54,6 +55,8 @@ REPLACED = (
     _of(_SAVER, "file_exists", "file_names", "it misses files that are being written"),
     _of(_SAVER, "_save_topk_checkpoint", "file_names", _NAMES),
     _of(_SAVER, "_save_last_checkpoint", "file_names", _NAMES),
+    _of("_FitLoop", "setup_data", "loop_iterators", _ITERATORS),
+    _of(_EPOCH, "on_run_start", "loop_iterators", _ITERATORS),
     _of("_DataConnector", "_prepare_dataloader", "work_sharing", _SAMPLER),
     _of("_DataLoaderSource", "dataloader", "default_sharing", _LOADERS),
     _of(_CHECKPOINTS, "_parse_ckpt_path", "launchers", "it takes damaged files too"),

@@ -77,6 +77,8 @@ class CollectiveScope:
                 ) from error
             raise
         if _num_collectives() != before and self._is_apart():
+            if self._sharing is not None:
+                self._sharing.takes_turns = True
             self._tell_of_waits()
 
     @contextmanager
@@ -118,8 +120,6 @@ class CollectiveScope:
 
     def _tell_of_waits(self) -> None:
         if self._is_to_tell(_TORCHS):
-            if self._sharing is not None:
-                self._sharing.takes_turns = True
             rank_zero_warn(
                 "`training_step` calls `torch.distributed` over all learners, where "
                 "they wait for one another in every step. "

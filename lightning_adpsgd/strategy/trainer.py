@@ -198,6 +198,14 @@ class HADPSGDStrategy(ModelParallelInside):
             self._run.begin(resumed)
 
     @override
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        if isinstance(self.checkpoint_io, BackgroundCheckpointIO):
+            self.checkpoint_io.wait()
+            # Each learner may read a file as soon as `fit` has returned.
+            self.barrier("the files are written")
+
+    @override
     def on_exception(self, exception: BaseException) -> None:
         # First, because Lightning's own message recommends an option of its DDP.
         explain_unused_parameters(exception)

@@ -37,6 +37,7 @@ from lightning_adpsgd.strategy.default_sharing import (
     problems_with_loader,
 )
 from lightning_adpsgd.strategy.job import Job
+from lightning_adpsgd.strategy.loop_iterators import LoopIterators
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.transport.links.credentials import Credentials
 from lightning_adpsgd.transport.network_interfaces import gloo_addresses
@@ -70,6 +71,7 @@ class WorkSharing:
         self._islands, self.default = islands, default
         self.shares = True if default is None else None
         self.takes_turns = False
+        self._iterators = LoopIterators()
         self._island_pool: IslandPool | None = None
         self._loaded = EpochState(**checkpoint) if checkpoint else None
         self._batches: SharedBatches | None = None
@@ -84,8 +86,9 @@ class WorkSharing:
             self.shares = self.default.allows(dataloader)
         return bool(self.shares)
 
-    def prepare(self, dataloader: Any) -> Any:
+    def prepare(self, dataloader: Any, iterators: LoopIterators) -> Any:
         """A copy of a training loader that yields the batches this learner claims."""
+        self._iterators = iterators
         for problem in problems_with_loader(dataloader):
             raise ValueError(problem)
         if self._batches is not None:  # of the loader before a reload
@@ -142,7 +145,7 @@ class WorkSharing:
         self._let_all_save()
         stale = self.under_way is None or self.under_way.number != epoch
         if stale and not self._lightning_iterates():
-            iter(self._trainer.fit_loop._data_fetcher)  # pyright: ignore
+            self._iterators.make(iter, self._trainer.fit_loop._data_fetcher)
 
     def begin_batch(self) -> None:
         """Starts the next batch."""
@@ -192,6 +195,7 @@ class WorkSharing:
             self._pool_of(store),
             self._is_training,
             reads_ahead=loader.num_workers > 0,
+            is_of_loop=self._iterators.are_made,
         )
 
     def _broadcast_in(self, store: Store) -> LeaderBroadcast:
@@ -256,14 +260,16 @@ def prepare_training_loaders(
     """
     if work_sharing is None and place is None:
         return
-    connector = trainer._data_connector
-    prepare = partial(_prepare, work_sharing, place)
-    overrides.wrap(connector, "_prepare_dataloader", prepare)
+    iterators = LoopIterators()
+    iterators.follow(trainer, overrides)
+    prepare = partial(_prepare, work_sharing, place, iterators)
+    overrides.wrap(trainer._data_connector, "_prepare_dataloader", prepare)
 
 
 def _prepare(
     work_sharing: WorkSharing | None,
     place: PlaceInEpoch | None,
+    iterators: LoopIterators,
     lightnings: Callable[..., Any],
     dataloader: Any,
     shuffle: bool,
@@ -271,6 +277,8 @@ def _prepare(
 ) -> Any:
     trains = mode == RunningStage.TRAINING
     if trains and work_sharing is not None and work_sharing.takes(dataloader):
-        return work_sharing.prepare(dataloader)
+        return iterators.expect(work_sharing.prepare(dataloader, iterators))
     loader = lightnings(dataloader, shuffle, mode)
-    return place.prepare(loader) if trains and place is not None else loader
+    if trains and place is not None:
+        return iterators.expect(place.prepare(loader, iterators.are_made))
+    return loader

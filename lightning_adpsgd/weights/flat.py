@@ -299,7 +299,8 @@ def _not_in_vector(name: str, tensor: Tensor, is_known: bool) -> str:
         return (
             f"the buffer `{name}` was added after set-up, or was None or empty then, "
             f"and has the shape {tuple(tensor.shape)} now; register it with its final "
-            "shape, or with `persistent=False`, which leaves it out of averages"
+            "shape, or leave it out of averages by `persistent=False`, or by its name "
+            "in the module's `_ddp_params_and_buffers_to_ignore`"
         )
     added = "was added to the module after set-up"
     moved = "was given new storage after set-up"

@@ -58,8 +58,16 @@ class Learner:
         sampler = BatchSampler(RandomSampler(range(num_samples)), batch_size, False)
         broadcast = LeaderBroadcast(PrefixStore("loader", store), index, never)
         counter = ClaimCounter(store, index, lambda name: None)
+        self.is_of_loop = True
         self.shared = SharedBatches(
-            sampler, index, SEED, broadcast, lambda: counter, lambda: False, False
+            sampler,
+            index,
+            SEED,
+            broadcast,
+            lambda: counter,
+            is_training=lambda: False,
+            reads_ahead=False,
+            is_of_loop=lambda: self.is_of_loop,
         )
         self.trained: list[int] = []
         self._ahead = ahead
@@ -251,11 +259,11 @@ def opened(store: Any, index: LearnerIndex, num_units: int) -> ClaimCounter:
     return counter
 
 
-@pytest.mark.parametrize("num_units", [21, 22, 23])
+@pytest.mark.parametrize("num_units", [24, 25, 26])
 def test_learners_that_wait_for_one_another_get_equally_many_units(
     num_units: int,
 ) -> None:
-    """Learner 0 claims first in one round and last in the next, and seems slow."""
+    """Learner 0 is first, second and third in turn, and seems slow at the end."""
     store, steps = HashStore(), [0]
     counters = [
         ClaimCounter(store, LearnerIndex(n, 3), lambda name: None, lambda: True)
@@ -264,13 +272,43 @@ def test_learners_that_wait_for_one_another_get_equally_many_units(
     for one in counters:
         one.open(0, Terms(SEED, (), ""), lambda terms: num_units, lambda: steps[0])
     rounds = list[list[int | None]]()
-    for number in range(8):
-        order = [0, 1, 2] if number % 2 else [1, 2, 0]
+    for number in range(9):
+        order = [1, 2]
+        order.insert(number % 3, 0)
         rounds.append([counters[n].next(1, True).number for n in order])
         steps[0] += 1
     *whole, after = rounds
-    assert sorted(chain.from_iterable(whole)) == [*range(21)]  # pyright: ignore
+    assert sorted(chain.from_iterable(whole)) == [*range(24)]  # pyright: ignore
     assert after == [None] * 3
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_program_gets_an_equal_share_of_the_whole_epoch_and_claims_nothing(
+    has_begun: bool,
+) -> None:
+    """Eleven batches are six units of two, so each learner sees three batches."""
+    sharing, seen = Sharing(2, 2, num_samples=22), list[int]()
+    if has_begun:
+        for learner in sharing.learners:
+            learner.start_epoch(0)
+        sharing.run([0, 0, 1])
+    for learner in sharing.learners:
+        learner.is_of_loop = False
+        share = list(learner.shared)
+        assert len(share) == 3
+        seen += chain.from_iterable(share)
+        learner.is_of_loop = True
+    assert sorted(seen) == list(range(22))
+    if has_begun:
+        sharing.run([0, 1] * 6)
+    else:
+        sharing.run_epoch([])
+    assert sorted(sharing.trained()) == list(range(22))
+
+
+def test_a_program_reads_the_size_of_batches_as_from_torchs_own_sampler() -> None:
+    shared = Sharing(2, 1, num_samples=8, batch_size=4).learners[0].shared
+    assert (shared.batch_size, shared.drop_last) == (4, False)
 
 
 def test_who_asks_for_the_length_of_a_shared_loader_is_told_the_remedy() -> None:

@@ -9,7 +9,12 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    Callback,
+    StochasticWeightAveraging,
+    TQDMProgressBar,
+)
 from torch import Tensor
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
@@ -117,6 +122,84 @@ class Asking(Callback):
     @override
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **more: Any) -> None:
         assert 0 < trainer.global_step / trainer.estimated_stepping_batches <= 1
+
+
+class AsksLater(Callback):
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.rate = lambda step: step / trainer.num_training_batches
+
+
+class SetsRate(Callback):
+    """Decays the rate with the batches of this learner, as callbacks of GPTs do."""
+
+    @override
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = group["lr"] / 2
+
+
+class ScalesRate(Callback):
+    @override
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        trainer.optimizers[0].param_groups[0]["lr"] *= 0.5
+
+
+class UpdatesRate(Callback):
+    @override
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        trainer.optimizers[0].param_groups[0].update(lr=0.05)
+
+
+class WarmsUp(Linear):
+    """As Lightning's documentation does."""
+
+    @override
+    def optimizer_step(self, *arguments: Any, **named: Any) -> None:
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = 0.1 / (1 + self.trainer.global_step)
+        super().optimizer_step(*arguments, **named)
+
+
+class HasCallback(Linear):
+    """A callback that only the module knows, as a moving average of its own is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = Asking()
+
+
+class ReadsRate(Callback):
+    @override
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        assert trainer.optimizers[0].param_groups[0]["lr"] == 0.1
+        trainer.callback_metrics["rate"] = torch.tensor(0.1)
+
+
+class KeepsRate(Linear):
+    """Keeps a rate in a dictionary of its own."""
+
+    @override
+    def on_train_start(self) -> None:
+        self.settings = {"lr": 0.1}
+        self.settings["lr"] = 0.05
+
+
+class Thaws(BaseFinetuning):
+    """Lowers the rate as it thaws layers, which Lightning does by epochs."""
+
+    @override
+    def freeze_before_training(self, pl_module: Any) -> None: ...
+
+    @override
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        optimizer.param_groups[0]["lr"] = 0.05
+
+
+class SetsRateOfEpoch(Callback):
+    @override
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.optimizers[0].param_groups[0]["lr"] = 0.05
 
 
 class HasItsOwn(Linear):
@@ -252,6 +335,36 @@ CASES = {
     ),
     "a callback asks": Case(
         EQUAL, "`Asking.on_train_batch_end` asks how many", callbacks=[Asking()]
+    ),
+    "a function in a callback asks": Case(
+        EQUAL, "`AsksLater.on_train_start` asks how many", callbacks=[AsksLater()]
+    ),
+    "a callback of Lightning asks": Case(
+        SHARED,
+        "Learners share",
+        callbacks=[TQDMProgressBar()],
+        enable_progress_bar=True,
+    ),
+    "a callback sets the rate": Case(
+        EQUAL, "`SetsRate.on_train_batch_end` sets a", callbacks=[SetsRate()]
+    ),
+    "a callback scales the rate": Case(
+        EQUAL, "`ScalesRate.on_train_batch_end` sets a", callbacks=[ScalesRate()]
+    ),
+    "a callback updates the rate": Case(
+        EQUAL, "`UpdatesRate.on_train_batch_end` sets a", callbacks=[UpdatesRate()]
+    ),
+    "a module warms up": Case(EQUAL, "`WarmsUp.optimizer_step` sets a", module=WarmsUp),
+    "a callback of the module asks": Case(
+        EQUAL, "`Asking.on_train_batch_end` asks how many", module=HasCallback
+    ),
+    "a rate of its own": Case(SHARED, "Learners share", module=KeepsRate),
+    "layers are thawed": Case(SHARED, "Learners share", callbacks=[Thaws()]),
+    "a callback reads the rate": Case(
+        SHARED, "Learners share", callbacks=[ReadsRate()]
+    ),
+    "a callback sets the rate of an epoch": Case(
+        SHARED, "Learners share", callbacks=[SetsRateOfEpoch()]
     ),
     "a name of its own": Case(SHARED, "Learners share", module=HasItsOwn),
     "two loaders": Case(

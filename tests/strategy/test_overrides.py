@@ -40,6 +40,7 @@ from lightning_adpsgd.strategy import (
     fast_forward,
     gradients,
     launchers,
+    loop_iterators,
     model_parallel,
     module_jobs,
     options,
@@ -81,6 +82,7 @@ MODULES = (
         contents,
         io,
         last_good,
+        loop_iterators,
         mid_epoch,
     ),
     *(default_sharing, saving, clocks, compatibility, launchers, module_jobs, options),
@@ -341,9 +343,9 @@ def test_a_checkpoint_callback_may_lack_lightnings_attributes() -> None:
     assert compatibility.save_period(given, "every_n_epochs") == 3
 
 
-# `clocks` changes a time of the Trainer's within one call, and `mid_epoch` copies of
-# torch's loaders; the others write into modules of the user's.
-WRITES = {"clocks", "objective", "weight_callbacks", "mid_epoch"}
+# `clocks` changes a time of the Trainer's within one call, `mid_epoch` and
+# `loop_iterators` change copies of torch's loaders, the others modules of the user's.
+WRITES = {"clocks", "objective", "weight_callbacks", "mid_epoch", "loop_iterators"}
 
 
 def written_to(path: Path) -> Iterator[str]:

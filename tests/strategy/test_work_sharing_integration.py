@@ -195,6 +195,37 @@ class Counts(Records):
         assert self.counted == [1]
 
 
+class Looks(Records):
+    """Reads all of its loader, of 11 batches, outside of the training loop."""
+
+    def look(self) -> None:
+        loader: Any = self.trainer.train_dataloader
+        with pytest.raises(TypeError, match="has no length"):
+            len(loader)
+        assert len(list(loader)) == 6
+
+    @override
+    def on_train_start(self) -> None:
+        self.look()
+
+    @override
+    def on_train_epoch_start(self) -> None:
+        self.look()
+
+    @override
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx < 2:
+            self.look()
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        self.look()
+
+    @override
+    def on_train_end(self) -> None:
+        self.look()
+
+
 class Reloads(Records):
     """Asks for the number of steps at set-up, and gets another loader in each epoch."""
 
@@ -214,9 +245,14 @@ def reloads(num_workers: int) -> Seen:
     )
 
 
+def looked_at(name: str) -> Seen:
+    return train(2, numbered(21, **LOADERS[name]), module=Looks, max_epochs=3)
+
+
 NUM_OF_BLOCKS = 2 * 64 + 5  # two blocks, and the rest of one
 BLOCKS = BlockSampler(range(NUM_OF_BLOCKS))
 WEIGHTED = WeightedRandomSampler([0.0] * 10 + [1.0] * 10, 30)
+OTHER_TIMES = "reloaded", "looked"
 OF_TWO: dict[str, Callable[[], Seen]] = {
     "computed": lambda: train(
         2, numbered(NUM_OF_BLOCKS, shuffle=False, sampler=BLOCKS), max_epochs=2
@@ -226,6 +262,8 @@ OF_TWO: dict[str, Callable[[], Seen]] = {
     "accumulated": lambda: train(
         2, numbered(23), module=Steps, accumulate_grad_batches=4
     ),
+    "looked at": lambda: looked_at("alone"),
+    "looked at with a persistent worker": lambda: looked_at("persistent worker"),
     "reloaded": lambda: reloads(0),
     "reloaded by a worker": lambda: reloads(1),
     "fast": lambda: train(2, numbered(20), fast_dev_run=2),
@@ -363,7 +401,7 @@ def test_accumulation_ends_with_each_learners_last_batch(of_two: Any) -> None:
     assert rows_of(of_two["accumulated"], 0) == list(range(23))
 
 
-@pytest.mark.parametrize("name", ["reloaded", "reloaded by a worker"])
+@pytest.mark.parametrize("name", [n for n in OF_TWO if n.split()[0] in OTHER_TIMES])
 def test_loaders_made_at_other_times_lose_nothing(of_two: Any, name: str) -> None:
     for epoch in range(3):
         assert rows_of(of_two[name], epoch) == list(range(21))

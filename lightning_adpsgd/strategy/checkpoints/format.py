@@ -80,21 +80,24 @@ def check_checkpoint(file: BinaryIO, name: str) -> None:
 
 
 def read_checkpoint(
-    file: BinaryIO, name: str, map_location: Any = None, weights_only: bool = True
+    file: BinaryIO,
+    name: str,
+    map_location: Any = None,
+    weights_only: bool | None = None,
 ) -> Any:
     """Checks a file and loads it; arguments as for `check_checkpoint` and `torch.load`.
 
     Raises:
         DamagedCheckpoint: The file is damaged, or torch cannot read it.
-        UnpicklingError: `weights_only` is set, and the file holds objects that can run
-            code; the message names their classes.
+        UnpicklingError: The file holds objects that can run code, and is not trusted by
+            `weights_only` or torch's variable; the message names their classes.
     """
     check_checkpoint(file, name)
     file.seek(0)
     try:
         return torch.load(file, map_location=map_location, weights_only=weights_only)
     except pickle.UnpicklingError as error:
-        if weights_only:
+        if str(error).startswith("Weights only load failed"):  # a variable may decide
             refuse_unsafe(file, f"checkpoint {name}", error)
         raise _unreadable(name, error) from error
     except (EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:

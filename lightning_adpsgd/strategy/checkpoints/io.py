@@ -129,9 +129,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
             raise FileNotFoundError(f"Checkpoint file not found: {path}")
         if (flaw := flawed_loader()) is not None:
             rank_zero_warn(flaw)
-        allowed = True if weights_only is None else weights_only
         with _opened(system, place) as file:
-            return read_checkpoint(file, str(path), map_location or "cpu", allowed)
+            return read_checkpoint(file, str(path), map_location or "cpu", weights_only)
 
     def _persist(self, action: Callable[[], None], path: Any, done: str) -> None:
         """Acts, and tries again while its error may be temporary."""

@@ -11,7 +11,7 @@ if the training process reads it itself (`num_workers=0`).
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -27,10 +27,20 @@ from lightning_adpsgd.strategy.fast_forward import batch_size
 
 
 class PlacedBatches:
-    """A batch sampler that records how its epoch began, and can start in the middle."""
+    """A batch sampler that records how its epoch began, and can start in the middle.
 
-    def __init__(self, batches: Any, device: torch.device) -> None:
+    It does so for the iterators for which `is_of_loop` says that they are the training
+    loop's. A program may iterate too, over a whole epoch.
+    """
+
+    def __init__(
+        self,
+        batches: Any,
+        device: torch.device,
+        is_of_loop: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._batches, self._device = batches, device
+        self._is_of_loop = is_of_loop
         self._begin: dict[str, Any] | None = None
         self._num_left_out = 0
 
@@ -44,10 +54,18 @@ class PlacedBatches:
         """The batch size, which Lightning and loggers ask for."""
         return getattr(self._batches, "batch_size", None)
 
+    @property
+    def drop_last(self) -> Any:
+        """Whether batches that are not full are dropped."""
+        return getattr(self._batches, "drop_last", None)
+
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[list[int]]:
+        return self._from_place() if self._is_of_loop() else iter(self._batches)
+
+    def _from_place(self) -> Iterator[list[int]]:
         # Taken with the first batch, after the loader has drawn a number of its own.
         num_left_out, now = self._num_left_out, self._states()
         if num_left_out and self._begin is not None:
@@ -132,7 +150,9 @@ class PlaceInEpoch:
             "begin": placed.state() if placed is not None else None,
         }
 
-    def prepare(self, loader: Any) -> Any:
+    def prepare(
+        self, loader: Any, is_of_loop: Callable[[], bool] = lambda: True
+    ) -> Any:
         """A copy of a training loader with `PlacedBatches`, if it can have a place."""
         if not _has_batches(loader):
             return loader
@@ -141,7 +161,7 @@ class PlaceInEpoch:
                 "`in_order` of the training loader must be True with "
                 "`save_learners=True`, got False"
             )
-        batches = PlacedBatches(loader.batch_sampler, self._device)
+        batches = PlacedBatches(loader.batch_sampler, self._device, is_of_loop)
         if self._saved is not None:
             batches.resume(self._saved["begin"], self._saved["num_batches"])
             # Workers read before Lightning tells the sampler.

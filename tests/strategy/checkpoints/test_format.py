@@ -202,6 +202,17 @@ def test_the_plugin_runs_no_code_unless_it_is_told_to(tmp_path: Path) -> None:
     assert loaded["hyper_parameters"].lr == 1.0
 
 
+def test_torchs_variable_decides_where_no_argument_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plugin = tmp_path / "a.ckpt", WholeCheckpointIO()
+    plugin.save_checkpoint({"hyper_parameters": Namespace(lr=1.0)}, path)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    assert plugin.load_checkpoint(path)["hyper_parameters"].lr == 1.0
+    with pytest.raises(pickle.UnpicklingError, match=r"argparse\.Namespace"):
+        plugin.load_checkpoint(path, weights_only=True)
+
+
 class Fails:
     """Its own code refuses to be unpickled."""
 
@@ -213,9 +224,22 @@ class Fails:
         raise pickle.UnpicklingError("of the class")
 
 
-def test_who_trusts_a_file_is_not_told_to_trust_it() -> None:
+@pytest.mark.parametrize("weights_only", [False, None])
+def test_who_trusts_a_file_is_not_told_to_trust_it(
+    weights_only: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if weights_only is None:
+        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt .*of the class"):
-        read(written([Fails()]), weights_only=False)
+        read(written([Fails()]), weights_only=weights_only)
+
+
+def test_who_trusts_no_file_is_told_what_this_one_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+    with pytest.raises(pickle.UnpicklingError, match=r"argparse\.Namespace"):
+        read(written({"mine": Namespace()}), weights_only=False)
 
 
 class Keeps(Linear):

@@ -110,9 +110,24 @@ def test_it_answers_as_the_sampler_that_it_wraps() -> None:
     inner = BatchSampler(range(7), 2, drop_last=False)
     batches = PlacedBatches(inner, CPU)
     assert (batches.sampler, batches.batch_size) == (inner.sampler, 2)
+    assert batches.drop_last is False
     assert len(batches) == 4
     bare = PlacedBatches([[1], [2]], CPU)
     assert (bare.sampler, bare.batch_size, len(bare)) == (None, None, 2)
+
+
+def test_a_program_that_iterates_moves_no_place() -> None:
+    is_of_loop = [True]
+    sampler = BatchSampler(RandomSampler(range(12)), 2, drop_last=False)
+    batches = PlacedBatches(sampler, CPU, lambda: is_of_loop[0])
+    next(iter(batches))
+    begun = batches.state()
+    batches.resume(begun, 4)
+    is_of_loop[0] = False
+    assert len(list(batches)) == 6
+    assert batches.state() is begun
+    is_of_loop[0] = True
+    assert len(list(batches)) == 2
 
 
 class Stream(IterableDataset[int]):

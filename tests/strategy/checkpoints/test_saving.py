@@ -629,3 +629,38 @@ def test_the_default_is_replaced_by_what_the_user_gives() -> None:
     given = TorchCheckpointIO()
     assert trainer_of(gossip(), 1, plugins=[given]).strategy.checkpoint_io is given
     assert gossip(checkpoint_io=given).checkpoint_io is given
+
+
+class SlowDisk(TorchCheckpointIO):
+    """Its writes end long after a learner that waits for none has left `fit`."""
+
+    @override
+    def save_checkpoint(self, *arguments: Any, **options: Any) -> None:
+        threading.Event().wait(1.0)
+        super().save_checkpoint(*arguments, **options)
+
+
+class SavesAtTheEnd(Callback):
+    """As Lightning's does with `save_last`, when learners gossip no more."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @override
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(self._path)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_all_learners_find_the_files_when_fit_returns(
+    tmp_path: Path, size: int
+) -> None:
+    def program(rank: int) -> bool:
+        strategy = gossip(super_learner_size=size)
+        strategy.checkpoint_io = BackgroundCheckpointIO(SlowDisk())
+        path = tmp_path / "a.ckpt"
+        saves = {"callbacks": [SavesAtTheEnd(path)]}
+        trainer_of(strategy, 2, **saves).fit(Linear(), loader(4))
+        return path.exists()
+
+    assert values(learners(2, program)) == [True, True]
