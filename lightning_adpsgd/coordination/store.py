@@ -24,6 +24,9 @@ from lightning_adpsgd.weights.worker import CallTimedOut, TimedCalls
 # How long a failure waits for the store of a host that may be stopped. torch's client
 # waits without limit.
 _ANSWER_S = 3.0
+# A learner that waits for others looks again after a quarter of the time that it has
+# waited, so that a short wait stays short, within these seconds.
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.01
 _SILENT_HOST = (
     "the job's store, which learner 0 or its launcher hosts, does not answer: see "
     "whether that process or its machine is stopped or cut off"
@@ -62,6 +65,11 @@ def near_store(address: str, timeout: timedelta) -> Store:
     return TCPStore(
         host, int(port), is_master=False, wait_for_workers=False, timeout=timeout
     )
+
+
+def pause_s(waited_s: float) -> float:
+    """Seconds until the next look of a learner that has waited for so many."""
+    return min(max(waited_s / 4, _SHORTEST_LOOK_S), _LONGEST_LOOK_S)
 
 
 def own_connection(store: Store) -> Store:
@@ -210,12 +218,13 @@ class Coordinator:
         key = f"meeting/{self._meetings}"
         self._meetings += 1
         self._check_same_meeting(key, name)
-        self._store.add(f"{key}/arrived", 1)
-        while self._store.add(f"{key}/arrived", 0) < self._world_size:
+        num_arrived, begin = self._store.add(f"{key}/arrived", 1), time.monotonic()
+        while num_arrived < self._world_size:
             if meanwhile is not None:
                 meanwhile.while_waiting(name)
             self.raise_if_failed()
-            self._stopped.wait(0.01)
+            self._stopped.wait(pause_s(time.monotonic() - begin))
+            num_arrived = self._store.add(f"{key}/arrived", 0)
         if meanwhile is not None:
             meanwhile.when_met()
         self.num_meetings += 1

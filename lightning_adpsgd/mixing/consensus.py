@@ -14,7 +14,7 @@ import torch.distributed as dist
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_adpsgd.mixing.averages import all_finite
+from lightning_adpsgd.mixing.averages import all_finite, squared_norm
 from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.partition import Partition
@@ -233,8 +233,8 @@ def _average(pieces: Sequence[_Pieces], speaks: bool, number: int) -> Consensus:
             dist.all_reduce(mean if speaks else mean.zero_(), group=one.group)
             mean.div_(number)
             if speaks:
-                sums[0] += (local_chunk - mean).abs().double().square().sum()
-                sums[1] += mean.abs().double().square().sum()
+                sums[0] += squared_norm(local_chunk - mean)
+                sums[1] += squared_norm(mean)
             chunk.copy_(mean)
     dist.all_reduce(sums)
     return Consensus.of(*sums.div_(number).tolist())

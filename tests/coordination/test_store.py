@@ -2,6 +2,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, create_autospec, patch
@@ -67,6 +68,32 @@ def test_meetings_of_one_name_follow_one_another() -> None:
 
     both = coordinators(2)
     assert together([lambda c=c: meet_thrice(c) for c in both]) == [3, 3]
+
+
+def test_who_waits_for_others_looks_sooner_the_less_it_has_waited() -> None:
+    first, second = coordinators(2)
+    pauses, clock = list[float](), [100.0]
+    first._stopped = Mock()
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        clock[0] += seconds
+        if clock[0] > 100.1:
+            second.meet("validation")
+
+    first._stopped.wait = pause
+    with patch.object(store_module.time, "monotonic", lambda: clock[0]):
+        first.meet("validation")
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.001, 0.01)
+    assert all(later <= 1.26 * one for one, later in pairwise(pauses))
+
+
+def test_the_last_to_come_to_a_meeting_looks_no_more() -> None:
+    store = mocked_store()
+    store.compare_set.return_value, store.add.return_value = b"validation\t0", 2
+    Coordinator(store, 1, 2, LONG).meet("validation")
+    store.add.assert_called_once()
 
 
 def test_learners_at_different_meetings_fail_with_both_names() -> None:
