@@ -12,7 +12,6 @@ SwarmSGD, 1910.12308).
 """
 
 import math
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,10 +19,10 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
-import xxhash
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_adpsgd.mixing.lattice_mean import words_for_places
 from lightning_adpsgd.weights.streams import wait_for_stream
 
 INT4: torch.dtype = vars(torch)["int4"]
@@ -204,7 +203,7 @@ class Lattice(Codec):
 
     def _checks(self, points: Tensor, scratch: "_Scratch") -> Tensor:
         """Sums with a word for each place, [b]: two points that wrap do not cancel."""
-        words = _check_words(self._form.block, points.device)
+        words = words_for_places(self._form.block, points.device)
         products = torch.mul(points, words, out=scratch.products)
         return products.sum(1, dtype=torch.int32)
 
@@ -351,15 +350,6 @@ def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
     sent_as = wire_dtype or dtype
     bits = {torch.int8: 8, INT4: 4}.get(sent_as)
     return Lattice(bits) if bits else Cast(sent_as)
-
-
-@cache
-def _check_words(number: int, device: torch.device) -> Tensor:
-    """Fixed pseudo-random words, equal in all learners, int32 [number]."""
-    words = (
-        xxhash.xxh32_intdigest(struct.pack("<q", n)) - 2**31 for n in range(number)
-    )
-    return torch.tensor(list(words), dtype=torch.int32, device=device)
 
 
 def _exponent_of(values: Tensor) -> Tensor:

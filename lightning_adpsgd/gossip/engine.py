@@ -272,6 +272,11 @@ class Gossip(Communication):
         return self._quarantine.num_reloads
 
     @property
+    @override
+    def sends_few_bits(self) -> bool:
+        return self._account.sends_few_bits
+
+    @property
     def leaves(self) -> bool:
         """Whether all learners of the super-learner end at this step."""
         return self._merging.agreed.leave

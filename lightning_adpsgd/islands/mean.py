@@ -4,11 +4,10 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from lightning_adpsgd.gossip.protocol import BEGINNING, Pulled, furthest
-from lightning_adpsgd.mixing.averages import all_finite
+from lightning_adpsgd.mixing.averages import all_finite, squared_norm
 from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 
 _log = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ class Total:
         for mean, chunk in zip(self._mean, values, strict=True):
             difference = chunk.sub_(mean)
             # Welford's sum: no large squares are subtracted from one another.
-            self._squares += (1 - share) * _square(difference)
+            self._squares += (1 - share) * float(squared_norm(difference))
             mean.add_(difference, alpha=share)
 
     def mean(self) -> Mean:
@@ -61,7 +60,8 @@ class Total:
         if not self._members:
             raise all_diverged("islands that answered")
         spread = self._squares / self._members
-        return Mean(self._mean, self._members, spread, sum(map(_square, self._mean)))
+        square = sum(float(squared_norm(chunk)) for chunk in self._mean)
+        return Mean(self._mean, self._members, spread, square)
 
 
 def _is_finite(values: Sequence[Tensor]) -> bool:
@@ -69,11 +69,6 @@ def _is_finite(values: Sequence[Tensor]) -> bool:
         return found
     _log.warning("the weights of an island are infinite or NaN: left out")
     return False
-
-
-def _square(chunk: Tensor) -> float:
-    """The squared norm of a chunk, in double precision."""
-    return float(torch.linalg.vector_norm(chunk, dtype=torch.float64).square())
 
 
 def consensus_over_shards(shards: Iterable[Sequence[float]]) -> Consensus:

@@ -222,6 +222,12 @@ class FlatParameters(Weights):
                 views.append(vector.as_strided(view.shape, *place))
         return views
 
+    def untrained_parts(self) -> list[Tensor]:
+        """The parts of the vectors, [n] each, that hold no trained parameter."""
+        trained = {id(s.block) for s in self._slots if s.tensor.requires_grad}
+        blocks = {id(slot.block): slot.block for slot in self._slots}
+        return [block for key, block in blocks.items() if key not in trained]
+
     @override
     def rebind(self) -> None:
         """Copies weights that have moved to other memory back into the vectors.
