@@ -272,11 +272,6 @@ class Gossip(Communication):
         return self._quarantine.num_reloads
 
     @property
-    @override
-    def sends_few_bits(self) -> bool:
-        return self._account.sends_few_bits
-
-    @property
     def leaves(self) -> bool:
         """Whether all learners of the super-learner end at this step."""
         return self._merging.agreed.leave
@@ -299,6 +294,7 @@ class Gossip(Communication):
             return
         # The asking end has its answer; this end may still be adding the last chunk.
         self._waiting.until(self._traffic.is_idle, "running exchanges to end")
+        self.sends_few_bits = self._account.sends_few_bits
         self.merge_all()
 
     @override
