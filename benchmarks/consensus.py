@@ -23,6 +23,7 @@ from benchmarks.results import ROOT, Report, Row
 from benchmarks.timing import print_row, spread
 from lightning_adpsgd.mixing.mean_of_all import SlowLink, average_whole
 from lightning_adpsgd.topology.partition import Partition
+from lightning_adpsgd.weights.flat import Span
 
 NUM_HOSTS, NUM_WEIGHTS = 4, 8_500_000
 RELATIVE_DISTANCE = 0.01
@@ -56,7 +57,8 @@ def weights_of(rank: int) -> Tensor:
 
 def seconds_of_mean(weights: Tensor, is_slow: bool) -> float:
     """The seconds from when all are ready until this learner has the mean."""
-    partition, link = Partition((1,) * NUM_HOSTS), SlowLink(lambda: is_slow, list)
+    partition, spans = Partition((1,) * NUM_HOSTS), [Span(NUM_WEIGHTS, True)]
+    link = SlowLink(lambda: is_slow, lambda: [spans])
     trained = [weights.clone()]
     dist.barrier()
     begin = time.perf_counter()

@@ -12,7 +12,7 @@ An all-reduce of int32, whose arithmetic wraps, sums four weights in each word,
 projections of each block tell how far apart learners are, and so the scale. After it,
 checksums of ``sum_j q_j`` are equal in all learners exactly if no d has wrapped: wrong
 sums cannot agree, because all d of one weight add up to zero. Blocks whose checksums
-differ cross once more, in float32.
+differ cross once more, as `exact_means`.
 
 The lattice is that of Moniqua (arXiv 2002.11787), here under a sum of all.
 """
@@ -27,8 +27,8 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor
 
-# The number of weights that are computed at once: what a cache holds.
-_CHUNK = 1 << 18
+from lightning_adpsgd.mixing.exact_mean import exact_means
+
 _BLOCK = 1024
 # A block's projections are sums of this many weights with random signs. One weight that
 # alone differs is at most 11 times as far away as its projection tells.
@@ -59,9 +59,9 @@ class _Lattice(NamedTuple):
     exponents: Tensor
     usable: Tensor
 
-    def split(self) -> "list[_Lattice]":
-        """The lattices of each chunk."""
-        pairs = (one.split(_CHUNK // _BLOCK) for one in (self.exponents, self.usable))
+    def split(self, lengths: list[int]) -> "list[_Lattice]":
+        """The lattices of so many blocks each."""
+        pairs = self.exponents.split(lengths), self.usable.split(lengths)
         return [
             self._replace(exponents=e, usable=u) for e, u in zip(*pairs, strict=True)
         ]
@@ -107,31 +107,32 @@ class _Lattice(NamedTuple):
 
 
 def lattice_means(
-    vector: Tensor, number: int, speaks: bool, group: dist.ProcessGroup | None
+    chunks: Sequence[Tensor], number: int, speaks: bool, group: dist.ProcessGroup | None
 ) -> Iterator[Tensor]:
-    """The means of all weights, chunk by chunk: float32, the same bits in all learners.
+    """The means of chunks, one by one: float32, the same bits in all learners.
 
     Their error is at most half the scale, or one of float32. If learners differ like
     noise of a standard deviation, it is about a tenth of that with four learners, grows
-    with the root of their number, and is a thousandth with more than eight, for which
-    a weight takes two bytes. Weights that are equal in all may change by as much.
+    with the root of their number, and is a thousandth with nine, from where on a weight
+    takes two bytes. Weights that are equal in all may change by as much as others of
+    their chunk.
 
     Args:
-        vector: finite weights of this learner, [n]; each chunk may change once its mean
-            is known.
+        chunks: finite weights of this learner, [n] each, one or more; each may change
+            once its mean is known. None shares a scale with another.
         number: number of learners that speak.
         speaks: whether this learner does; otherwise its weights are near theirs.
         group: process group of all; None: that of all learners of the job.
     """
-    chunks = vector.split(_CHUNK)
+    lengths = [-(-len(chunk) // _BLOCK) for chunk in chunks]
     whole = _agree_on_lattice(chunks, number, group)
-    lattices = whole.split()
-    lacking = _lacking(chunks, lattices, speaks, group)
-    each = list(zip(lattices, chunks, lacking.split(_CHUNK // _BLOCK), strict=True))
+    lattices = whole.split(lengths)
+    lacking = _lacking(chunks, lattices, speaks, group).split(lengths)
+    each = list(zip(lattices, chunks, lacking, strict=True))
     checks = torch.cat([lattice.checks(lattice.sums(*rest)) for lattice, *rest in each])
-    refused = (~_are_equal(checks, group) | ~whole.usable[:, 0]).split(_CHUNK // _BLOCK)
-    pairs = zip(chunks, refused, strict=True)
-    exact = _whole_means([_in_blocks(c)[r] for c, r in pairs], number, speaks, group)
+    refused = (~_are_equal(checks, group) | ~whole.usable[:, 0]).split(lengths)
+    blocks = (_in_blocks(c)[r] for c, r in zip(chunks, refused, strict=True))
+    exact = exact_means(blocks, number, speaks, group)
     for (lattice, *rest), places, means in zip(each, refused, exact, strict=True):
         mean = lattice.mean(lattice.sums(*rest))
         mean[places] = means
@@ -209,13 +210,3 @@ def _are_equal(checks: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     both = torch.stack([checks, ~checks])  # ~ turns the order around
     dist.all_reduce(both, dist.ReduceOp.MAX, group)
     return both[0] == ~both[1]
-
-
-def _whole_means(
-    blocks: Sequence[Tensor], number: int, speaks: bool, group: dist.ProcessGroup | None
-) -> Sequence[Tensor]:
-    """The means of these blocks in float32, [b, block] each."""
-    joined = torch.cat([*blocks])
-    if len(joined):
-        dist.all_reduce(joined if speaks else joined.zero_(), group=group)
-    return joined.div_(number).split([len(one) for one in blocks])

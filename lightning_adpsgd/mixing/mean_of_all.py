@@ -1,6 +1,7 @@
 """The mean of all super-learners' weights, by collectives in which all take part."""
 
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -11,34 +12,31 @@ from torch import Tensor
 
 from lightning_adpsgd.mixing.averages import all_finite, squared_norm
 from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
+from lightning_adpsgd.mixing.exact_mean import exact_means
 from lightning_adpsgd.mixing.lattice_mean import lattice_means
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.partition import Partition
-from lightning_adpsgd.weights.replica import averaging_dtype, to_averaging_dtype
+from lightning_adpsgd.weights.flat import Span
+from lightning_adpsgd.weights.replica import averaging_dtype
 
-_CHUNK = 1 << 22
-# The fewest weights that are worth the two further collectives of a lattice.
-_FEWEST_ON_LATTICE = 1 << 16
+# The number of weights that are computed at once: what a cache holds.
+_CHUNK = 1 << 18
+# Fewer weights, such as biases, would fill few blocks of a lattice.
+_FEWEST_ON_LATTICE = 1 << 12
 
 
 class SlowLink(NamedTuple):
-    """What decides whether the weights of a mean travel in few bits (`lattice_mean`).
+    """What decides which weights of a mean travel in few bits (`lattice_means`).
 
     Attributes:
         is_slow: function that tells whether this learner's link is slow; that of one
             learner is enough.
-        untrained: function that gives the parts of the vectors, [n] each, whose equal
-            values must stay as they are: those of buffers and frozen weights. They
-            travel exactly.
+        spans: function that gives the spans of each vector. Those that are not trained
+            travel exactly, because programs rely on their values.
     """
 
     is_slow: Callable[[], bool]
-    untrained: Callable[[], list[Tensor]]
-
-    def exact_parts(self) -> list[Tensor]:
-        """The untrained parts that would be rounded."""
-        parts = self.untrained()
-        return [part for part in parts if averaging_dtype(part.dtype) == torch.float32]
+    spans: Callable[[], list[list[Span]]]
 
 
 @torch.no_grad()
@@ -55,15 +53,13 @@ def average_whole(
     Returns:
         The distance of the weights in `trained` from that mean.
     """
-    exact = slow_link.exact_parts() if slow_link else []
+    spans = slow_link.spans() if slow_link else []
     is_slow = slow_link is not None and slow_link.is_slow()
-    plan = _agree(vectors, partition, is_slow, sum(map(len, exact)))
+    plan = _agree(vectors, partition, is_slow, spans)
     plan = plan._replace(speaks=plan.speaks and not partition.place(dist.get_rank()))
-    means = _exact_means(exact, plan) if plan.few_bits and exact else []
-    consensus = _average([_Pieces(vectors, trained, None)], plan)
-    for part, mean in zip(exact, means, strict=False):
-        part.copy_(mean)
-    return consensus
+    if plan.few_bits:
+        return _average(_by_precision(vectors, trained, spans), plan)
+    return _average([_Pieces(vectors, trained)], plan)
 
 
 @torch.no_grad()
@@ -106,16 +102,25 @@ def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup | None) 
 class _Pieces(NamedTuple):
     vectors: list[Tensor]
     trained: list[Tensor]
-    group: dist.ProcessGroup | None
+    group: dist.ProcessGroup | None = None
+    few_bits: bool = False
 
-    def chunks(self, plan: "_Plan") -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Both in chunks, with their means, so that no copy of all is needed."""
-        for vector, local in zip(self.vectors, self.trained, strict=True):
-            begin = 0
-            for mean in plan.means(vector, self.group):
-                place = slice(begin, begin + len(mean))
-                yield vector[place], local[place], mean
-                begin = place.stop
+
+def _by_precision(
+    vectors: Sequence[Tensor], trained: Sequence[Tensor], spans: list[list[Span]]
+) -> list[_Pieces]:
+    """What travels in few bits, and what exactly."""
+    coarse, exact = _Pieces([], [], few_bits=True), _Pieces([], [])
+    for vector, local, of_one in zip(vectors, trained, spans, strict=True):
+        lengths = [span.length for span in of_one]
+        parts = zip(of_one, vector.split(lengths), local.split(lengths), strict=True)
+        for span, part, local_part in parts:
+            is_long = span.is_trained and span.length >= _FEWEST_ON_LATTICE
+            fits = is_long and averaging_dtype(vector.dtype) == torch.float32
+            into = coarse if fits else exact
+            into.vectors.append(part)
+            into.trained.append(local_part)
+    return [coarse, exact]
 
 
 class _Plan(NamedTuple):
@@ -124,25 +129,12 @@ class _Plan(NamedTuple):
     Attributes:
         speaks: whether this learner adds its weights.
         number: number of super-learners in the mean.
-        few_bits: whether weights travel in few bits.
+        few_bits: whether weights may travel in few bits.
     """
 
     speaks: bool
     number: int
     few_bits: bool
-
-    def means(
-        self, vector: Tensor, group: dist.ProcessGroup | None
-    ) -> Iterator[Tensor]:
-        """The means of all weights, chunk by chunk, in the precision of averages."""
-        is_long = len(vector) >= _FEWEST_ON_LATTICE
-        if self.few_bits and is_long and averaging_dtype(vector.dtype) == torch.float32:
-            yield from lattice_means(vector, self.number, self.speaks, group)
-            return
-        for chunk in vector.split(_CHUNK):
-            mean = to_averaging_dtype(chunk)
-            dist.all_reduce(mean if self.speaks else mean.zero_(), group=group)
-            yield mean.div_(self.number)
 
 
 def _average(pieces: Sequence[_Pieces], plan: _Plan) -> Consensus:
@@ -151,36 +143,38 @@ def _average(pieces: Sequence[_Pieces], plan: _Plan) -> Consensus:
     device = held[0].device if held else torch.device("cpu")
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     for one in pieces:
-        for chunk, local_chunk, mean in one.chunks(plan):
+        chunks, local = _in_chunks(one.vectors), _in_chunks(one.trained)
+        means = lattice_means if one.few_bits and chunks else exact_means
+        each = means(chunks, plan.number, plan.speaks, one.group)
+        for chunk, local_chunk, mean in zip(chunks, local, each, strict=True):
             if plan.speaks:
                 sums[0] += squared_norm(local_chunk - mean)
                 sums[1] += squared_norm(mean)
             chunk.copy_(mean)
+    # No learner leaves, and asks another for weights, before all have written theirs.
     dist.all_reduce(sums)
     return Consensus.of(*sums.div_(plan.number).tolist())
 
 
-def _exact_means(parts: Sequence[Tensor], plan: _Plan) -> Sequence[Tensor]:
-    """The means of these parts, which travel together and unrounded."""
-    joined = torch.cat([to_averaging_dtype(part) for part in parts])
-    plan = plan._replace(few_bits=False)
-    mean = torch.cat([*plan.means(joined, None)])
-    return mean.split([len(part) for part in parts])
+def _in_chunks(vectors: Sequence[Tensor]) -> list[Tensor]:
+    return [chunk for vector in vectors for chunk in vector.split(_CHUNK)]
 
 
 def _agree(
     vectors: list[Tensor],
     partition: Partition,
     is_slow: bool = False,
-    num_exact: int = 0,
+    spans: Sequence[Sequence[Span]] = (),
 ) -> _Plan:
     """Leaves out super-learners whose weights are not finite."""
     device = vectors[0].device if vectors else torch.device("cpu")
-    own = torch.tensor([all_finite(vectors), is_slow, num_exact], device=device)
+    # Learners may freeze weights at different times.
+    mark = zlib.crc32(repr(spans).encode())
+    own = torch.tensor([all_finite(vectors), is_slow, mark], device=device)
     of_all = torch.zeros(3, dist.get_world_size(), dtype=torch.int64, device=device)
     of_all[:, dist.get_rank()] = own
     dist.all_reduce(of_all)
-    flags, votes, exact = of_all
+    flags, votes, marks = of_all
     are_finite = flags.bool().split(list(partition.sizes))
     together = [bool(of_one.all()) for of_one in are_finite]
     if not any(together):
@@ -192,8 +186,6 @@ def _agree(
             "consensus model is the mean of the others."
         )
     speaks = together[partition.super_learner(dist.get_rank())]
-    # Weights that are not finite are near no others. What travels exactly crosses
-    # twice, and learners may freeze weights at different times.
-    is_worth = 8 * num_exact <= sum(map(len, vectors))
-    fits = flags.all() and (exact == num_exact).all() and is_worth
+    # Weights that are not finite are near no others.
+    fits = flags.all() and (marks == mark).all()
     return _Plan(speaks, sum(together), bool(votes.any() and fits))

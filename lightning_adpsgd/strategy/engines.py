@@ -131,7 +131,7 @@ def average_of(
         # next forward.
         partition = Partition((1,) * partition.num_learners)
     assert isinstance(weights, FlatParameters)
-    slow_link = SlowLink(lambda: communication.sends_few_bits, weights.untrained_parts)
+    slow_link = SlowLink(lambda: communication.sends_few_bits, weights.spans)
     return partial(average_whole, partition=partition, slow_link=slow_link)
 
 

@@ -17,6 +17,7 @@ from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.mean_of_all import SlowLink, average_shards, average_whole
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.partition import Partition
+from lightning_adpsgd.weights.flat import Span
 from tests.helpers import PATIENCE, forked, random_rows
 
 ROWS = random_rows(3, length=10)
@@ -73,8 +74,9 @@ def test_a_learner_alone_is_its_own_mean() -> None:
         dist.destroy_process_group()
 
 
-NUM = 150_000  # in blocks of 1024, the last one short
-UNTRAINED = slice(1000, 1100)
+NUM = 150_000
+UNTRAINED = slice(5000, 5100)
+SPANS = [Span(5000, True), Span(100, False), Span(NUM - 5100, True)]
 
 
 @pytest.fixture
@@ -105,10 +107,8 @@ def mean_over_slow_link(
     dist.init_process_group("gloo", f"file://{folder}/s", world_size=num, rank=rank)
     rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
     vectors = [row.clone()]
-    slow_link = SlowLink(
-        link.get("is_slow", lambda: rank == 1),
-        lambda: link.get("untrained", lambda vector: [vector[UNTRAINED]])(vectors[0]),
-    )
+    is_slow = link.get("is_slow", lambda: rank == 1)
+    slow_link = SlowLink(is_slow, lambda: [link.get("spans", SPANS)])
     found = average_whole(vectors, [row], partition, slow_link)
     return vectors[0], found
 
@@ -140,9 +140,9 @@ def test_over_one_slow_link_a_mean_takes_a_byte_for_each_weight(
 WHOLE: dict[str, Callable[[int], dict[str, Any]]] = {
     "no slow link": lambda rank: {"is_slow": lambda: False},
     "a NaN": lambda rank: {"row": weights_of(rank).index_fill_(0, NANS[rank], 1e999)},
-    "much is frozen": lambda rank: {"untrained": lambda vector: [vector[: NUM // 7]]},
-    "frozen at other times": lambda rank: {"untrained": lambda vector: [vector[:rank]]},
-    "few weights": lambda rank: {"row": weights_of(rank)[:60_000]},
+    "another is frozen": lambda rank: {"spans": [SPANS, SPANS[::-1]][rank // 2]},
+    "all is frozen": lambda rank: {"spans": [Span(NUM, False)]},
+    "many biases": lambda rank: {"spans": [Span(1000, True)] * (NUM // 1000)},
 }
 NANS = [torch.tensor(places, dtype=torch.int64) for places in ([], [5], [])]
 
@@ -158,3 +158,47 @@ def test_a_mean_is_exact_where_few_bits_do_not_fit(tmp_path: Path, name: str) ->
     finite = torch.stack([row.double() for row in rows if row.isfinite().all()])
     for mean in means:
         torch.testing.assert_close(mean, finite.mean(0).float(), rtol=1e-6, atol=1e-7)
+
+
+def test_no_weight_is_rounded_on_the_scale_of_another(tmp_path: Path) -> None:
+    small = slice(0, SPANS[0].length)
+
+    def row_of(rank: int) -> Tensor:
+        row = weights_of(rank)
+        row[small] = 1e-3 + 1e-6 * row[small]
+        row[UNTRAINED] = -1e9
+        return row
+
+    def program(rank: int) -> Tensor:
+        partition = Partition((1, 1, 1))
+        return mean_over_slow_link(tmp_path, rank, partition, row_of(rank))[0]
+
+    exact = torch.stack([row_of(rank).double() for rank in range(3)]).mean(0)
+    for one in forked(3, program):
+        error = (one.value - exact).abs()
+        assert error[small].max() < 1e-8
+        assert error[UNTRAINED].max() == 0
+        assert error.max() < 0.01
+
+
+def test_all_is_written_before_the_last_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A learner that leaves it first may ask another for its weights.
+    def program(rank: int) -> tuple[Tensor, Tensor]:
+        dist.init_process_group("gloo", f"file://{tmp_path}/s", world_size=2, rank=rank)
+        vector, at_last = weights_of(rank), list[Tensor]()
+        vector[UNTRAINED] += rank
+        really = dist.all_reduce
+
+        def noted(*arguments: Any, **options: Any) -> object:
+            at_last[:] = [vector.clone()]
+            return really(*arguments, **options)
+
+        monkeypatch.setattr(dist, "all_reduce", noted)
+        link, local = SlowLink(lambda: True, lambda: [SPANS]), [vector.clone()]
+        average_whole([vector], local, Partition((1, 1)), link)
+        return at_last[0], vector
+
+    for one in forked(2, program):
+        torch.testing.assert_close(*one.value, rtol=0.0, atol=0.0)
