@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_adpsgd.mixing.lattice_mean import words_for_places
+from lightning_adpsgd.mixing.lattice_mean import exponent_of, words_for_places
 from lightning_adpsgd.weights.streams import wait_for_stream
 
 INT4: torch.dtype = vars(torch)["int4"]
@@ -161,7 +161,7 @@ class Lattice(Codec):
         if not _number(in_range.all()):
             blocks[~in_range] = 0.0
             exponents[~in_range] = _OUT_OF_RANGE
-        least.copy_(_exponent_of(largest) - _PRECISION_BITS)
+        least.copy_(exponent_of(largest) - _PRECISION_BITS)
         with _scratch(blocks.shape, blocks.device) as scratch:
             points = scratch.wide.copy_(blocks)
             checks.copy_(self._checks(points, scratch))
@@ -274,7 +274,7 @@ class _Form(NamedTuple):
     def first_exponents(self, largest: Tensor) -> Tensor:
         # A block of zeros, such as new biases, uses the largest weight of the part.
         largest = torch.nan_to_num(largest, 0.0, 0.0)
-        of_weight = _exponent_of(largest.clamp(min=float(largest.max()) / 64))
+        of_weight = exponent_of(largest.clamp(min=float(largest.max()) / 64))
         # At first a block spans an eighth of its largest weight to either side.
         return 4 * (of_weight - 3 - (self.bits - 1))
 
@@ -352,17 +352,8 @@ def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
     return Lattice(bits) if bits else Cast(sent_as)
 
 
-def _exponent_of(values: Tensor) -> Tensor:
-    """The smallest e with ``value < 2^e``, int32, for values that are not negative.
-
-    For infinity and NaN, it is larger than for any other value.
-    """
-    # A float32 holds it in bits 23 to 30, with an offset.
-    return ((values.float().view(torch.int32) >> 23) & 255) - 126
-
-
 _NON_FINITE = 255 - 126
-"""The result of `_exponent_of` for infinity and NaN."""
+"""The result of `exponent_of` for infinity and NaN."""
 
 
 def _is_lost(least: Tensor, my_least: Tensor) -> bool:

@@ -127,8 +127,9 @@ def lattice_means(
     lengths = [-(-len(chunk) // _BLOCK) for chunk in chunks]
     whole = _agree_on_lattice(chunks, number, group)
     lattices = whole.split(lengths)
-    lacking = _lacking(chunks, lattices, speaks, group).split(lengths)
-    each = list(zip(lattices, chunks, lacking, strict=True))
+    pairs = list(zip(lattices, chunks, strict=True))
+    lacking = _lacking(pairs, speaks, group)
+    each = [(*pair, words) for pair, words in zip(pairs, lacking, strict=True)]
     checks = torch.cat([lattice.checks(lattice.sums(*rest)) for lattice, *rest in each])
     refused = (~_are_equal(checks, group) | ~whole.usable[:, 0]).split(lengths)
     blocks = (_in_blocks(c)[r] for c, r in zip(chunks, refused, strict=True))
@@ -157,8 +158,8 @@ def _agree_on_lattice(
     # Of one weight that is as far away as any, on average.
     distance = (most + minus_least).amax(1, True) / _PROJECTED**0.5
     span = number * _HEADROOM * distance / 2 ** (bits - 1)
-    finest = _exponent(largest) - (_SUM_BITS - number.bit_length())
-    exponents = torch.maximum(_exponent(span), finest)
+    finest = exponent_of(largest) - (_SUM_BITS - number.bit_length())
+    exponents = torch.maximum(exponent_of(span), finest)
     exponents.clamp_(-_MOST_EXPONENT, _MOST_EXPONENT)
     usable = torch.maximum(span, largest) < 2.0**_MOST_EXPONENT
     return _Lattice(number, bits, exponents, usable)
@@ -172,9 +173,13 @@ def _extremes(blocks: Tensor) -> Tensor:
     return torch.cat([projected, -projected, largest], 1)
 
 
-def _exponent(values: Tensor) -> Tensor:
-    """The smallest e with ``value < 2^e``, int32; at least that of the finest scale."""
-    return torch.frexp(values.clamp(min=2.0**-_MOST_EXPONENT)).exponent
+def exponent_of(values: Tensor) -> Tensor:
+    """The smallest e with ``value < 2^e``, int32, for values that are not negative.
+
+    For infinity and NaN, it is larger than for any other value.
+    """
+    # A float32 holds it in bits 23 to 30, with an offset.
+    return ((values.float().view(torch.int32) >> 23) & 255) - 126
 
 
 def _power_of_two(exponents: Tensor) -> Tensor:
@@ -192,17 +197,24 @@ def words_for_places(number: int, device: torch.device) -> Tensor:
 
 
 def _lacking(
-    chunks: Sequence[Tensor],
-    lattices: Sequence[_Lattice],
+    pairs: Sequence[tuple[_Lattice, Tensor]],
     speaks: bool,
     group: dist.ProcessGroup | None,
-) -> Tensor:
-    """What this learner lacks of the sum of all words (`_Lattice.sums`)."""
-    pairs = zip(lattices, chunks, strict=True)
-    own = torch.cat([lattice.words(chunk) for lattice, chunk in pairs])
-    total = own.clone() if speaks else torch.zeros_like(own)
+) -> Sequence[Tensor]:
+    """What this learner lacks of the sums of words, by chunk (`_Lattice.sums`)."""
+    lengths = [len(lattice.exponents) for lattice, _ in pairs]
+    (first, chunk), *_ = pairs
+    num_words = _BLOCK * first.bits // 32
+    # Written chunk by chunk, because there is no memory for all of them twice.
+    total = chunk.new_zeros(sum(lengths), num_words, dtype=torch.int32)
+    sums = total.split(lengths)
+    for (lattice, chunk), into in zip(pairs, sums, strict=True):
+        if speaks:
+            into.copy_(lattice.words(chunk))
     dist.all_reduce(total, group=group)
-    return total.sub_(own, alpha=lattices[0].number)
+    for (lattice, chunk), of_all in zip(pairs, sums, strict=True):
+        of_all.sub_(lattice.words(chunk), alpha=lattice.number)
+    return sums
 
 
 def _are_equal(checks: Tensor, group: dist.ProcessGroup | None) -> Tensor:
