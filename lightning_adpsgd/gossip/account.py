@@ -17,6 +17,9 @@ class Account:
     """The counters of one learner; all threads write them under the engine's lock.
 
     `_refusing` alone changes without it: two threads may warn of a peer at once.
+
+    Attributes:
+        sends_few_bits: whether weights travelled in few bits in the last exchange.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Account:
         self._begin = self._last_exchange_step = 0
         self._last_steps: dict[int, int] = {}
         self._refusing = set[int]()
+        self.sends_few_bits = False
 
     def go_on_from(self, step: int) -> None:
         """Continues counting as if the last exchanges had been at this step."""
@@ -133,6 +137,7 @@ class Account:
             )
 
     def _count(self, outcome: Outcome) -> None:
+        self.sends_few_bits = outcome.few_bits
         self._tally.bytes_sent += outcome.bytes_sent
         self._tally.exchanges += outcome.averaged
         self._tally.refused += not outcome.averaged

@@ -12,7 +12,6 @@ SwarmSGD, 1910.12308).
 """
 
 import math
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,10 +19,10 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
-import xxhash
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_adpsgd.mixing.lattice_mean import exponent_of, words_for_places
 from lightning_adpsgd.weights.streams import wait_for_stream
 
 INT4: torch.dtype = vars(torch)["int4"]
@@ -162,7 +161,7 @@ class Lattice(Codec):
         if not _number(in_range.all()):
             blocks[~in_range] = 0.0
             exponents[~in_range] = _OUT_OF_RANGE
-        least.copy_(_exponent_of(largest) - _PRECISION_BITS)
+        least.copy_(exponent_of(largest) - _PRECISION_BITS)
         with _scratch(blocks.shape, blocks.device) as scratch:
             points = scratch.wide.copy_(blocks)
             checks.copy_(self._checks(points, scratch))
@@ -204,7 +203,7 @@ class Lattice(Codec):
 
     def _checks(self, points: Tensor, scratch: "_Scratch") -> Tensor:
         """Sums with a word for each place, [b]: two points that wrap do not cancel."""
-        words = _check_words(self._form.block, points.device)
+        words = words_for_places(self._form.block, points.device)
         products = torch.mul(points, words, out=scratch.products)
         return products.sum(1, dtype=torch.int32)
 
@@ -275,7 +274,7 @@ class _Form(NamedTuple):
     def first_exponents(self, largest: Tensor) -> Tensor:
         # A block of zeros, such as new biases, uses the largest weight of the part.
         largest = torch.nan_to_num(largest, 0.0, 0.0)
-        of_weight = _exponent_of(largest.clamp(min=float(largest.max()) / 64))
+        of_weight = exponent_of(largest.clamp(min=float(largest.max()) / 64))
         # At first a block spans an eighth of its largest weight to either side.
         return 4 * (of_weight - 3 - (self.bits - 1))
 
@@ -353,26 +352,8 @@ def make_codec(wire_dtype: torch.dtype | None, dtype: torch.dtype) -> Codec:
     return Lattice(bits) if bits else Cast(sent_as)
 
 
-@cache
-def _check_words(number: int, device: torch.device) -> Tensor:
-    """Fixed pseudo-random words, equal in all learners, int32 [number]."""
-    words = (
-        xxhash.xxh32_intdigest(struct.pack("<q", n)) - 2**31 for n in range(number)
-    )
-    return torch.tensor(list(words), dtype=torch.int32, device=device)
-
-
-def _exponent_of(values: Tensor) -> Tensor:
-    """The smallest e with ``value < 2^e``, int32, for values that are not negative.
-
-    For infinity and NaN, it is larger than for any other value.
-    """
-    # A float32 holds it in bits 23 to 30, with an offset.
-    return ((values.float().view(torch.int32) >> 23) & 255) - 126
-
-
 _NON_FINITE = 255 - 126
-"""The result of `_exponent_of` for infinity and NaN."""
+"""The result of `exponent_of` for infinity and NaN."""
 
 
 def _is_lost(least: Tensor, my_least: Tensor) -> bool:

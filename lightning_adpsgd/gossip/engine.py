@@ -294,6 +294,7 @@ class Gossip(Communication):
             return
         # The asking end has its answer; this end may still be adding the last chunk.
         self._waiting.until(self._traffic.is_idle, "running exchanges to end")
+        self.sends_few_bits = self._account.sends_few_bits
         self.merge_all()
 
     @override

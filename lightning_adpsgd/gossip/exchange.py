@@ -392,6 +392,7 @@ class _Exchange:
             self._verdicts.count(DAMAGED),
             FAR not in self._verdicts,
             self._is_to_blame,
+            any(codec.dtype.itemsize == 1 for codec in self._codecs.values()),
         )
 
     def _encode(self, codec: Codec, going: Message) -> list[int]:

@@ -87,6 +87,7 @@ class Outcome(NamedTuple):
             out.
         is_to_blame: whether this end's weights were non-finite, or the larger ones of
             two ends that were too far apart.
+        few_bits: whether weights travelled in 8 bits or fewer.
     """
 
     finite: bool
@@ -95,6 +96,7 @@ class Outcome(NamedTuple):
     damaged: int = 0
     near: bool = True
     is_to_blame: bool = False
+    few_bits: bool = False
 
     @property
     def averaged(self) -> bool:

@@ -20,10 +20,13 @@ class Communication(ABC):
         has_exchanges: whether exchanges run in the background, so that `settle` can be
             undone.
         num_reloads: number of times that a peer's weights have replaced this learner's.
+        sends_few_bits: whether weights last travelled in 8 bits or fewer when `settle`
+            was called, because they must or because the link is slow.
     """
 
     has_exchanges = False
     num_reloads = 0
+    sends_few_bits = False
 
     @abstractmethod
     def start(self) -> None:

@@ -5,23 +5,14 @@ local weights are kept aside and restored, but for buffers that a program has ch
 between: a threshold that a program sets at the end of a validation stays.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_adpsgd.mixing.averages import all_finite, squared_norm
 from lightning_adpsgd.mixing.communication import Communication
-from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
-from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import Weights
-from lightning_adpsgd.weights.replica import to_averaging_dtype
-
-_CHUNK = 1 << 22
 
 
 class Consensus(NamedTuple):
@@ -152,108 +143,3 @@ class ConsensusModel:
             # A NaN of a learner that has diverged is in the mean, and changes nothing.
             if not torch.allclose(now, mean, rtol=0.0, atol=0.0, equal_nan=True):
                 kept.copy_(now)
-
-
-@torch.no_grad()
-def average_whole(
-    vectors: list[Tensor], trained: list[Tensor], partition: Partition
-) -> Consensus:
-    """Replaces the vectors by their mean over all super-learners with finite weights.
-
-    The first learner of each gives its weights.
-
-    Returns:
-        The distance of the weights in `trained` from that mean.
-    """
-    mine, number = _finite_ones(vectors, partition)
-    speaks = mine and not partition.place(dist.get_rank())
-    return _average([_Pieces(vectors, trained, None)], speaks, number)
-
-
-@torch.no_grad()
-def average_shards(
-    vectors: list[Tensor],
-    trained: list[Tensor],
-    group: SuperLearnerGroup,
-    partition: Partition,
-    counterparts: Sequence[dist.ProcessGroup],
-    buffers: Sequence[Tensor],
-    timeout: timedelta,
-) -> Consensus:
-    """Does the same as `average_whole` for learners that hold only their shards.
-
-    Args:
-        vectors: shards, and buffers, of which each learner has its own.
-        counterparts: process group of the owners of each section that this learner
-            exchanges.
-        buffers: the buffers among the vectors, which become equal in all learners.
-        timeout: longest wait for learners that share a weight.
-    """
-    finite = _finite_ones(vectors, partition)
-    both = group.own(vectors), group.own(trained)
-    # In ascending order in all learners, so that none waits for another in a cycle.
-    pieces = [_Pieces(*one) for one in zip(*both, counterparts, strict=True)]
-    consensus = _average(pieces, *finite)
-    gather_shards(vectors, group, timeout)
-    average_buffers(buffers, None)
-    return consensus
-
-
-@torch.no_grad()
-def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Averages buffers over a group; None: over all learners."""
-    for buffer in buffers:
-        dist.all_reduce(buffer, group=group)
-        buffer.div_(dist.get_world_size(group))
-
-
-class _Pieces(NamedTuple):
-    vectors: list[Tensor]
-    trained: list[Tensor]
-    group: dist.ProcessGroup | None
-
-    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Both in chunks, so that no further copy of the weights is needed."""
-        for vector, local in zip(self.vectors, self.trained, strict=True):
-            yield from zip(vector.split(_CHUNK), local.split(_CHUNK), strict=True)
-
-
-def _average(pieces: Sequence[_Pieces], speaks: bool, number: int) -> Consensus:
-    """Replaces pieces by their mean, to which this learner adds its own if it speaks.
-
-    Args:
-        number: number of super-learners in the mean.
-    """
-    held = [vector for one in pieces for vector in one.vectors]
-    device = held[0].device if held else torch.device("cpu")
-    sums = torch.zeros(2, dtype=torch.float64, device=device)
-    for one in pieces:
-        for chunk, local_chunk in one.chunks():
-            mean = to_averaging_dtype(chunk)
-            dist.all_reduce(mean if speaks else mean.zero_(), group=one.group)
-            mean.div_(number)
-            if speaks:
-                sums[0] += squared_norm(local_chunk - mean)
-                sums[1] += squared_norm(mean)
-            chunk.copy_(mean)
-    dist.all_reduce(sums)
-    return Consensus.of(*sums.div_(number).tolist())
-
-
-def _finite_ones(vectors: list[Tensor], partition: Partition) -> tuple[bool, int]:
-    """Whether this super-learner's weights are finite, and the number of such ones."""
-    device = vectors[0].device if vectors else torch.device("cpu")
-    flags = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
-    flags[dist.get_rank()] = all_finite(vectors)
-    dist.all_reduce(flags)
-    are_finite = flags.bool().split(list(partition.sizes))
-    together = [bool(of_one.all()) for of_one in are_finite]
-    if not any(together):
-        raise all_diverged("learners")
-    if not flags.all():
-        rank_zero_warn(
-            "The weights of learners "
-            f"{(flags == 0).nonzero().flatten().tolist()} are infinite or NaN; the "
-            "consensus model is the mean of the others."
-        )
-    return together[partition.super_learner(dist.get_rank())], sum(together)

@@ -24,9 +24,9 @@ from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.islands.island import Island, Sections
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.mixing.communication import Communication
-from lightning_adpsgd.mixing.consensus import (
-    Average,
-    Consensus,
+from lightning_adpsgd.mixing.consensus import Average, Consensus
+from lightning_adpsgd.mixing.mean_of_all import (
+    SlowLink,
     average_buffers,
     average_shards,
     average_whole,
@@ -107,7 +107,11 @@ def sections_between(weights: Weights, partition: Partition) -> list[Section] | 
 
 
 def average_of(
-    weights: Weights, groups: Groups, island: Island | None, timeout: timedelta
+    weights: Weights,
+    groups: Groups,
+    communication: Communication,
+    island: Island | None,
+    timeout: timedelta,
 ) -> Average:
     """The function for the mean over super-learners."""
     if island is not None:
@@ -126,7 +130,9 @@ def average_of(
         # Also of the floating-point buffers of all learners, which may differ until the
         # next forward.
         partition = Partition((1,) * partition.num_learners)
-    return partial(average_whole, partition=partition)
+    assert isinstance(weights, FlatParameters)
+    slow_link = SlowLink(lambda: communication.sends_few_bits, weights.spans)
+    return partial(average_whole, partition=partition, slow_link=slow_link)
 
 
 def _average_island(

@@ -181,7 +181,9 @@ class Job:
             self.flat,
             communication,
             self._meet,
-            average_of(self.flat, self.groups, island, self._dials.timeout),
+            average_of(
+                *(self.flat, self.groups, communication, island, self._dials.timeout)
+            ),
             needs_trained=island is None,
         )
         self._communication, self.island = communication, island

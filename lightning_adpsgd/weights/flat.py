@@ -88,6 +88,13 @@ class _Slot(NamedTuple):
     block: Tensor
 
 
+class Span(NamedTuple):
+    """A weight's part of a vector, or that of weights which share memory."""
+
+    length: int
+    is_trained: bool
+
+
 class BufferPlace(NamedTuple):
     """A buffer, and where a module has it.
 
@@ -221,6 +228,22 @@ class FlatParameters(Weights):
                 place = view.stride(), view.storage_offset()
                 views.append(vector.as_strided(view.shape, *place))
         return views
+
+    def spans(self) -> list[list[Span]]:
+        """The spans of each vector, in order; the last one is its padding."""
+        trained = {id(s.block) for s in self._slots if s.tensor.requires_grad}
+        blocks = {id(slot.block): slot.block for slot in self._slots}
+        found = list[list[Span]]()
+        for vector in self.vectors:
+            memory = vector.untyped_storage().data_ptr()
+            mine = [
+                Span(len(block), key in trained)
+                for key, block in blocks.items()
+                if block.untyped_storage().data_ptr() == memory
+            ]
+            padding = len(vector) - sum(span.length for span in mine)
+            found.append([*mine, Span(padding, False)])
+        return found
 
     @override
     def rebind(self) -> None:

@@ -1,82 +1,17 @@
 """The mean over all learners, and how far they are from it, against arithmetic."""
 
 import math
-import warnings
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-import torch.distributed as dist
-from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
 
-from lightning_adpsgd.mixing import consensus
 from lightning_adpsgd.mixing.consensus import (
     Consensus,
     ConsensusModel,
-    average_shards,
-    average_whole,
 )
-from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
-from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import FlatParameters
-from tests.helpers import PATIENCE, forked, random_rows
-
-ROWS = random_rows(3, length=10)
-
-
-def averaged(folder: Path, rank: int, diverged: int | None) -> Any:
-    """The consensus, the weights after it, and what was said."""
-    dist.init_process_group("gloo", f"file://{folder}/store", world_size=3, rank=rank)
-    rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
-    consensus._CHUNK = 4  # so that there are several, and a shorter one
-    row = ROWS[rank].clone()
-    if rank == diverged:
-        row[7] = float("nan")
-    vectors = [row[:6].clone(), row[6:].clone()]
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        trained = [vector.clone() for vector in vectors]
-        found = average_whole(vectors, trained, Partition((1, 1, 1)))
-    return found, torch.cat(vectors).tolist(), [str(one.message) for one in told]
-
-
-@pytest.mark.parametrize("diverged", [None, 1])
-def test_the_mean_is_that_of_all_whose_weights_are_finite(
-    tmp_path: Path, diverged: int | None
-) -> None:
-    outcomes = forked(3, lambda rank: averaged(tmp_path, rank, diverged))
-    rows = ROWS[[n for n in range(3) if n != diverged]]
-    mean = rows.mean(0)
-    distance = float((rows - mean).square().sum(1).mean().sqrt())
-    for rank, outcome in enumerate(outcomes):
-        found, weights, told = outcome.value
-        assert ["learners [1] are infinite" in one for one in told] == (
-            [True] if rank == 0 and diverged is not None else []
-        )
-        assert weights == pytest.approx(mean.tolist())
-        assert found.distance == pytest.approx(distance)
-        assert found.relative_distance == pytest.approx(distance / float(mean.norm()))
-
-
-def test_a_learner_alone_is_its_own_mean() -> None:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
-        assert average_whole([], [], Partition((1,))) == Consensus(0.0, 0.0)
-        group = dist.distributed_c10d._get_default_group()
-        row, buffer = ROWS[0].clone(), torch.tensor([4.0])
-        alone = SuperLearnerGroup(holds_all=False), Partition((1,))
-        both = [row, buffer], [row + 1, buffer]
-        found = average_shards(*both, *alone, [group], [buffer], PATIENCE)
-        assert (row.tolist(), buffer.tolist()) == (ROWS[0].tolist(), [4.0])
-        assert found.distance == pytest.approx(10**0.5)
-        with pytest.raises(FloatingPointError, match="weights of all learners are"):
-            average_whole([row * float("inf")], [row], Partition((1,)))
-    finally:
-        dist.destroy_process_group()
 
 
 class Thresholds(nn.Module):

@@ -67,6 +67,24 @@ def test_running_statistics_lie_in_the_vector() -> None:
     assert expected.tolist() != [0, 0, 1, 1]
 
 
+def test_frozen_weights_and_buffers_are_spans_that_are_not_trained() -> None:
+    frozen, trained = nn.Linear(2, 3).requires_grad_(False), nn.Linear(3, 5)
+    tied = nn.Linear(2, 3).requires_grad_(False)
+    tied.weight = nn.Parameter(trained.weight[:2, :3].view(3, 2))
+    norm = nn.BatchNorm1d(3, affine=False, dtype=torch.float64)
+    module = nn.Sequential(frozen, trained, tied, norm)
+    flat = FlatParameters(module, shards=16)
+    for vector, spans in zip(flat.vectors, flat.spans(), strict=True):
+        parts = vector.split([span.length for span in spans])
+        for part, span in zip(parts, spans, strict=True):
+            part.fill_(0.0 if span.is_trained else 7.0)
+    values = {name: tensor.eq(7.0) for name, tensor in module.state_dict().items()}
+    sevens = {name for name, found in values.items() if found.all()}
+    assert sevens == {"0.weight", "0.bias", "2.bias", "3.running_mean", "3.running_var"}
+    assert not any(values[name].any() for name in ("1.weight", "1.bias", "2.weight"))
+    assert [len(spans) for spans in flat.spans()] == [6, 3]
+
+
 def test_tied_weights_stay_tied_and_take_one_place() -> None:
     first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
     second.weight = first.weight
