@@ -38,9 +38,12 @@ SMALL = {
     "train.wer_utterances": 2,
     "lm.prune": 1e-6,
     "lm.large_order": 4,
-    "decode.nbest": 10,
-    "decode.beam": 6.0,
+    "decode.nbest": 3,
+    "decode.beam": 5.0,
     "decode.lattice_beam": 2.0,
+    "decode.max_active": 200,
+    "decode.acoustic_scales": 0.1,
+    "decode.gmm_acoustic_scales": 0.1,
 }
 
 
