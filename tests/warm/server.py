@@ -12,7 +12,7 @@ import ctypes
 import fcntl
 import gc
 import importlib.metadata
-import json
+import marshal
 import multiprocessing
 import os
 import runpy
@@ -136,8 +136,8 @@ def _heard(link: socket.socket) -> tuple[Request, list[int]] | None:
     try:
         head, files, _, _ = socket.recv_fds(link, 8, _MOST_FILES)
         content = link.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL)
-        return Request(**json.loads(content)), files
-    except (OSError, ValueError):
+        return Request(**marshal.loads(content)), files
+    except (OSError, ValueError, EOFError):
         for fd in (*files, link.detach()):
             os.close(fd)
         return None
