@@ -42,8 +42,6 @@ SMALL = {
     "decode.beam": 5.0,
     "decode.lattice_beam": 2.0,
     "decode.max_active": 200,
-    "decode.acoustic_scales": 0.1,
-    "decode.gmm_acoustic_scales": 0.1,
 }
 
 
