@@ -38,9 +38,10 @@ SMALL = {
     "train.wer_utterances": 2,
     "lm.prune": 1e-6,
     "lm.large_order": 4,
-    "decode.nbest": 10,
-    "decode.beam": 6.0,
+    "decode.nbest": 3,
+    "decode.beam": 5.0,
     "decode.lattice_beam": 2.0,
+    "decode.max_active": 200,
 }
 
 

@@ -30,11 +30,11 @@ from tests.sharded import needs_fsdp2_on_cpus
 
 pytestmark = needs_fsdp2_on_cpus
 
-WIDTH, DEPTH, STEPS = 512, 12, 2
+WIDTH, DEPTH, STEPS = 384, 12, 2
 WEIGHTS = 4 * 12 * WIDTH * WIDTH * DEPTH
-"""Bytes of a replica, but for biases: 151 MB."""
+"""Bytes of a replica, but for biases: 85 MB."""
 
-LIMIT = 4.4
+LIMIT = 4.6
 """In replicas. With gradients, Adam's moments and the buckets of DDP one takes 5."""
 
 _ARENAS, _MMAP_THRESHOLD = -8, -3

@@ -71,11 +71,10 @@ class Server:
         os.environ[_VARIABLE] = str(command)
 
     def close(self) -> None:
-        """Ends the server; programs that run go on."""
+        """Ends the server, and with it programs that still run."""
         del os.environ[_VARIABLE]
-        self._process.kill()
         self._process.communicate()
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def start() -> Server | None:

@@ -2,13 +2,14 @@
 
 It hands over its words, folder, environment and open files, passes signals on, and ends
 as the process ends. If it is killed, the server kills the process. Imports little, and
-nothing that is not in Python's library: its own start is what a test waits for.
+nothing that is not in Python's library: its own start is what a test waits for. The
+modules `socket`, `signal` and `json` would take 25 of 35 ms.
 """
 
-import json
+import _signal as signal  # pyright: ignore[reportMissingImports]
+import _socket as socket
+import marshal
 import os
-import signal
-import socket
 import sys
 
 _PASSED_ON = {
@@ -25,13 +26,12 @@ def main() -> int:
     """Returns the exit code, negative for a signal."""
     # None may interrupt the request.
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
-    with socket.socket(socket.AF_UNIX) as link:
-        try:
-            return int(_served(link))
-        except (OSError, ValueError) as error:
-            message = f"the server of warm programs has ended: {error}"
-            print(message, file=sys.stderr)
-            return 70
+    try:
+        return int(_served(socket.socket(socket.AF_UNIX)))
+    except (OSError, ValueError) as error:
+        message = f"the server of warm programs has ended: {error}"
+        print(message, file=sys.stderr)
+        return 70
 
 
 def _served(link: socket.socket) -> bytes:
@@ -57,9 +57,10 @@ def _ask(link: socket.socket) -> None:
         "environment": dict(os.environ),
         "files": files,
     }
-    # Text that is not UTF-8 is escaped.
-    content = json.dumps(request).encode()
-    socket.send_fds(link, [len(content).to_bytes(8, "big")], files)
+    content = marshal.dumps(request)
+    numbers = b"".join(fd.to_bytes(4, sys.byteorder) for fd in files)
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)
+    link.sendmsg([len(content).to_bytes(8, "big")], [rights])
     link.sendall(content)
 
 

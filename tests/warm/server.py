@@ -2,9 +2,9 @@
 
     python server.py LISTENER
 
-Each request has two processes: a keeper that passes on signals and the exit code, and
-the program. The server has no thread, so that what it forks has no lock that nobody
-releases.
+The server also passes on signals and exit codes: a second process for each program
+would copy as many page tables. It has no thread, so that what it forks has no lock that
+nobody releases.
 """
 
 import atexit
@@ -12,7 +12,7 @@ import ctypes
 import fcntl
 import gc
 import importlib.metadata
-import json
+import marshal
 import multiprocessing
 import os
 import runpy
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 _MOST_FILES = 250
 _TAKES_VALUE = ("-W", "-X")
@@ -65,20 +65,30 @@ def serve(listener: socket.socket) -> tuple[Request, list[int]]:
     select.select([listener, lifeline], [], [])
     if not _is_readable(lifeline):
         _import()
+    running = list[Program]()
     while True:
-        ready, _, _ = select.select([listener, lifeline], [], [])
+        waits = [fd for program in running for fd in program.waits]
+        ready, _, _ = select.select([listener, lifeline, *waits], [], [])
         if lifeline in ready:
-            _leave(listener)
-        link, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            return _keep(link)
-        link.close()
-        _bury()
+            _leave(listener, running)
+        for program in running:
+            program.watch(ready)
+        running = [program for program in running if program.waits]
+        if listener in ready:
+            link, _ = listener.accept()
+            if (asked := _heard(link)) is None:
+                continue
+            if (pid := os.fork()) == 0:
+                for other in (listener, link, *running):
+                    other.close()
+                return asked
+            running.append(Program(*asked, link, pid))
 
 
-def _leave(listener: socket.socket) -> None:
-    """Ends the server, whose session has ended or was killed."""
+def _leave(listener: socket.socket, running: "list[Program]") -> None:
+    """Ends the server, whose session has ended or was killed, and all programs."""
+    for program in running:
+        program.kill()
     shutil.rmtree(os.path.dirname(listener.getsockname()), ignore_errors=True)
     os._exit(0)
 
@@ -120,39 +130,71 @@ def _import() -> None:
     gc.freeze()
 
 
-def _bury() -> None:
-    """Takes leave of keepers that have ended."""
+def _heard(link: socket.socket) -> tuple[Request, list[int]] | None:
+    """What a command asks for, and its files; nothing if it was killed."""
+    files = list[int]()
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
+        head, files, _, _ = socket.recv_fds(link, 8, _MOST_FILES)
+        content = link.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL)
+        return Request(**marshal.loads(content)), files
+    except (OSError, ValueError, EOFError):
+        for fd in (*files, link.detach()):
+            os.close(fd)
+        return None
 
 
-# --- the keeper of one program
+# --- the watch over one program
 
 
-def _keep(link: socket.socket) -> tuple[Request, list[int]]:
-    """Returns in the process of the program; the keeper ends here."""
-    head, files, _, _ = socket.recv_fds(link, 8, _MOST_FILES)
-    length = int.from_bytes(head, "big")
-    content = link.recv(length, socket.MSG_WAITALL)
-    if not content or len(content) < length:
-        os._exit(0)  # its command was killed
-    request = Request(**json.loads(content))
-    program = os.fork()
-    if program == 0:
-        link.close()
-        return request, files
-    for fd in files:
-        os.close(fd)
-    _watch(link, program)
-    _, status, used = os.wait4(program, 0)
-    _note(request, used.ru_utime + used.ru_stime)
-    try:
-        link.send(str(os.waitstatus_to_exitcode(status)).encode())
-    finally:
-        os._exit(0)
+class Program:
+    """A program that runs: it gets its command's signals, which gets its exit code.
+
+    Attributes:
+        waits: What to wait for; nothing once the program has ended.
+    """
+
+    def __init__(
+        self, request: Request, files: list[int], link: socket.socket, pid: int
+    ) -> None:
+        self._request, self._link, self._pid = request, link, pid
+        self._end = os.pidfd_open(pid)
+        self.waits: list[Any] = [self._end, link]
+        for fd in files:
+            os.close(fd)
+
+    def watch(self, ready: list[Any]) -> None:
+        """Does what is due, if something of what it waits for is ready."""
+        if self._end in ready:
+            self._tell()
+        elif self._link in ready:
+            self._pass_on()
+
+    def kill(self) -> None:
+        """Ends the program, and so its command."""
+        os.kill(self._pid, signal.SIGKILL)
+        self._tell()
+
+    def close(self) -> None:
+        """Leaves the program alone."""
+        os.close(self._end)
+        self._link.close()
+        self.waits = []
+
+    def _pass_on(self) -> None:
+        numbers = b""
+        with suppress(OSError):
+            numbers = self._link.recv(16)
+        for number in numbers or [signal.SIGKILL]:
+            os.kill(self._pid, number)
+        if not numbers:  # its command is gone
+            self.waits = [self._end]
+
+    def _tell(self) -> None:
+        _, status, used = os.wait4(self._pid, 0)
+        _note(self._request, used.ru_utime + used.ru_stime)
+        with suppress(OSError):
+            self._link.send(str(os.waitstatus_to_exitcode(status)).encode())
+        self.close()
 
 
 def _note(request: Request, seconds: float) -> None:
@@ -162,20 +204,6 @@ def _note(request: Request, seconds: float) -> None:
     # The session may have ended before.
     with suppress(OSError), path.open("a") as file:
         print(seconds, test or "-", file=file)
-
-
-def _watch(link: socket.socket, program: int) -> None:
-    """Passes signals on until the program has ended, or its command is gone."""
-    end = os.pidfd_open(program)
-    while True:
-        ready, _, _ = select.select([end, link], [], [])
-        if end in ready:
-            return
-        numbers = link.recv(16)
-        for number in numbers or [signal.SIGKILL]:
-            os.kill(program, number)
-        if not numbers:
-            return
 
 
 # --- the program

@@ -154,7 +154,7 @@ def test_an_option_that_is_not_known_is_refused() -> None:
 
 
 def test_an_output_ends_with_its_program() -> None:
-    """Neither the server nor the keeper holds on to the pipe."""
+    """The server does not hold on to the pipe, nor does another program."""
     reader, writer = os.pipe()
     with os.fdopen(reader) as stream:
         run("-c", "print('said')", capture_output=False, stdout=writer)
