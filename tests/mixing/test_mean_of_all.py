@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,13 +190,13 @@ def test_all_is_written_before_the_last_collective(
         dist.init_process_group("gloo", f"file://{tmp_path}/s", world_size=2, rank=rank)
         vector, at_last = weights_of(rank), list[Tensor]()
         vector[UNTRAINED] += rank
-        really = dist.all_reduce
 
-        def noted(*arguments: Any, **options: Any) -> object:
+        def noted(really: Any, *arguments: Any, **options: Any) -> object:
             at_last[:] = [vector.clone()]
             return really(*arguments, **options)
 
-        monkeypatch.setattr(dist, "all_reduce", noted)
+        for name in ("all_reduce", "all_gather"):
+            monkeypatch.setattr(dist, name, partial(noted, getattr(dist, name)))
         link, local = SlowLink(lambda: True, lambda: [SPANS]), [vector.clone()]
         average_whole([vector], local, Partition((1, 1)), link)
         return at_last[0], vector
