@@ -66,21 +66,17 @@ def seconds_of_mean(weights: Tensor, is_slow: bool) -> float:
     return time.perf_counter() - begin
 
 
-def seconds_over(link: str, emulated: Hosts, repeats: int) -> dict[str, list[float]]:
+def seconds_on(emulated: Hosts, repeats: int) -> dict[str, list[float]]:
     """The seconds of each mean, until the last learner had it, by form.
 
     Raises:
         RuntimeError: A host has failed, or took too long.
     """
-    emulated.shape(f"{LINKS[link][0] / 1e6:.0f}mbit")
     with tempfile.TemporaryDirectory() as name:
         words = [sys.executable, __file__, str(repeats), name]
         place = {"PYTHONPATH": str(ROOT), "WORLD_SIZE": str(NUM_HOSTS)}
         command = lambda host: ["env", f"RANK={host}", *words]  # noqa: E731
-        for one in emulated.run(command, LIMIT_S, place):
-            if one.code:
-                said = one.output[-500:]
-                raise RuntimeError(f"host {one.host} ended with {one.code}: {said}")
+        hosts.check_ended_well(emulated.run(command, LIMIT_S, place))
         files = [Path(name) / f"{rank}.json" for rank in range(NUM_HOSTS)]
         of_ranks = [json.loads(file.read_text()) for file in files]
     return {
@@ -92,8 +88,9 @@ def seconds_over(link: str, emulated: Hosts, repeats: int) -> dict[str, list[flo
 def rows_over(link: str, repeats: int) -> Iterator[Row]:
     """The rows of one kind of link."""
     rate, round_trip = LINKS[link]
-    with hosts.emulated(NUM_HOSTS, delay_s=round_trip / 2) as emulated:
-        found = seconds_over(link, emulated, repeats)
+    shape = f"{rate / 1e6:.0f}mbit"
+    with hosts.emulated(NUM_HOSTS, shape, delay_s=round_trip / 2) as emulated:
+        found = seconds_on(emulated, repeats)
     for form, seconds in found.items():
         sent = 2 * (NUM_HOSTS - 1) / NUM_HOSTS * BYTES[form] * NUM_WEIGHTS
         # The first one also opens connections.

@@ -75,11 +75,7 @@ def seconds_of(case: Case, emulated: Hosts) -> list[float]:
             place = [f"NODE_RANK={host}", f"PYTHONPATH={ROOT}"]
             return ["env", "-u", "GROUP_RANK", *place, *words]
 
-        finished = emulated.run(command, LIMIT_S)
-        for one in finished:
-            if one.code:
-                said = one.output[-500:]
-                raise RuntimeError(f"host {one.host} ended with {one.code}: {said}")
+        hosts.check_ended_well(emulated.run(command, LIMIT_S))
         ranks = range(NUM_HOSTS * case.per_host)
         figures = [json.loads((Path(name) / f"{r}.json").read_text()) for r in ranks]
     return [max(one[0] for one in epoch) for epoch in zip(*figures, strict=True)]

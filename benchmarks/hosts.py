@@ -68,6 +68,14 @@ class Finished(NamedTuple):
     output: str
 
 
+def check_ended_well(finished: Sequence[Finished]) -> None:
+    """Raises a `RuntimeError` with its last words if a host has failed."""
+    for one in finished:
+        if one.code:
+            said = one.output[-500:]
+            raise RuntimeError(f"host {one.host} ended with {one.code}: {said}")
+
+
 class Hosts:
     """Hosts that `emulated` has made.
 

@@ -56,6 +56,7 @@ class WorkSharing:
         default: decision whether to share, if it is the default's; None: the user's.
         shares: whether the learners share their epochs; None: undecided.
         takes_turns: whether learners wait for one another in every step.
+        iterators: what knows the training loop's iterators.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class WorkSharing:
         self._islands, self.default = islands, default
         self.shares = True if default is None else None
         self.takes_turns = False
-        self._iterators = LoopIterators()
+        self.iterators = LoopIterators()
         self._island_pool: IslandPool | None = None
         self._loaded = EpochState(**checkpoint) if checkpoint else None
         self._batches: SharedBatches | None = None
@@ -86,9 +87,8 @@ class WorkSharing:
             self.shares = self.default.allows(dataloader)
         return bool(self.shares)
 
-    def prepare(self, dataloader: Any, iterators: LoopIterators) -> Any:
+    def prepare(self, dataloader: Any) -> Any:
         """A copy of a training loader that yields the batches this learner claims."""
-        self._iterators = iterators
         for problem in problems_with_loader(dataloader):
             raise ValueError(problem)
         if self._batches is not None:  # of the loader before a reload
@@ -145,7 +145,7 @@ class WorkSharing:
         self._let_all_save()
         stale = self.under_way is None or self.under_way.number != epoch
         if stale and not self._lightning_iterates():
-            self._iterators.make(iter, self._trainer.fit_loop._data_fetcher)
+            self.iterators.make(iter, self._trainer.fit_loop._data_fetcher)
 
     def begin_batch(self) -> None:
         """Starts the next batch."""
@@ -195,7 +195,7 @@ class WorkSharing:
             self._pool_of(store),
             self._is_training,
             reads_ahead=loader.num_workers > 0,
-            is_of_loop=self._iterators.are_made,
+            is_of_loop=self.iterators.are_made,
         )
 
     def _broadcast_in(self, store: Store) -> LeaderBroadcast:
@@ -260,7 +260,7 @@ def prepare_training_loaders(
     """
     if work_sharing is None and place is None:
         return
-    iterators = LoopIterators()
+    iterators = LoopIterators() if work_sharing is None else work_sharing.iterators
     iterators.follow(trainer, overrides)
     prepare = partial(_prepare, work_sharing, place, iterators)
     overrides.wrap(trainer._data_connector, "_prepare_dataloader", prepare)
@@ -277,7 +277,7 @@ def _prepare(
 ) -> Any:
     trains = mode == RunningStage.TRAINING
     if trains and work_sharing is not None and work_sharing.takes(dataloader):
-        return iterators.expect(work_sharing.prepare(dataloader, iterators))
+        return iterators.expect(work_sharing.prepare(dataloader))
     loader = lightnings(dataloader, shuffle, mode)
     if trains and place is not None:
         return iterators.expect(place.prepare(loader, iterators.are_made))

@@ -31,7 +31,6 @@ from lightning_adpsgd.epochs.ranges import Ranges
 from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.strategy.compatibility import problems_with_work_sharing
 from lightning_adpsgd.strategy.default_sharing import problems_with_loader
-from lightning_adpsgd.strategy.loop_iterators import LoopIterators
 from lightning_adpsgd.strategy.work_sharing import WorkSharing
 from tests.learners import Linear, Rows, gossip, learners, trainer_of
 
@@ -264,9 +263,8 @@ class Alone:
 
     def seen(self, num_rows: int) -> list[int]:
         """The rows of the epoch in which the training is, from a new loader."""
-        iterators = LoopIterators()
         given = DataLoader(Rows(num_rows), shuffle=True)
-        loader = iterators.expect(self._sharing.prepare(given, iterators))
+        loader = self._sharing.iterators.expect(self._sharing.prepare(given))
         assert self._sharing._batches is not None
         assert self._sharing._batches.seed == 7
         return [row for batch in loader.batch_sampler for row in batch]
