@@ -60,8 +60,7 @@ def weights_of(
     """The weights of a module in the form that the engine reads."""
     has_shards = max(partition.sizes) > 1 or is_sharded(module)
     if dials.inside == "model_parallel" and has_shards:
-        size = partition.size(dist.get_rank())
-        return LocalShards(module, size, partition.tensor_parallel_size)
+        return LocalShards(module, partition.tensor_parallel_size)
     sizes = _sizes_of_islands(dials) or partition.sizes
     flat = FlatParameters(module, math.lcm(*sizes), dials.exchange_frozen, kept_out)
     if max(sizes) > 1:

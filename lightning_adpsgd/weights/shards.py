@@ -41,28 +41,24 @@ class LocalShards(Weights):
     """One vector for each shard and each buffer of a learner.
 
     Args:
-        module: module on its final device, sharded over the learners.
-        num_learners: N, over which every parameter must be sharded.
-        shared_by: T, the number of learners that share each layer; must divide N.
+        module: module on its final device, which `check_sharding` accepts.
+        shared_by: T, the number of learners that share each layer.
 
     Attributes:
         vectors: memory of the shards, those of one dtype together, then that of the
             floating-point buffers, of which each learner has whole ones.
 
     Raises:
-        ValueError: A parameter is not materialised or not sharded over the learners, or
-            the weights are on several devices.
+        ValueError: A parameter is not materialised, or the weights are on several
+            devices.
     """
 
-    def __init__(
-        self, module: nn.Module, num_learners: int, shared_by: int = 1
-    ) -> None:
+    def __init__(self, module: nn.Module, shared_by: int = 1) -> None:
         super().__init__(module)
         self.shared_by = shared_by
         found = list(floating_tensors(module))
         weights = [(n, t) for n, t in found if isinstance(t, nn.Parameter)]
         buffers = [(n, t) for n, t in found if not isinstance(t, nn.Parameter)]
-        check_sharding(module, num_learners, shared_by)
         in_order = [*_by_dtype(weights), *_by_dtype(buffers)]
         # With tensor parallelism, names include how a weight is cut.
         self._layout = layout_of((_with_cut(*pair), pair[1]) for pair in in_order)
@@ -153,7 +149,12 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def check_sharding(module: nn.Module, num_learners: int, shared_by: int) -> None:
-    """Refuses a module of which a learner holds more than its shards."""
+    """Refuses a module of which a learner holds more than its shards.
+
+    Args:
+        num_learners: N, over which every parameter must be sharded.
+        shared_by: T, the number of learners that share each layer; must divide N.
+    """
     for name, weight in module.named_parameters():
         _check_sharding(name, weight, num_learners // shared_by)
     for name, buffer in module.named_buffers():

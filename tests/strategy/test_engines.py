@@ -35,7 +35,7 @@ ALONE = Groups((), None, None, False, Partition((1,)))
 def test_messages_of_shards_take_an_eighth_of_them(
     elements: int, expected: int
 ) -> None:
-    shards = LocalShards(nn.Linear(2, 2), 1)
+    shards = LocalShards(nn.Linear(2, 2))
     shards.vectors = [torch.empty(elements, device="meta")]
     assert chunk_elements(shards, ALONE) == expected
 

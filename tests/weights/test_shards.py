@@ -12,7 +12,7 @@ from torch.distributed.tensor import Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lightning_adpsgd.weights.flat import FlatParameters
-from lightning_adpsgd.weights.shards import LocalShards, is_sharded
+from lightning_adpsgd.weights.shards import LocalShards, check_sharding, is_sharded
 from tests.sharded import needs_fsdp2_on_cpus
 
 
@@ -37,7 +37,7 @@ def sharded(mesh: DeviceMesh) -> nn.Sequential:
 def test_vectors_are_the_shards_without_padding_and_then_the_buffers(
     mesh: DeviceMesh,
 ) -> None:
-    shards = LocalShards(sharded(mesh), 2)
+    shards = LocalShards(sharded(mesh))
     # Of five rows the second learner has two, and FSDP2 has room for three.
     assert [len(vector) for vector in shards.vectors] == [6, 2, 2, 2, 5, 1, 5, 5]
     assert len(shards.buffers_in(shards.vectors)) == 2
@@ -45,7 +45,7 @@ def test_vectors_are_the_shards_without_padding_and_then_the_buffers(
 
 def test_what_is_written_into_a_vector_is_in_the_module(mesh: DeviceMesh) -> None:
     module = sharded(mesh)
-    shards = LocalShards(module, 2)
+    shards = LocalShards(module)
     for vector in shards.vectors:
         vector.fill_(7.0)
     state = module.state_dict()
@@ -58,7 +58,7 @@ def test_what_a_learner_owns_is_what_fsdp2_gives_to_it(mesh: DeviceMesh) -> None
     """The second of two has two rows of five, and one of two."""
     module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
     fully_shard(module, mesh=mesh)
-    shards = LocalShards(module, 2)
+    shards = LocalShards(module)
     owned = shards.owned(2)[1]
     assert owned == [(0, 9, 15), (1, 3, 5), (2, 5, 10), (3, 1, 2)]
     lengths = [len(vector) for vector in shards.vectors]
@@ -68,7 +68,7 @@ def test_what_a_learner_owns_is_what_fsdp2_gives_to_it(mesh: DeviceMesh) -> None
 def test_unequal_super_learners_have_no_counterpart_for_a_buffer(
     mesh: DeviceMesh,
 ) -> None:
-    shards = LocalShards(sharded(mesh), 2)
+    shards = LocalShards(sharded(mesh))
     with pytest.raises(ValueError, match=r"`1.running_mean` must not be .* buffer"):
         shards.owned(4)
 
@@ -77,12 +77,12 @@ def test_unequal_super_learners_are_matched_by_rows(mesh: DeviceMesh) -> None:
     module = nn.Linear(4, 4, bias=False)
     fully_shard(module, mesh=mesh, shard_placement_fn=lambda weight: Shard(1))
     with pytest.raises(ValueError, match=r"`weight` must be sharded by rows"):
-        LocalShards(module, 2).owned(4)
+        LocalShards(module).owned(4)
 
 
 def test_a_sharded_model_and_a_whole_one_have_the_same_layout(mesh: DeviceMesh) -> None:
     """So that learners of another size are told from another model."""
-    layout = LocalShards(sharded(mesh), 2).layout()
+    layout = LocalShards(sharded(mesh)).layout()
     assert layout == FlatParameters(network()).layout()
 
 
@@ -115,7 +115,7 @@ def test_what_is_not_sharded_over_the_learners_is_refused(
     mesh: DeviceMesh, make: Callable[[DeviceMesh], nn.Module], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        LocalShards(make(mesh), 2)
+        check_sharding(make(mesh), 2, 1)
 
 
 def test_a_learner_alone_may_hold_whole_tensors_beside_shards() -> None:
@@ -125,7 +125,8 @@ def test_a_learner_alone_may_hold_whole_tensors_beside_shards() -> None:
         assert not is_sharded(module)
         fully_shard(module[0], mesh=init_device_mesh("cpu", (1,)))
         assert is_sharded(module)
-        lengths = [len(vector) for vector in LocalShards(module, 1).vectors]
+        check_sharding(module, 1, 1)
+        lengths = [len(vector) for vector in LocalShards(module).vectors]
         assert lengths == [15, 5, 5, 5, 10, 2, 5, 5]
     finally:
         dist.destroy_process_group()
@@ -135,7 +136,7 @@ def test_a_learner_alone_may_hold_whole_tensors_beside_shards() -> None:
 def test_weights_that_a_forward_has_gathered_are_let_go(mesh: DeviceMesh) -> None:
     """Otherwise the next forward would not see what is changed in the shards."""
     module = sharded(mesh)
-    shards = LocalShards(module, 2)
+    shards = LocalShards(module)
     module.eval()
     with torch.no_grad():
         module(torch.ones(1, 3))
@@ -147,7 +148,7 @@ def test_weights_that_a_forward_has_gathered_are_let_go(mesh: DeviceMesh) -> Non
 
 def test_a_weight_that_is_replaced_is_an_error_that_names_it(mesh: DeviceMesh) -> None:
     module = sharded(mesh)
-    shards = LocalShards(module, 2)
+    shards = LocalShards(module)
     module[2].extra = nn.Parameter(torch.zeros(2))
     with pytest.raises(RuntimeError, match=r"`2.extra` was added"):
         shards.check_views()

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lightning_adpsgd.weights.flat import FlatParameters
 from lightning_adpsgd.weights.sections import Range
-from lightning_adpsgd.weights.shards import LocalShards
+from lightning_adpsgd.weights.shards import LocalShards, check_sharding
 
 
 def mesh_of(rows: int, columns: int) -> Generator[DeviceMesh, None, None]:
@@ -64,7 +64,7 @@ def elements(shards: LocalShards, place: int) -> list[Range]:
 def test_each_learner_exchanges_its_shards_and_a_part_of_what_is_replicated(
     mesh: DeviceMesh,
 ) -> None:
-    shards = LocalShards(sharded(mesh), 4, 2)
+    shards = LocalShards(sharded(mesh), 2)
     # Layers that are cut in four, the norm and the last bias in two.
     assert [len(vector) for vector in shards.vectors] == [6, 2, 4, 4, 8, 2]
     whole = [(0, 0, 6), (1, 0, 2), (4, 0, 8)]
@@ -77,21 +77,22 @@ def test_each_learner_exchanges_its_shards_and_a_part_of_what_is_replicated(
 def test_a_learner_may_hold_whole_tensors_where_all_share_each_layer(
     row: DeviceMesh,
 ) -> None:
-    shards = LocalShards(cut(row), 2, 2)
+    check_sharding(module := cut(row), 2, 2)
+    shards = LocalShards(module, 2)
     assert [len(vector) for vector in shards.vectors] == [12, 4, 8, 8, 16, 4]
     assert elements(shards, 0) == [(2, 0, 4), (3, 0, 4), (5, 0, 2)]
 
 
 def test_buffers_are_replicated(row: DeviceMesh) -> None:
     module = nn.Sequential(*cut(row), nn.BatchNorm1d(3))
-    shards = LocalShards(module, 2, 2)
+    shards = LocalShards(module, 2)
     assert len(shards.buffers_in(shards.vectors)) == 2
     assert elements(shards, 1)[-2:] == [(8, 1, 3), (9, 1, 3)]
 
 
 def test_a_layout_says_what_is_cut_and_how(mesh: DeviceMesh) -> None:
     """So that learners with another plan are told from these."""
-    layout = LocalShards(sharded(mesh), 4, 2).layout()
+    layout = LocalShards(sharded(mesh), 2).layout()
     whole = FlatParameters(network()).layout()
     differing = [
         (ours, theirs)
@@ -109,7 +110,7 @@ def test_a_layout_says_what_is_cut_and_how(mesh: DeviceMesh) -> None:
 def test_a_plan_over_single_learners_changes_nothing() -> None:
     learners = mesh_of(2, 1)
     mesh = next(learners)
-    shards = LocalShards(sharded(mesh), 2)
+    shards = LocalShards(sharded(mesh))
     assert [len(vector) for vector in shards.vectors] == [12, 4, 4, 4, 16, 2]
     assert elements(shards, 0) == []
     assert shards.layout() == FlatParameters(network()).layout()
@@ -144,4 +145,4 @@ def test_what_is_not_sharded_over_the_rows_of_learners_is_refused(
     mesh: DeviceMesh, make: Callable[[DeviceMesh], nn.Module], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        LocalShards(make(mesh), 4, 2)
+        check_sharding(make(mesh), 4, 2)
