@@ -249,7 +249,6 @@ class Gossip(Communication):
 
     @override
     def before_update(self) -> None:
-        self.replica.updating = True
         if self._options.order == "average_then_step":
             self._merge()
 
@@ -375,7 +374,6 @@ class Gossip(Communication):
         if self._options.order == "step_then_average":
             self._merge()
         self._adopt_if_given()
-        self.replica.updating = False
         self._reload_if_diverged()
         self._wait_if_too_stale()
         if round is not None:
@@ -387,7 +385,6 @@ class Gossip(Communication):
             self._traffic.report_rate()
 
     def _meet_and_merge(self, boundary: Boundary, is_due: bool) -> None:
-        self.replica.updating = False
         self.threads.raise_if_failed()
         with self.replica.guard:
             pass  # work queued on a GPU precedes every exchange

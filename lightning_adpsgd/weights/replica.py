@@ -32,9 +32,6 @@ ones the system provides new memory in each exchange of a thread."""
 CHUNK_ELEMENTS = 1 << 20
 """The most elements of a chunk, and so of a message."""
 
-# Attempts at a snapshot of one moment, and the pause in which an optimizer may end.
-_TRIES, _PAUSE_S = 50, 0.002
-
 
 class Part:
     """A part of w and d; the engine's lock guards all but the optimizer's writes to w.
@@ -173,9 +170,9 @@ class Replica:
     """The communication side (x and d) of one learner's shards, in chunks.
 
     `state` is the engine's lock, held for one part at a time, for memory operations.
-    Only the training thread writes `step`, `updating` and `wait_seconds`, the time for
-    which it waited for the lock. `merge` does not wait for the lock: a part that finds
-    it busy is merged at the next boundary.
+    Only the training thread writes `step` and `wait_seconds`, the time for which it
+    waited for the lock. `merge` does not wait for the lock: a part that finds it busy
+    is merged at the next boundary.
 
     Args:
         shards: w, this learner's shards of the flat vectors, real and on one device, by
@@ -188,7 +185,6 @@ class Replica:
         part_elements: number of elements of the longest part.
         guard: `state` and, on a GPU, the order of the streams.
         step: number of optimizer steps that w has seen.
-        updating: whether an optimizer is changing w.
     """
 
     def __init__(
@@ -207,8 +203,7 @@ class Replica:
         self.part_elements = min(longest, chunk_elements)
         self.guard = Guard(state, self.device)
         self._scratch: dict[torch.dtype, Tensor] = {}
-        self.step, self.updating = 0, False
-        self.wait_seconds = 0.0
+        self.step, self.wait_seconds = 0, 0.0
         self.sections = [[*self._cut(section)] for section in shards]
         self.chunks = [*itertools.chain.from_iterable(self.sections)]
 
@@ -225,18 +220,11 @@ class Replica:
                     (part.show_unmerged if unmerged else part.show)(shown)
 
     def snapshot(self, chunks: Sequence[Chunk] | None = None) -> list[Tensor]:
-        """Copies x of some or all chunks to the host; for a thread that may wait.
+        """Copies x of some or all chunks to the host.
 
-        The copy is from one moment between two steps, unless an optimizer is running
-        nearly all the time. Then some elements may have seen one more step than others.
+        As in an exchange, some elements may have seen one more step than others.
         """
         chunks = self.chunks if chunks is None else chunks
-        for _ in range(_TRIES):
-            begin = self.step
-            copies = [self._copy_of(chunk) for chunk in chunks]
-            if not self.updating and begin == self.step:
-                return copies
-            time.sleep(_PAUSE_S)
         return [self._copy_of(chunk) for chunk in chunks]
 
     @torch.no_grad()

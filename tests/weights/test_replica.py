@@ -1,16 +1,13 @@
 """The communication side of a learner, without any peer."""
 
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.weights import replica as replica_module
 from lightning_adpsgd.weights.replica import (
     PART_ELEMENTS,
-    Chunk,
     Replica,
     as_real,
     to_averaging_dtype,
@@ -162,29 +159,6 @@ def test_what_is_read_put_and_merged_stays_in_its_tensor() -> None:
     assert torch.equal(torch.cat(replica.snapshot()), ramp.cpu() + 1)
     replica.spread([torch.zeros(len(chunk)) for chunk in replica.chunks], [tensors])
     assert not torch.cat(tensors).any()
-
-
-@pytest.mark.parametrize("steps", [0, 1])
-def test_a_snapshot_waits_for_the_end_of_a_step(
-    monkeypatch: pytest.MonkeyPatch, steps: int
-) -> None:
-    """What it has read of one that is under way, or has ended since, is mixed."""
-    weights = torch.zeros(4)
-    replica = replica_of(weights)
-    replica.updating = not steps
-
-    def read_some(chunk: Chunk) -> Tensor:
-        replica.step += steps * (not weights.any())
-        weights.add_(steps)
-        return weights.clone().cpu()
-
-    def end_the_step(seconds: float) -> None:
-        weights.fill_(7.0)
-        replica.updating = False
-
-    monkeypatch.setattr(replica, "_copy_of", read_some)
-    monkeypatch.setattr(replica_module, "time", SimpleNamespace(sleep=end_the_step))
-    assert replica.snapshot()[0].tolist() == [7.0 + steps] * 4
 
 
 def test_a_chunk_is_read_and_changed_through_its_parts() -> None:
