@@ -40,7 +40,6 @@ from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch
 from lightning_adpsgd.strategy.checkpoints.saving import (
     BackgroundCheckpointIO,
     apart,
-    finish_saves,
     must_wait,
     only_warns,
 )
@@ -221,7 +220,8 @@ class HADPSGDStrategy(ModelParallelInside):
     @override
     def teardown(self) -> None:
         try:
-            finish_saves(self.checkpoint_io)
+            if isinstance(self.checkpoint_io, BackgroundCheckpointIO):
+                self.checkpoint_io.finish()
         finally:
             if self._run is not None:
                 self._run.close()

@@ -159,12 +159,6 @@ class _Work(Thread):
             del self._action  # its snapshot is as large as a checkpoint
 
 
-def finish_saves(checkpoint_io: CheckpointIO) -> None:
-    """Waits until all files that are written in the background are on the disk."""
-    if isinstance(checkpoint_io, BackgroundCheckpointIO):
-        checkpoint_io.finish()
-
-
 @contextmanager
 def only_warns(condition: Callable[[], bool]) -> Iterator[None]:
     """Warns of an error of a save if the condition holds.

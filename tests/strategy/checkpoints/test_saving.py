@@ -22,7 +22,6 @@ from typing_extensions import override
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.saving import (
     BackgroundCheckpointIO,
-    finish_saves,
     must_wait,
     only_warns,
     snapshot_of,
@@ -416,16 +415,15 @@ def test_without_a_trainer_each_save_is_waited_for() -> None:
 def test_an_error_of_the_last_save_ends_the_training_or_is_a_warning(
     interrupted: bool,
 ) -> None:
-    finish_saves(FullDisk())  # nothing is on its way there
     beside = BackgroundCheckpointIO(FullDisk())
     beside.hurry_if(lambda: interrupted)
     beside.save_in_background({}, "a.ckpt")
     if interrupted:
         with pytest.warns(UserWarning, match="No space left"):
-            finish_saves(beside)
+            beside.finish()
     else:
         with pytest.raises(OSError, match="No space left"):
-            finish_saves(beside)
+            beside.finish()
     assert not saving_threads()
 
 
