@@ -7,7 +7,7 @@ call. Before version 2.5.4 it takes no snapshot.
 
 import os
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
@@ -199,11 +199,11 @@ def snapshot_of(checkpoint: Any, on_host: bool = True) -> Any:
     Raises:
         Exception: Something cannot be pickled; the type depends on its class.
     """
-    file, copies = BytesIO(), _Copies(on_host)
-    pickler = _Pickler(file)
+    file = BytesIO()
+    pickler = _Pickler(file, on_host)
     pickler.dump(checkpoint)
     file.seek(0)
-    return _Unpickler(file, map(copies.of, pickler.tensors)).load()
+    return _Unpickler(file, pickler.copies).load()
 
 
 def apart(state: dict[str, Any]) -> dict[str, Any]:
@@ -216,62 +216,52 @@ def apart(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-@final
-class _Copies:
-    """The tensors that have been copied so far, each with its copy.
+class _Pickler(pickle.Pickler):
+    """Copies tensors instead of writing them.
 
     It keeps the originals alive, so that no other tensor gets the address of one.
     """
 
-    def __init__(self, on_host: bool) -> None:
-        self._on_host = on_host
-        self._copies: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
-
-    def of(self, tensor: Tensor) -> Tensor:
-        copied = self._of_tensor(tensor).detach()
-        if isinstance(tensor, Parameter):  # a module knows its weights by that
-            return Parameter(copied, tensor.requires_grad)
-        return copied.requires_grad_(tensor.requires_grad)
-
-    def _of_tensor(self, tensor: Tensor) -> Tensor:
-        is_plain = type(tensor) in (Tensor, Parameter)  # others may have no address
-        if not is_plain or tensor.numel() == 0 or tensor.layout != torch.strided:
-            return self._copy_of(tensor)
-        at = tensor.device, tensor.data_ptr(), tensor.is_conj(), tensor.is_neg()
-        key = (*at, tensor.dtype, tensor.shape, tensor.stride())
-        if key not in self._copies:
-            self._copies[key] = tensor, self._copy_of(tensor)
-        return self._copies[key][1]
-
-    def _copy_of(self, tensor: Tensor) -> Tensor:
-        device = "cpu" if self._on_host else tensor.device
-        return tensor.detach().to(device, copy=True)
-
-
-class _Pickler(pickle.Pickler):
-    """Leaves out tensors, which `_Copies` copies."""
-
-    def __init__(self, file: BytesIO) -> None:
+    def __init__(self, file: BytesIO, on_host: bool) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.tensors: list[Tensor] = []
-        self._numbers: dict[int, int] = {}
+        self._on_host = on_host
+        self.copies: list[Tensor] = []
+        self._numbers: dict[int, tuple[int, Tensor]] = {}
+        self._by_memory: dict[tuple[Any, ...], Tensor] = {}
 
     @override
     def persistent_id(self, obj: Any) -> int | None:
         if not isinstance(obj, Tensor):
             return None
         if id(obj) not in self._numbers:
-            self._numbers[id(obj)] = len(self.tensors)
-            self.tensors.append(obj)
-        return self._numbers[id(obj)]
+            self._numbers[id(obj)] = len(self.copies), obj
+            self.copies.append(self._copy(obj))
+        return self._numbers[id(obj)][0]
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        copied = self._of_memory(tensor).detach()
+        if isinstance(tensor, Parameter):  # a module knows its weights by that
+            return Parameter(copied, tensor.requires_grad)
+        return copied.requires_grad_(tensor.requires_grad)
+
+    def _of_memory(self, tensor: Tensor) -> Tensor:
+        device = "cpu" if self._on_host else tensor.device
+        is_plain = type(tensor) in (Tensor, Parameter)  # others may have no address
+        if not is_plain or tensor.numel() == 0 or tensor.layout != torch.strided:
+            return tensor.detach().to(device, copy=True)
+        at = tensor.device, tensor.data_ptr(), tensor.is_conj(), tensor.is_neg()
+        key = (*at, tensor.dtype, tensor.shape, tensor.stride())
+        if key not in self._by_memory:
+            self._by_memory[key] = tensor.detach().to(device, copy=True)
+        return self._by_memory[key]
 
 
 class _Unpickler(pickle.Unpickler):
     """Reads what `_Pickler` has written, with the copies in place of the tensors."""
 
-    def __init__(self, file: BytesIO, tensors: Iterable[Tensor]) -> None:
+    def __init__(self, file: BytesIO, tensors: list[Tensor]) -> None:
         super().__init__(file)
-        self._tensors = [*tensors]
+        self._tensors = tensors
 
     @override
     def persistent_load(self, pid: Any) -> Tensor:
