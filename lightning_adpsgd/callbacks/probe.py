@@ -21,7 +21,7 @@ from lightning_adpsgd.virtual.objective import (
     training_step_of,
     without_logging,
 )
-from lightning_adpsgd.weights.replica import to_averaging_dtype
+from lightning_adpsgd.weights.replica import averaging_dtype
 
 Loss = Callable[[LightningModule, Any], Tensor]
 """A function from a module and a batch on its device to the mean loss of the batch."""
@@ -82,7 +82,8 @@ def _gradient(loss: Tensor, weights: Sequence[Tensor]) -> Tensor:
     gradients = torch.autograd.grad(
         loss, weights, allow_unused=True, materialize_grads=True
     )
-    return to_averaging_dtype(torch.cat([each.flatten() for each in gradients]))
+    flat = torch.cat([each.flatten() for each in gradients])
+    return flat.to(averaging_dtype(flat.dtype))
 
 
 @contextmanager

@@ -375,8 +375,3 @@ def as_real(vector: Tensor) -> Tensor:
 def averaging_dtype(dtype: torch.dtype) -> torch.dtype:
     """The precision in which averages are taken: at least float32."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def to_averaging_dtype(tensor: Tensor) -> Tensor:
-    """A copy in the precision in which averages are taken."""
-    return tensor.detach().to(averaging_dtype(tensor.dtype), copy=True)
