@@ -225,8 +225,9 @@ def check_folder(path: Path, share: slice = _NONE) -> None:
         check_checkpoint(file, str(path / META))
         written = outline_of(file).get(_FILES, {})
     _check_files(path, written)
-    for name in sorted(written)[share]:
-        _check_sum(path, name, written)
+    for name in {INDEX, *sorted(written)[share]} & written.keys():
+        if sum_of(path / name) != written[name][1]:
+            _refuse(path, f"the SHA-256 of {name} is another than when it was written")
 
 
 class _Writer(FileSystemWriter):
@@ -335,13 +336,6 @@ def _check_files(path: Path, written: Mapping[str, Any]) -> None:
     for name, (size, _) in written.items():
         if (found := (path / name).stat().st_size) != size:
             _refuse(path, f"{name} has {found} bytes and had {size}")
-    if INDEX in written:
-        _check_sum(path, INDEX, written)
-
-
-def _check_sum(path: Path, name: str, written: Mapping[str, Any]) -> None:
-    if sum_of(path / name) != written[name][1]:
-        _refuse(path, f"the SHA-256 of {name} is another than when it was written")
 
 
 def _refuse(path: Path, what: str) -> NoReturn:
