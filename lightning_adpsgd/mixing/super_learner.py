@@ -25,7 +25,6 @@ from typing_extensions import override
 from lightning_adpsgd.coordination.failures import SuperLearnerBroken
 from lightning_adpsgd.weights.replica import (
     CHUNK_ELEMENTS,
-    Chunk,
     Replica,
     as_real,
     averaging_dtype,
@@ -294,8 +293,6 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
     ) -> None:
         super().__init__(vectors, replica, group, timeout, worker)
         self._taken, self._arrived = Mark(replica.device), Mark(replica.device)
-        device = replica.device
-        self._mine = [_zeros_like(chunk, device) for chunk in replica.chunks]
         of_shards = (
             [
                 chunk
@@ -307,15 +304,13 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
         )
         # For each learner and chunk of its shard: the weights, and its changes of them.
         self._weights = list(of_shards)
-        self._changes = [
-            self._mine if n == group.index else [_zeros_like(w, device) for w in chunks]
-            for n, chunks in enumerate(self._weights)
-        ]
+        self._changes = [[*map(_zeros_like, chunks)] for chunks in self._weights]
 
     @override
     def begin(self, votes: Votes = _NOTHING) -> None:
         """Takes d of the changed chunks, and starts to share it."""
-        taken = self._replica.take([change.here for change in self._mine])
+        mine = self._changes[self._group.index]
+        taken = self._replica.take([change.here for change in mine])
         self._taken.set()
         self._sharing = self._worker.submit(lambda: self._share_all(taken, votes))
 
@@ -414,6 +409,5 @@ def merge_together(
     return merging(vectors, replica, group, timeout)
 
 
-def _zeros_like(chunk: Chunk | Tensor, device: torch.device) -> Mirrored:
-    dtype = averaging_dtype(chunk.dtype)
-    return mirrored(torch.zeros(len(chunk), dtype=dtype, device=device))
+def _zeros_like(chunk: Tensor) -> Mirrored:
+    return mirrored(torch.zeros_like(chunk, dtype=averaging_dtype(chunk.dtype)))
