@@ -21,7 +21,7 @@ from benchmarks import hosts
 from benchmarks.hosts import Hosts
 from benchmarks.results import ROOT, Report, Row
 from benchmarks.timing import print_row, spread
-from lightning_adpsgd.mixing.mean_of_all import SlowLink, average_whole
+from lightning_adpsgd.mixing.mean_of_all import average_whole
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import Span
 
@@ -58,11 +58,10 @@ def weights_of(rank: int) -> Tensor:
 def seconds_of_mean(weights: Tensor, is_slow: bool) -> float:
     """The seconds from when all are ready until this learner has the mean."""
     partition, spans = Partition((1,) * NUM_HOSTS), [Span(NUM_WEIGHTS, True)]
-    link = SlowLink(lambda: is_slow, lambda: [spans])
-    trained = [weights.clone()]
+    trained, link = [weights.clone()], (lambda: is_slow, lambda: [spans])
     dist.barrier()
     begin = time.perf_counter()
-    average_whole([weights], trained, partition, link)
+    average_whole([weights], trained, partition, *link)
     return time.perf_counter() - begin
 
 

@@ -25,40 +25,32 @@ _CHUNK = 1 << 18
 _FEWEST_ON_LATTICE = 1 << 12
 
 
-class SlowLink(NamedTuple):
-    """What decides which weights of a mean travel in few bits (`lattice_means`).
-
-    Attributes:
-        is_slow: function that tells whether this learner's link is slow; that of one
-            learner is enough.
-        spans: function that gives the spans of each vector. Those that are not trained
-            travel exactly, because programs rely on their values.
-    """
-
-    is_slow: Callable[[], bool]
-    spans: Callable[[], list[list[Span]]]
-
-
 @torch.no_grad()
 def average_whole(
     vectors: list[Tensor],
     trained: list[Tensor],
     partition: Partition,
-    slow_link: SlowLink | None = None,
+    is_slow: Callable[[], bool] = bool,
+    spans: Callable[[], list[list[Span]]] = list,
 ) -> Consensus:
     """Replaces the vectors by their mean over all super-learners with finite weights.
 
     The first learner of each gives its weights.
 
+    Args:
+        is_slow: whether this learner's link is slow. If that of any is, weights travel
+            in few bits (`lattice_means`).
+        spans: gives the spans of each vector. Those that are not trained travel
+            exactly, because programs rely on their values.
+
     Returns:
         The distance of the weights in `trained` from that mean.
     """
-    spans = slow_link.spans() if slow_link else []
-    is_slow = slow_link is not None and slow_link.is_slow()
-    plan = _agree(vectors, partition, is_slow, spans)
+    found = spans()
+    plan = _agree(vectors, partition, is_slow(), found)
     plan = plan._replace(speaks=plan.speaks and not partition.place(dist.get_rank()))
     if plan.few_bits:
-        return _average(_by_precision(vectors, trained, spans), plan)
+        return _average(_by_precision(vectors, trained, found), plan)
     return _average([_Pieces(vectors, trained)], plan)
 
 

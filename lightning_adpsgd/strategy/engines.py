@@ -26,7 +26,6 @@ from lightning_adpsgd.islands.rendezvous import RendezvousAddress
 from lightning_adpsgd.mixing.communication import Communication
 from lightning_adpsgd.mixing.consensus import Average, Consensus
 from lightning_adpsgd.mixing.mean_of_all import (
-    SlowLink,
     average_buffers,
     average_shards,
     average_whole,
@@ -130,8 +129,12 @@ def average_of(
         # next forward.
         partition = Partition((1,) * partition.num_learners)
     assert isinstance(weights, FlatParameters)
-    slow_link = SlowLink(lambda: communication.sends_few_bits, weights.spans)
-    return partial(average_whole, partition=partition, slow_link=slow_link)
+    return partial(
+        average_whole,
+        partition=partition,
+        is_slow=lambda: communication.sends_few_bits,
+        spans=weights.spans,
+    )
 
 
 def _average_island(

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import HashStore
 
 from lightning_adpsgd.mixing import mean_of_all
 from lightning_adpsgd.mixing.consensus import Consensus
-from lightning_adpsgd.mixing.mean_of_all import SlowLink, average_shards, average_whole
+from lightning_adpsgd.mixing.mean_of_all import average_shards, average_whole
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.weights.flat import Span
@@ -109,8 +109,8 @@ def mean_over_slow_link(
     rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
     vectors = [row.clone()]
     is_slow = link.get("is_slow", lambda: rank == 1)
-    slow_link = SlowLink(is_slow, lambda: [link.get("spans", SPANS)])
-    found = average_whole(vectors, [row], partition, slow_link)
+    spans = lambda: [link.get("spans", SPANS)]  # noqa: E731
+    found = average_whole(vectors, [row], partition, is_slow, spans)
     return vectors[0], found
 
 
@@ -197,8 +197,8 @@ def test_all_is_written_before_the_last_collective(
 
         for name in ("all_reduce", "all_gather"):
             monkeypatch.setattr(dist, name, partial(noted, getattr(dist, name)))
-        link, local = SlowLink(lambda: True, lambda: [SPANS]), [vector.clone()]
-        average_whole([vector], local, Partition((1, 1)), link)
+        link, local = (lambda: True, lambda: [SPANS]), [vector.clone()]
+        average_whole([vector], local, Partition((1, 1)), *link)
         return at_last[0], vector
 
     for one in forked(2, program):
