@@ -31,12 +31,6 @@ DATA_PARALLEL, TENSOR_PARALLEL = "data_parallel", "tensor_parallel"
 """The dimensions of the mesh over which a super-learner shards."""
 
 
-class _Slot(NamedTuple):
-    name: str
-    tensor: Tensor
-    address: int
-
-
 class LocalShards(Weights):
     """One vector for each shard and each buffer of a learner.
 
@@ -59,12 +53,11 @@ class LocalShards(Weights):
         found = list(floating_tensors(module))
         weights = [(n, t) for n, t in found if isinstance(t, nn.Parameter)]
         buffers = [(n, t) for n, t in found if not isinstance(t, nn.Parameter)]
-        in_order = [*_by_dtype(weights), *_by_dtype(buffers)]
+        self._tensors = tensors = [*_by_dtype(weights), *_by_dtype(buffers)]
         # With tensor parallelism, names include how a weight is cut.
-        self._layout = layout_of((_with_cut(*pair), pair[1]) for pair in in_order)
-        self._replicated = [shared_by > 1 and not _cut(t) for _, t in in_order]
-        self._slots = [_Slot(*p, local_part(p[1]).data_ptr()) for p in in_order]
-        self.vectors = [_memory_of(slot.name, slot.tensor) for slot in self._slots]
+        self._layout = layout_of((_with_cut(*pair), pair[1]) for pair in tensors)
+        self._replicated = [shared_by > 1 and not _cut(t) for _, t in tensors]
+        self.vectors = [_memory_of(*pair) for pair in tensors]
         self._num_buffers = len(buffers)
         check_one_device(self.vectors)
 
@@ -94,11 +87,9 @@ class LocalShards(Weights):
         Raises:
             ValueError: There is a buffer, or a weight is cut by columns.
         """
-        for slot in self._slots:
-            _check_rows(slot.name, slot.tensor)
-        shapes = [
-            (*slot.tensor.shape, 1 + slot.tensor.is_complex()) for slot in self._slots
-        ]
+        for name, tensor in self._tensors:
+            _check_rows(name, tensor)
+        shapes = [(*t.shape, 1 + t.is_complex()) for _, t in self._tensors]
         return row_ranges(shapes, size)
 
     @override
@@ -118,10 +109,10 @@ class LocalShards(Weights):
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-        for slot in self._slots:
-            if local_part(slot.tensor).data_ptr() != slot.address:
+        for (name, tensor), vector in zip(self._tensors, self.vectors, strict=True):
+            if local_part(tensor).data_ptr() != vector.data_ptr():
                 raise RuntimeError(
-                    f"`{slot.name}` was given new storage after set-up, so averaging "
+                    f"`{name}` was given new storage after set-up, so averaging "
                     "would miss it; change weights in place, or before `trainer.fit` "
                     "or `fabric.setup`"
                 )
@@ -133,7 +124,7 @@ class LocalShards(Weights):
     @override
     def check_views(self) -> None:
         here = {id(tensor): name for name, tensor in floating_tensors(self.module)}
-        then = {id(slot.tensor): slot.name for slot in self._slots}
+        then = {id(tensor): name for name, tensor in self._tensors}
         for number in here.keys() ^ then.keys():
             name = here.get(number) or then[number]
             raise RuntimeError(
