@@ -59,13 +59,6 @@ class _Lattice(NamedTuple):
     exponents: Tensor
     usable: Tensor
 
-    def split(self, lengths: list[int]) -> "list[_Lattice]":
-        """The lattices of so many blocks each."""
-        pairs = self.exponents.split(lengths), self.usable.split(lengths)
-        return [
-            self._replace(exponents=e, usable=u) for e, u in zip(*pairs, strict=True)
-        ]
-
     def points(self, chunk: Tensor) -> Tensor:
         """The points ``round(w / s)``, int32 [b, block]; zeros in unusable blocks."""
         inverse = _power_of_two(-self.exponents) * self.usable
@@ -126,7 +119,8 @@ def lattice_means(
     """
     lengths = [-(-len(chunk) // _BLOCK) for chunk in chunks]
     whole = _agree_on_lattice(chunks, number, group)
-    lattices = whole.split(lengths)
+    parts = whole.exponents.split(lengths), whole.usable.split(lengths)
+    lattices = [_Lattice(number, whole.bits, *p) for p in zip(*parts, strict=True)]
     pairs = list(zip(lattices, chunks, strict=True))
     lacking = _lacking(pairs, speaks, group)
     each = [(*pair, words) for pair, words in zip(pairs, lacking, strict=True)]
