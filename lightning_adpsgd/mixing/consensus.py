@@ -54,7 +54,6 @@ class ConsensusModel:
         meet: function that waits until all learners have come to the named meeting.
         average: function that replaces vectors by their mean and returns the distance
             of the trained weights from it.
-        needs_trained: whether `average` reads the trained weights.
 
     Attributes:
         adopts: whether the last `enter` said that `leave` is to adopt the mean.
@@ -66,11 +65,9 @@ class ConsensusModel:
         communication: Communication,
         meet: Callable[[str], object],
         average: Average,
-        needs_trained: bool = True,
     ) -> None:
         self._flat, self._communication = flat, communication
         self._meet, self._average = meet, average
-        self._needs_trained = needs_trained
         self._local: list[Tensor] | None = None
         self._mean_buffers: list[Tensor] = []
         self.adopts = False
@@ -107,8 +104,7 @@ class ConsensusModel:
         unmerged = unmerged and self._communication.has_exchanges
         # The distance is that of the weights in training. Settling would make two
         # super-learners equal if their last exchange was the last event.
-        keeps = self._needs_trained or unmerged
-        trained = [vector.clone() for vector in self._flat.vectors if keeps]
+        trained = [vector.clone() for vector in self._flat.vectors]
         self._communication.settle()
         self._flat.check_views()
         vectors = self._flat.vectors

@@ -184,7 +184,6 @@ class Job:
             average_of(
                 *(self.flat, self.groups, communication, island, self._dials.timeout)
             ),
-            needs_trained=island is None,
         )
         self._communication, self.island = communication, island
         self._num_reloads, self.has_finished = 0, False
