@@ -7,7 +7,7 @@ average with each other. Its own weights stay unchanged.
 import logging
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from itertools import groupby
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import torch
@@ -99,21 +99,22 @@ class RoundMixer:
         self._vectors = [as_real(vector) for vector in vectors]
         self._transport, self._group = transport, group
         self._schedule, self._timeout = schedule, timeout
-        pieces = _in_runs(group.own(self._vectors))
-        self._shards = [view for _, view in pieces]
         self.device = self._vectors[0].device if vectors else torch.device("cpu")
         self._where = self.device if transport.on_device else torch.device("cpu")
-        # First copies of the weights, then the changes of a round.
-        self._snapshots = self._packed(self._shards)
-        carriers = transport, *further
-        self._chunks = [
-            (chunk, carriers[section])
-            for section, memory in _by_section(self._snapshots, pieces)
-            for chunk in memory.split(chunk_elements)
-        ]
         self._gathers = group.size > 1 and group.holds_all
-        self._whole = self._packed(self._vectors) if self._gathers else self._snapshots
-        self._staged = self._whole if self._where == self.device else self._stage()
+        # First copies of the weights, then the changes of a round.
+        here = self._memory_on(self._where)
+        staged = here if self._where == self.device else self._memory_on(self.device)
+        self._whole, self._staged = here.whole, staged.whole
+        self._copies = [*zip(staged.shards(), here.shards(), strict=True)]
+        self._chunks = [
+            (chunk, carrier)
+            for carrier, runs in zip((transport, *further), here.sections, strict=True)
+            for run in runs
+            for chunk in run.split(chunk_elements)
+        ]
+        own = zip(staged.sections, group.own(self._vectors), strict=True)
+        self._places = [pair for one in own for pair in places_in(*one)]
         self._taken, self._mixed_mark = Mark(self.device), Mark(self.device)
         self._buffers: dict[tuple[torch.dtype, int, int], Tensor] = {}
         self.round = 0
@@ -122,7 +123,7 @@ class RoundMixer:
 
     def take_snapshot(self) -> None:
         """Copies the weights; `mix` works on the copy."""
-        for own, copy in places_in(self._first_copies(), self._shards):
+        for own, copy in self._places:
             copy.copy_(own)
         self._taken.set()
 
@@ -133,7 +134,7 @@ class RoundMixer:
         On a GPU, the result is ready when the calling thread's stream gets there.
         """
         self._taken.follow()
-        for copy, snapshot in zip(self._first_copies(), self._snapshots, strict=True):
+        for copy, snapshot in self._copies:
             to_host(copy, snapshot)
         part = self._schedule.part(self._transport.index, self.round)
         post = self._post_mean if self._schedule.is_mean(self.round) else self._post
@@ -155,20 +156,12 @@ class RoundMixer:
     def finish(self) -> None:
         """Adds the computed change to the weights as they are by then."""
         self._mixed_mark.follow()
-        written = self._vectors if self._gathers else self._shards
-        for vector, change in places_in(self._staged, written):
+        whole = places_in(self._staged, self._vectors)
+        for vector, change in whole if self._gathers else self._places:
             vector.add_(change)
         if not self._gathers:
             gather_shards(self._vectors, self._group, self._timeout)
         self.tally.merges += 1
-
-    def _first_copies(self) -> list[Tensor]:
-        """The memory to which each shard is copied first, on its own device."""
-        if self._staged is self._whole:
-            return self._snapshots
-        if not self._gathers:
-            return self._staged
-        return self._group.shards(self._staged, self._group.index)
 
     def _post_mean(
         self, number: int, chunk: Tensor, carrier: Transport, part: RoundPart
@@ -245,30 +238,34 @@ class RoundMixer:
 
     def _gather(self) -> None:
         if self._gathers:
-            for change, whole in zip(self._snapshots, self._whole, strict=True):
+            for whole in self._whole:
                 into = list(whole.chunk(self._group.size))
-                self._group.gather(change, into, self._timeout)
+                self._group.gather(into[self._group.index], into, self._timeout)
 
-    def _packed(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+    def _memory_on(self, where: torch.device) -> "_Memory":
+        if self._gathers:
+            whole = self._packed(self._vectors, where)
+            return _Memory(whole, self._group.own(whole))
+        sections = [self._packed(own, where) for own in self._group.own(self._vectors)]
+        return _Memory([*chain.from_iterable(sections)], sections)
+
+    def _packed(self, vectors: Sequence[Tensor], where: torch.device) -> list[Tensor]:
         return [
-            self._memory(sum(map(len, run)), averaging_dtype(run[0].dtype))
+            self._room(sum(map(len, run)), averaging_dtype(run[0].dtype), where)
             for run in runs_of_one_dtype(vectors)
         ]
 
-    def _memory(self, length: int, dtype: torch.dtype) -> Tensor:
-        if self._where == self.device:
-            return torch.zeros(length, dtype=dtype, device=self.device)
+    def _room(self, length: int, dtype: torch.dtype, where: torch.device) -> Tensor:
+        if where == self.device:
+            return torch.zeros(length, dtype=dtype, device=where)
         return host_memory(length, dtype, self.device)
-
-    def _stage(self) -> list[Tensor]:
-        return [torch.zeros_like(v, device=self.device) for v in self._whole]
 
     def _buffer(self, chunk: Tensor, turn: int, peer: int) -> Tensor:
         """Memory for a peer's message or, under this learner's index, the average."""
         key = (chunk.dtype, turn, peer)
         if key not in self._buffers:
             longest = max(len(one) for one, _ in self._chunks)
-            self._buffers[key] = self._memory(longest, chunk.dtype)
+            self._buffers[key] = self._room(longest, chunk.dtype, self._where)
         return self._buffers[key][: len(chunk)]
 
 
@@ -280,24 +277,12 @@ class _Crossing(NamedTuple):
     carrier: Transport
 
 
-_Piece = tuple[int, Tensor]  # the number of a section, and a view of its weights
+class _Memory(NamedTuple):
+    """Memory for what a round changes, and in it that of each section, by dtype."""
 
+    whole: list[Tensor]
+    sections: list[list[Tensor]]
 
-def _in_runs(sections: Sequence[Sequence[Tensor]]) -> list[_Piece]:
-    """Views in the order in which they are packed: by dtype first, then by section."""
-    pieces = [(number, view) for number, of in enumerate(sections) for view in of]
-    dtypes = list(dict.fromkeys(view.dtype for _, view in pieces))
-    return sorted(pieces, key=lambda piece: dtypes.index(piece[1].dtype))
-
-
-def _by_section(
-    packed: Sequence[Tensor], pieces: Sequence[_Piece]
-) -> Iterator[tuple[int, Tensor]]:
-    """The memory of each section, in an order that is the same in all learners."""
-    filled = (piece for piece in pieces if len(piece[1]))
-    runs = groupby(filled, key=lambda piece: piece[1].dtype)
-    for memory, (_, run) in zip(packed, runs, strict=True):
-        for number, of_section in groupby(run, key=lambda piece: piece[0]):
-            length = sum(len(view) for _, view in of_section)
-            yield number, memory[:length]
-            memory = memory[length:]
+    def shards(self) -> Iterator[Tensor]:
+        """The memory of all sections, one after another."""
+        return chain.from_iterable(self.sections)
