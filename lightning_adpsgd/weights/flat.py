@@ -85,6 +85,7 @@ class _Slot(NamedTuple):
     tensor: Tensor
     view: Tensor
     address: int
+    vector: int
     block: Tensor
 
 
@@ -217,30 +218,22 @@ class FlatParameters(Weights):
     @override
     def buffers_in(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """Views of the buffers that share no memory with a parameter."""
-        here = [vector.data_ptr() for vector in self.vectors]
         weights = {
             id(s.block) for s in self._slots if isinstance(s.tensor, nn.Parameter)
         }
-        views = list[Tensor]()
-        for _, _, view, _, block in self._slots:
-            if id(block) not in weights:
-                vector = vectors[here.index(view.untyped_storage().data_ptr())]
-                place = view.stride(), view.storage_offset()
-                views.append(vector.as_strided(view.shape, *place))
-        return views
+        return [
+            vectors[vector].as_strided(v.shape, v.stride(), v.storage_offset())
+            for _, _, v, _, vector, block in self._slots
+            if id(block) not in weights
+        ]
 
     def spans(self) -> list[list[Span]]:
         """The spans of each vector, in order; the last one is its padding."""
         trained = {id(s.block) for s in self._slots if s.tensor.requires_grad}
-        blocks = {id(slot.block): slot.block for slot in self._slots}
         found = list[list[Span]]()
-        for vector in self.vectors:
-            memory = vector.untyped_storage().data_ptr()
-            mine = [
-                Span(len(block), key in trained)
-                for key, block in blocks.items()
-                if block.untyped_storage().data_ptr() == memory
-            ]
+        for number, vector in enumerate(self.vectors):
+            blocks = {id(s.block): s.block for s in self._slots if s.vector == number}
+            mine = [Span(len(block), key in trained) for key, block in blocks.items()]
             padding = len(vector) - sum(span.length for span in mine)
             found.append([*mine, Span(padding, False)])
         return found
@@ -273,7 +266,7 @@ class FlatParameters(Weights):
         left the vectors stay where they are.
         """
         own: dict[int, Tensor] = {}
-        for _, tensor, view, address, block in self._slots:
+        for _, tensor, view, address, _, block in self._slots:
             if tensor.data_ptr() == address:
                 if (values := own.get(block.data_ptr())) is None:
                     values = own[block.data_ptr()] = block.clone()
@@ -311,9 +304,10 @@ class FlatParameters(Weights):
         for name, tensor in tensors.items():
             copy_once(tensor, places[name][0])
         for name, tensor in tensors.items():
-            tensor.data, memory = places[name]
-            address = tensor.data_ptr()
-            self._slots.append(_Slot(name, tensor, places[name][0], address, memory))
+            view, memory = places[name]
+            tensor.data = view
+            place = view.data_ptr(), len(self.vectors), memory
+            self._slots.append(_Slot(name, tensor, view, *place))
         self.vectors.append(vector)
 
 
