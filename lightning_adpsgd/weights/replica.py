@@ -224,8 +224,13 @@ class Replica:
 
         As in an exchange, some elements may have seen one more step than others.
         """
-        chunks = self.chunks if chunks is None else chunks
-        return [self._copy_of(chunk) for chunk in chunks]
+        found = list[Tensor]()
+        for chunk in self.chunks if chunks is None else chunks:
+            copy = torch.empty(len(chunk), dtype=chunk.dtype, device=self.device)
+            with self.guard:
+                chunk.read(copy)
+            found.append(copy.cpu())
+        return found
 
     @torch.no_grad()
     def spread(
@@ -292,12 +297,6 @@ class Replica:
         for part, of_part in zip(chunk.parts, chunk.split(taken), strict=True):
             with self._timed_guard():
                 part.merge_taken(of_part)
-
-    def _copy_of(self, chunk: Chunk) -> Tensor:
-        copy = torch.empty(len(chunk), dtype=chunk.dtype, device=self.device)
-        with self.guard:
-            chunk.read(copy)
-        return copy.cpu()
 
     def _changed_parts(self) -> Iterator[Part]:
         return (p for chunk in self.chunks for p in chunk.parts if p.changed)

@@ -64,9 +64,8 @@ def resumed_from(
     """Reads a checkpoint, and gives Lightning this learner's own state to restore."""
     # The state of learner 0, which all learners read; below, each takes its own.
     is_within_epoch = _is_within_epoch(checkpoint.get("loops", {}))
-    saved, learner = checkpoint.get(NAMESPACE), None
-    if saved:
-        learner = learner_of(saved, rank, partition)
+    saved = checkpoint.get(NAMESPACE)
+    learner = learner_of(saved, rank, partition) if saved else None
     if learner is not None:
         checkpoint["optimizer_states"] = learner["states"]
         checkpoint.update(learner["own"].get("lightning", {}))
