@@ -59,15 +59,13 @@ class TimedCalls:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._worker: BackgroundWorker | None = None
+        self._worker = BackgroundWorker(name, torch.device("cpu"))
         self._last: Future[Any] | None = None
 
     def run(self, call: Callable[[], T], seconds: float) -> T:
         """Returns the result of a call, or raises `CallTimedOut` and drops it."""
         if not self.await_last(seconds):
             raise CallTimedOut
-        if self._worker is None:
-            self._worker = BackgroundWorker(self._name, torch.device("cpu"))
         self._last = future = self._worker.submit(call)
         if not self.await_last(seconds):
             raise CallTimedOut
@@ -80,9 +78,9 @@ class TimedCalls:
 
     def stop(self, seconds: float = 0.0) -> None:
         """Ends the thread after the call under way; waits for that up to `seconds`."""
-        if self._worker is not None:
-            self._worker.stop(None if self.await_last(seconds) else 0.0)
-        self._worker = self._last = None
+        self._worker.stop(None if self.await_last(seconds) else 0.0)
+        self._worker = BackgroundWorker(self._name, torch.device("cpu"))
+        self._last = None
 
 
 class InlineWorker:
