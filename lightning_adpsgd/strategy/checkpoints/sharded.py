@@ -224,7 +224,12 @@ def check_folder(path: Path, share: slice = _NONE) -> None:
     with _opened(path / META) as file:
         check_checkpoint(file, str(path / META))
         written = outline_of(file).get(_FILES, {})
-    _check_files(path, written)
+    for name in {INDEX, *written}:
+        if not (path / name).is_file():
+            _refuse(path, f"{name} is missing")
+    for name, (size, _) in written.items():
+        if (found := (path / name).stat().st_size) != size:
+            _refuse(path, f"{name} has {found} bytes and had {size}")
     for name in {INDEX, *sorted(written)[share]} & written.keys():
         if sum_of(path / name) != written[name][1]:
             _refuse(path, f"the SHA-256 of {name} is another than when it was written")
@@ -327,15 +332,6 @@ def sum_of(path: Path) -> str:
     """The SHA-256 of a file; that of ``meta.pt`` tells one save from all others."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _check_files(path: Path, written: Mapping[str, Any]) -> None:
-    for name in {INDEX, *written}:
-        if not (path / name).is_file():
-            _refuse(path, f"{name} is missing")
-    for name, (size, _) in written.items():
-        if (found := (path / name).stat().st_size) != size:
-            _refuse(path, f"{name} has {found} bytes and had {size}")
 
 
 def _refuse(path: Path, what: str) -> NoReturn:
