@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule, Trainer
@@ -144,7 +145,7 @@ def summarize(records: list[LearnerRecord]) -> dict[str, float]:
         "learners/global_samples": sum(of.samples),
         "learners/train_seconds": max(of.train_seconds),
         "learners/samples_per_second": sum(_rates(of.samples, of.train_seconds)),
-        "learners/exposed_fraction": _mean(_rates(of.exposed_seconds, of.fit_seconds)),
+        "learners/exposed_fraction": fmean(_rates(of.exposed_seconds, of.fit_seconds)),
         "learners/steps_per_second_least": min(rates),
         "learners/steps_per_second_most": max(rates),
     }
@@ -190,7 +191,7 @@ def _summarize_ages(peer_ages: Iterable[tuple[float, ...]]) -> dict[str, float]:
     if not ages:
         return {}
     return {
-        "gossip/peer_age_mean": _mean([age for each in ages.values() for age in each]),
+        "gossip/peer_age_mean": fmean([age for each in ages.values() for age in each]),
         "gossip/peer_age_max": max(map(max, ages.values())),
         **{
             f"gossip/peer_age_{peer}": max(each)
@@ -217,7 +218,3 @@ def _histogram(staleness: Mapping[int, int]) -> tuple[float, ...]:
 
 def _rates(counts: Iterable[float], seconds: Iterable[float]) -> list[float]:
     return [count / time for count, time in zip(counts, seconds, strict=True)]
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
