@@ -57,7 +57,7 @@ class GossipMonitor(Monitor):
 class LearnerRecord(NamedTuple):
     """The counters of one learner; `Statistics` describes those not described here.
 
-    `steps`, `samples` and `train_seconds` include the training before a resume
+    `samples` and `train_seconds` include the training before a resume
     (`TrainingClock`). All others are of this `fit`.
 
     Attributes:
@@ -72,7 +72,6 @@ class LearnerRecord(NamedTuple):
             it. Empty for islands, and if nothing is recorded.
     """
 
-    steps: float
     samples: float
     train_seconds: float
     exposed_seconds: float
@@ -100,9 +99,8 @@ class LearnerRecord(NamedTuple):
 
 
 def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
-    statistics, of_this_fit = statistics_of(trainer), clock.of_this_fit
+    statistics = statistics_of(trainer)
     return LearnerRecord(
-        steps=clock.steps,
         samples=clock.samples,
         train_seconds=clock.seconds,
         exposed_seconds=exposed_seconds(trainer),
@@ -113,8 +111,8 @@ def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
         allreduce_bytes=sum(
             one.bytes_sent for one in callbacks_of(trainer, AllreduceWait)
         ),
-        fit_steps=of_this_fit.steps,
-        fit_seconds=of_this_fit.seconds,
+        fit_steps=clock.steps,
+        fit_seconds=clock.of_this_fit.seconds,
         staleness=_histogram(statistics.staleness),
         peer_ages=_ages(trainer, statistics.peer_ages),
     )
