@@ -1,6 +1,5 @@
 """The training time, samples and steps of one learner, without validation."""
 
-import operator
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,14 +28,6 @@ class Counts(NamedTuple):
 
     samples: int = 0
     seconds: float = 0.0
-
-    def plus(self, more: "Counts") -> "Counts":
-        """The sum of both."""
-        return Counts._make(map(operator.add, self, more))
-
-    def minus(self, less: "Counts") -> "Counts":
-        """The difference of both."""
-        return Counts._make(map(operator.sub, self, less))
 
 
 def dealt(learners: Sequence[Counts], num_learners: int) -> list[Counts]:
@@ -118,18 +109,13 @@ class TrainingClock:
         return self._seconds + time.perf_counter() - self._running_since
 
     @property
-    def counts(self) -> Counts:
-        """The counts of this learner so far."""
-        return Counts(self.samples, self.seconds)
-
-    @property
-    def of_this_fit(self) -> Counts:
-        """The counts since `begin`, without those from a checkpoint."""
-        return self.counts.minus(self._begun)
+    def fit_seconds(self) -> float:
+        """Seconds since `begin`, without those from a checkpoint."""
+        return self.seconds - self._begun.seconds
 
     def gather(self, trainer: Trainer) -> None:
         """Gathers the counts of all learners; a collective."""
-        self._gathered = self.counts
+        self._gathered = Counts(self.samples, self.seconds)
         rows = gather(trainer, self._gathered)
         self.learners = [Counts(round(samples), seconds) for samples, seconds in rows]
 
@@ -138,8 +124,12 @@ class TrainingClock:
 
         Since the last `gather`, each is taken to have done as much as this learner.
         """
-        more = self.counts.minus(self._gathered)
-        return [one.plus(more) for one in self.learners]
+        samples = self.samples - self._gathered.samples
+        seconds = self.seconds - self._gathered.seconds
+        return [
+            Counts(one.samples + samples, one.seconds + seconds)
+            for one in self.learners
+        ]
 
 
 class Monitor(Callback):

@@ -46,12 +46,11 @@ class TrainingCurve(Monitor):
 
     def _progress(self, trainer: Trainer) -> dict[str, float]:
         seconds, num_learners = self.clock.seconds, trainer.world_size
-        of_this_fit = self.clock.of_this_fit
         return {
             "curve/global_samples": self.clock.samples * num_learners,
             "curve/train_seconds": seconds,
             "curve/hours": seconds / 3600,
             "curve/wall_seconds": time.perf_counter() - self._begin,
             "curve/samples_per_second": self.clock.samples * num_learners / seconds,
-            "curve/steps_per_second": self.clock.steps / of_this_fit.seconds,
+            "curve/steps_per_second": self.clock.steps / self.clock.fit_seconds,
         }

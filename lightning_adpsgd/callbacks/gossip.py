@@ -112,7 +112,7 @@ def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
             one.bytes_sent for one in callbacks_of(trainer, AllreduceWait)
         ),
         fit_steps=clock.steps,
-        fit_seconds=clock.of_this_fit.seconds,
+        fit_seconds=clock.fit_seconds,
         staleness=_histogram(statistics.staleness),
         peer_ages=_ages(trainer, statistics.peer_ages),
     )
