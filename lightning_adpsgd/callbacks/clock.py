@@ -1,8 +1,7 @@
 """The training time, samples and steps of one learner, without validation."""
 
-import operator
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -25,54 +24,32 @@ Outputs = Tensor | Mapping[str, Any] | None
 
 
 class Counts(NamedTuple):
-    """The optimizer steps, samples and seconds of training of one learner."""
+    """The samples and seconds of training of one learner."""
 
-    steps: int = 0
     samples: int = 0
     seconds: float = 0.0
-
-    @classmethod
-    def of(cls, row: Iterable[float]) -> "Counts":
-        """The counts in a row of floating-point numbers, as it was gathered."""
-        steps, samples, seconds = row
-        return cls(round(steps), round(samples), seconds)
-
-    def plus(self, more: "Counts") -> "Counts":
-        """The sum of both."""
-        return Counts._make(map(operator.add, self, more))
-
-    def minus(self, less: "Counts") -> "Counts":
-        """The difference of both."""
-        return Counts._make(map(operator.sub, self, less))
 
 
 def dealt(learners: Sequence[Counts], num_learners: int) -> list[Counts]:
     """The counts from which each of `num_learners` continues.
 
-    As many as before keep their own. Otherwise each gets an equal share of all steps
-    and samples, and the longest time, because learners train side by side.
+    As many as before keep their own. Otherwise each gets an equal share of all samples,
+    to 1, and the longest time, because learners train side by side.
     """
     if len(learners) == num_learners:
         return list(learners)
-    steps = _shares(sum(one.steps for one in learners), num_learners)
-    samples = _shares(sum(one.samples for one in learners), num_learners)
+    share, rest = divmod(sum(one.samples for one in learners), num_learners)
     seconds = max(one.seconds for one in learners)
-    return [Counts(*both, seconds) for both in zip(steps, samples, strict=True)]
-
-
-def _shares(total: int, number: int) -> list[int]:
-    """Parts of a total that differ by at most 1."""
-    share, rest = divmod(total, number)
-    return [share + (index < rest) for index in range(number)]
+    return [Counts(share + (i < rest), seconds) for i in range(num_learners)]
 
 
 class TrainingClock:
     """The training time, samples and steps of one learner, without validation.
 
-    After a resume it continues from the checkpoint, as `dealt` says.
+    After a resume, time and samples continue from the checkpoint, as `dealt` says.
 
     Attributes:
-        steps: Optimizer steps.
+        steps: Optimizer steps of this `fit`.
         samples: Samples of this learner. Where T learners share layers, and so read the
             same samples, each counts 1/T.
         learners: Counts of all learners as of the last `gather`.
@@ -83,7 +60,7 @@ class TrainingClock:
         self.steps = self.samples = self._rest = 0
         self._seconds = 0.0
         self._running_since: float | None = None
-        self._steps_elsewhere = 0
+        self._first_step = 0
         self._begun = self._gathered = Counts()
         self.learners: Sequence[Counts] = []
 
@@ -91,8 +68,8 @@ class TrainingClock:
         """Continues from the counts of all learners, by default from zero."""
         self.learners = dealt(learners, trainer.world_size)
         self._begun = self._gathered = self.learners[trainer.global_rank]
-        self.steps, self.samples, self._seconds = self._begun
-        self._steps_elsewhere = trainer.global_step - self.steps
+        self.samples, self._seconds = self._begun
+        self._first_step = trainer.global_step
         self.start()
 
     def count(self, trainer: Trainer, batch: Any) -> None:
@@ -103,7 +80,7 @@ class TrainingClock:
         read = size + self._rest
         samples, self._rest = divmod(read, learners_per_reader(trainer))
         self.samples += samples
-        self.steps = trainer.global_step - self._steps_elsewhere
+        self.steps = trainer.global_step - self._first_step
 
     def _warn_of(self, batch: Any) -> None:
         if self._has_warned:
@@ -132,27 +109,27 @@ class TrainingClock:
         return self._seconds + time.perf_counter() - self._running_since
 
     @property
-    def counts(self) -> Counts:
-        """The counts of this learner so far."""
-        return Counts(self.steps, self.samples, self.seconds)
-
-    @property
-    def of_this_fit(self) -> Counts:
-        """The counts since `begin`, without those from a checkpoint."""
-        return self.counts.minus(self._begun)
+    def fit_seconds(self) -> float:
+        """Seconds since `begin`, without those from a checkpoint."""
+        return self.seconds - self._begun.seconds
 
     def gather(self, trainer: Trainer) -> None:
         """Gathers the counts of all learners; a collective."""
-        self._gathered = self.counts
-        self.learners = [Counts.of(row) for row in gather(trainer, self._gathered)]
+        self._gathered = Counts(self.samples, self.seconds)
+        rows = gather(trainer, self._gathered)
+        self.learners = [Counts(round(samples), seconds) for samples, seconds in rows]
 
     def estimate(self) -> list[Counts]:
         """Estimates the counts of all learners without a collective.
 
         Since the last `gather`, each is taken to have done as much as this learner.
         """
-        more = self.counts.minus(self._gathered)
-        return [one.plus(more) for one in self.learners]
+        samples = self.samples - self._gathered.samples
+        seconds = self.seconds - self._gathered.seconds
+        return [
+            Counts(one.samples + samples, one.seconds + seconds)
+            for one in self.learners
+        ]
 
 
 class Monitor(Callback):

@@ -162,7 +162,7 @@ class ConvergenceMonitor(Monitor):
         row = [
             self.clock.samples,
             self.clock.seconds,
-            exposed_seconds(trainer) / self.clock.of_this_fit.seconds,
+            exposed_seconds(trainer) / self.clock.fit_seconds,
             *self._losses.take(),
             self._held_out_loss(trainer),
         ]

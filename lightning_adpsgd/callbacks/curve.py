@@ -26,7 +26,7 @@ class TrainingCurve(Monitor):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._losses, self._begin = Losses(), time.perf_counter()
-        self._steps = self.clock.steps
+        self._steps = trainer.global_step
 
     @override
     def count(self, trainer: Trainer, outputs: Outputs, batch: Any) -> None:
@@ -35,9 +35,8 @@ class TrainingCurve(Monitor):
         # `Trainer` has this attribute, although its type does not declare it.
         every = getattr(trainer, "log_every_n_steps", 50)
         # Several batches may make one step.
-        steps, before = self.clock.steps, self._steps
-        self._steps = steps
-        if every and steps != before and steps % every == 0:
+        before, self._steps = self._steps, trainer.global_step
+        if every and self._steps != before and self._steps % every == 0:
             self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
@@ -47,12 +46,11 @@ class TrainingCurve(Monitor):
 
     def _progress(self, trainer: Trainer) -> dict[str, float]:
         seconds, num_learners = self.clock.seconds, trainer.world_size
-        of_this_fit = self.clock.of_this_fit
         return {
             "curve/global_samples": self.clock.samples * num_learners,
             "curve/train_seconds": seconds,
             "curve/hours": seconds / 3600,
             "curve/wall_seconds": time.perf_counter() - self._begin,
             "curve/samples_per_second": self.clock.samples * num_learners / seconds,
-            "curve/steps_per_second": of_this_fit.steps / of_this_fit.seconds,
+            "curve/steps_per_second": self.clock.steps / self.clock.fit_seconds,
         }

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule, Trainer
@@ -56,7 +57,7 @@ class GossipMonitor(Monitor):
 class LearnerRecord(NamedTuple):
     """The counters of one learner; `Statistics` describes those not described here.
 
-    `steps`, `samples` and `train_seconds` include the training before a resume
+    `samples` and `train_seconds` include the training before a resume
     (`TrainingClock`). All others are of this `fit`.
 
     Attributes:
@@ -71,7 +72,6 @@ class LearnerRecord(NamedTuple):
             it. Empty for islands, and if nothing is recorded.
     """
 
-    steps: float
     samples: float
     train_seconds: float
     exposed_seconds: float
@@ -99,9 +99,8 @@ class LearnerRecord(NamedTuple):
 
 
 def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
-    statistics, of_this_fit = statistics_of(trainer), clock.of_this_fit
+    statistics = statistics_of(trainer)
     return LearnerRecord(
-        steps=clock.steps,
         samples=clock.samples,
         train_seconds=clock.seconds,
         exposed_seconds=exposed_seconds(trainer),
@@ -112,8 +111,8 @@ def _record_of(trainer: Trainer, clock: TrainingClock) -> LearnerRecord:
         allreduce_bytes=sum(
             one.bytes_sent for one in callbacks_of(trainer, AllreduceWait)
         ),
-        fit_steps=of_this_fit.steps,
-        fit_seconds=of_this_fit.seconds,
+        fit_steps=clock.steps,
+        fit_seconds=clock.fit_seconds,
         staleness=_histogram(statistics.staleness),
         peer_ages=_ages(trainer, statistics.peer_ages),
     )
@@ -144,7 +143,7 @@ def summarize(records: list[LearnerRecord]) -> dict[str, float]:
         "learners/global_samples": sum(of.samples),
         "learners/train_seconds": max(of.train_seconds),
         "learners/samples_per_second": sum(_rates(of.samples, of.train_seconds)),
-        "learners/exposed_fraction": _mean(_rates(of.exposed_seconds, of.fit_seconds)),
+        "learners/exposed_fraction": fmean(_rates(of.exposed_seconds, of.fit_seconds)),
         "learners/steps_per_second_least": min(rates),
         "learners/steps_per_second_most": max(rates),
     }
@@ -190,7 +189,7 @@ def _summarize_ages(peer_ages: Iterable[tuple[float, ...]]) -> dict[str, float]:
     if not ages:
         return {}
     return {
-        "gossip/peer_age_mean": _mean([age for each in ages.values() for age in each]),
+        "gossip/peer_age_mean": fmean([age for each in ages.values() for age in each]),
         "gossip/peer_age_max": max(map(max, ages.values())),
         **{
             f"gossip/peer_age_{peer}": max(each)
@@ -217,7 +216,3 @@ def _histogram(staleness: Mapping[int, int]) -> tuple[float, ...]:
 
 def _rates(counts: Iterable[float], seconds: Iterable[float]) -> list[float]:
     return [count / time for count, time in zip(counts, seconds, strict=True)]
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

@@ -12,6 +12,7 @@ import socket
 import statistics
 import threading
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -316,10 +317,5 @@ def _reduce(weights: Tensor) -> None:
 def _seconds(
     work: Callable[[], object], before: Callable[[], object] = lambda: None
 ) -> float:
-    seconds = []
-    for _ in range(_REPETITIONS + 1):
-        before()
-        begin = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begin)
+    seconds = timeit.repeat(work, before, number=1, repeat=_REPETITIONS + 1)
     return statistics.median(seconds[1:])  # the first one allocates memory

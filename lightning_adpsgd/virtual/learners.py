@@ -270,13 +270,10 @@ class AsynchronousLearners(VirtualLearners):
 
     @override
     def _seen(self, chosen: list[int], number: int, begin: int, length: int) -> Tensor:
-        seen = super()._seen(chosen, number, begin, length)
-        sides = [(row, self._sides[index]) for row, index in enumerate(chosen)]
-        waiting = [pair for pair in sides if pair[1].awaits_merge(number, begin)]
-        if waiting:
-            seen = seen.clone()  # it may be a view of the weights
-        for row, side in waiting:
-            side.add_awaiting(seen[row], number, begin)
+        # It may be a view of the weights.
+        seen = super()._seen(chosen, number, begin, length).clone()
+        for row, index in enumerate(chosen):
+            self._sides[index].add_awaiting(seen[row], number, begin)
         return seen
 
     def _follow(self, event: Event) -> None:

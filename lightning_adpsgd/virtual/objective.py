@@ -92,9 +92,10 @@ class Objective:
         self.module, self._make_optimizer = module, optimizer
         if loss is None or optimizer is None:  # with both, it is as a plain module
             _check_lightning(module)
-        self._loss = (
-            _of_batch(module, loss) if loss is not None else training_step_of(module)
-        )
+        if loss is None:
+            self._loss = training_step_of(module)
+        else:
+            self._loss = lambda batch, number: loss(module, batch)
         if (first := next(module.parameters(), None)) is None:
             raise ValueError(
                 f"`module` must have weights, but {type(module).__name__} has none; "
@@ -199,10 +200,6 @@ def _check_lightning(module: nn.Module) -> None:
             f"Trainer, got {type(module).__name__}; train it by "
             '`Trainer(strategy="hadpsgd_virtual")`, or give `loss` and `optimizer`'
         )
-
-
-def _of_batch(module: nn.Module, loss: Loss) -> Callable[[Any, int], Any]:
-    return lambda batch, number: loss(module, batch)
 
 
 def training_step_of(module: Any) -> Callable[[Any, int], Any]:

@@ -26,7 +26,7 @@ from lightning_adpsgd.mixing.super_learner import (
 )
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.virtual.timeline import SimulatedExchange
-from lightning_adpsgd.weights.replica import CHUNK_ELEMENTS, Part, Replica
+from lightning_adpsgd.weights.replica import CHUNK_ELEMENTS, Replica
 from lightning_adpsgd.weights.worker import InlineWorker
 
 _NO_WAIT = timedelta()  # no peer is in another process
@@ -90,17 +90,10 @@ class CommunicationSide:
         self.tally.refused += not finite
         self._first_steps.append(first_step)
 
-    def awaits_merge(self, number: int, begin: int) -> bool:
-        """Whether d awaits a merge in the part of a vector that holds an element."""
-        return self._part(number, begin).plain is None
-
     def add_awaiting(self, into: Tensor, number: int, begin: int) -> None:
         """Adds d to a stretch of w; the stretch must lie within one part."""
-        part = self._part(number, begin)
-        part.add_awaiting(into, begin % self.replica.part_elements)
-
-    def _part(self, number: int, element: int) -> Part:
-        return self._parts_of[number][element // self.replica.part_elements]
+        place, within = divmod(begin, self.replica.part_elements)
+        self._parts_of[number][place].add_awaiting(into, within)
 
     def _merge(self) -> None:
         self._merger.merge(Votes())

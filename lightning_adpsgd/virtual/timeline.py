@@ -249,7 +249,7 @@ class _State:
         self.steps = self.last_exchange_step = 0
 
 
-class Asynchronous:
+class Asynchronous(Iterator[Event]):
     """The asynchronous timeline, an endless iterator of events.
 
     A super-learner steps as fast as it computes. After a step it asks the peers that
@@ -297,9 +297,7 @@ class Asynchronous:
         for index in range(self._size):
             self._compute(index, begin=0.0)
 
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
+    @override
     def __next__(self) -> Event:
         while not self._events:
             self._agenda.happen()

@@ -261,7 +261,7 @@ def test_figures_of_communication_are_of_the_steps_since_the_resume(tmp_path):
     table = fit(tmp_path / "second", monitor, run, ckpt=path, strategy=two)
     assert column(table, "gossip/exchanges_per_step") == [30 / 6]
     [record] = monitor.records
-    assert (record.steps, record.fit_steps) == (12, 6)
+    assert record.fit_steps == 6
     exposed = 0.25 / record.fit_seconds
     assert column(table, "learners/exposed_fraction") == pytest.approx([exposed])
     assert column(table, "run/exposed_share") == pytest.approx([exposed])
@@ -298,7 +298,7 @@ def test_a_monitor_that_is_new_takes_over_the_clock_of_one_that_was_saved(tmp_pa
 def record(**changes: Any) -> LearnerRecord:
     bins = [0.0] * STALENESS_BINS
     bins[2], bins[5] = 3.0, 1.0
-    counts = 100, 400, 10.0, 1.0, 50, 40, 1000, 0, 0, 100, 10.0
+    counts = 400, 10.0, 1.0, 50, 40, 1000, 0, 0, 100, 10.0
     plain = LearnerRecord(*counts, tuple(bins))
     return plain._replace(**changes)
 

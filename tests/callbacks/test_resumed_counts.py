@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from lightning_adpsgd.callbacks.clock import Counts, Monitor, dealt
 
 MODULE: Any = LightningModule()
-FAST, SLOW = Counts(83, 166, 9.0), Counts(17, 34, 8.0)
+FAST, SLOW = Counts(166, 9.0), Counts(34, 8.0)
 
 
 class Gathers:
@@ -55,7 +55,7 @@ def begun(trainer: Any, checkpoint: dict[str, Any] | None = None) -> Monitor:
 def set_to(monitor: Monitor, counts: Counts) -> None:
     clock = monitor.clock
     clock.stop()
-    clock.steps, clock.samples, clock._seconds = counts
+    clock.samples, clock._seconds = counts
 
 
 def saved(monitor: Monitor, trainer: Any) -> dict[str, Any]:
@@ -86,21 +86,20 @@ def test_as_many_learners_continue_each_from_its_own_counts() -> None:
 def test_any_number_of_learners_keeps_the_sums(num_learners: int) -> None:
     counts = resumed(of_unequal_learners(), num_learners)
     assert sum(one.samples for one in counts) == 200
-    assert sum(one.steps for one in counts) == 100
     assert max(one.seconds for one in counts) == 9.0
 
 
 def test_other_learners_continue_from_equal_shares() -> None:
     assert dealt([FAST, SLOW], 3) == [
-        Counts(34, 67, 9.0),
-        Counts(33, 67, 9.0),
-        Counts(33, 66, 9.0),
+        Counts(67, 9.0),
+        Counts(67, 9.0),
+        Counts(66, 9.0),
     ]
 
 
 def test_a_second_resume_keeps_the_sums_too() -> None:
     once = resumed(of_unequal_learners(), 3)
-    trainer = trainer_of(0, 3, Gathers([Counts(40, 100, 10.0), *once[1:]]))
+    trainer = trainer_of(0, 3, Gathers([Counts(100, 10.0), *once[1:]]))
     checkpoint = saved(begun(trainer, of_unequal_learners()), trainer)
     counts = resumed(checkpoint, 2)
     assert sum(one.samples for one in counts) == 100 + once[1].samples + once[2].samples
@@ -114,12 +113,12 @@ def test_a_save_to_which_not_all_come_gathers_nothing(gossips: bool) -> None:
     monitor = begun(trainer)
     set_to(monitor, FAST)
     monitor.on_validation_end(trainer, MODULE)
-    set_to(monitor, FAST.plus(Counts(1, 2, 0.5)))
+    set_to(monitor, Counts(168, 9.5))
     strategy.rows = []
     if gossips:
         trainer.state.status = TrainerStatus.INTERRUPTED
     counts = resumed(saved(monitor, trainer), 2)
-    assert counts == [Counts(84, 168, 9.5), Counts(18, 36, 8.5)]
+    assert counts == [Counts(168, 9.5), Counts(36, 8.5)]
 
 
 def test_without_counts_in_a_checkpoint_all_count_from_zero() -> None:
@@ -128,8 +127,8 @@ def test_without_counts_in_a_checkpoint_all_count_from_zero() -> None:
 
 def test_what_this_fit_did_is_told_from_what_a_checkpoint_brought() -> None:
     monitor = begun(trainer_of(1, 2), of_unequal_learners())
-    set_to(monitor, SLOW.plus(Counts(3, 6, 1.0)))
-    assert monitor.clock.of_this_fit == Counts(3, 6, 1.0)
+    set_to(monitor, Counts(40, 9.0))
+    assert monitor.clock.fit_seconds == 1.0
 
 
 def test_a_save_before_the_training_begins_keeps_what_was_loaded() -> None:
@@ -144,7 +143,7 @@ def test_an_evaluation_that_loads_a_checkpoint_leaves_the_counts() -> None:
     set_to(monitor, FAST)
     saved: dict[str, Any] = {}
     monitor.on_save_checkpoint(trainer, MODULE, saved)
-    set_to(monitor, Counts(90, 180, 10.0))
+    set_to(monitor, Counts(180, 10.0))
     monitor.setup(trainer, MODULE, "test")
     monitor.on_load_checkpoint(trainer, MODULE, saved)
-    assert monitor.clock.counts == Counts(90, 180, 10.0)
+    assert (monitor.clock.samples, monitor.clock.seconds) == (180, 10.0)

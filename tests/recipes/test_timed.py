@@ -160,15 +160,15 @@ def test_steps_last_as_long_as_those_of_machines_of_other_speeds(
 class Clock:
     """A learner's clock, by hand."""
 
-    def __init__(self, seconds: float, steps: int) -> None:
-        self.seconds, self.steps, self.samples = seconds, steps, 16 * steps
+    def __init__(self, seconds: float, samples: int) -> None:
+        self.seconds, self.samples = seconds, samples
 
 
 def copy_at(folder: Path, rank: int, module: Any, *times: float) -> None:
     copies = Copies(10.0, folder / COPIES)
-    for number, seconds in enumerate(times):
-        copies.clock = Clock(seconds, number + 1)  # pyright: ignore
-        begin_batch(copies, SimpleNamespace(global_rank=rank), module)
+    for step, seconds in enumerate(times, 1):
+        copies.clock = Clock(seconds, 16 * step)  # pyright: ignore
+        begin_batch(copies, SimpleNamespace(global_rank=rank, global_step=step), module)
 
 
 def linear(value: float) -> torch.nn.Linear:

@@ -143,13 +143,13 @@ class Copies(Monitor):
         while self._due_s and self.clock.seconds >= self._due_s[0]:
             number = len(COPIES_AT) - len(self._due_s)
             self._due_s.pop(0)
-            self._write(_path(self._folder, number, trainer.global_rank), pl_module)
+            path = _path(self._folder, number, trainer.global_rank)
+            self._write(path, trainer.global_step, pl_module)
 
-    def _write(self, path: Path, module: LightningModule) -> None:
+    def _write(self, path: Path, steps: int, module: LightningModule) -> None:
         # Parameters may be views of one vector, all of which would be saved with each.
         weights = {name: w.clone() for name, w in module.state_dict().items()}
-        clock = self.clock
-        copy = Copy(clock.steps, clock.seconds, clock.samples, weights)
+        copy = Copy(steps, self.clock.seconds, self.clock.samples, weights)
         path.parent.mkdir(parents=True, exist_ok=True)
         with bytes_written_whole(path) as file:
             torch.save(copy._asdict(), file)
