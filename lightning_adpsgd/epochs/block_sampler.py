@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 from typing_extensions import override
 
-_RUN = 32_768  # places computed at once
+_RUN = 32_768  # samples that a sampler computes at once
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,7 @@ class BlockOrder:
     def __getitem__(self, places: slice) -> Tensor:
         """The samples at consecutive places of the order, int64."""
         first, last, step = places.indices(self.num_samples)
-        runs = range(first // _RUN, -(-last // _RUN))
-        none = torch.empty(0, dtype=torch.int64, device="cpu")
-        found = [none, *(_run(self, number) for number in runs)]
-        begin = runs.start * _RUN
-        return torch.cat(found)[first - begin : last - begin : step]
-
-    def between(self, first: int, last: int) -> Tensor:
-        """`self[first:last]`, without the cache."""
-        mixed = []
+        mixed = [torch.empty(0, dtype=torch.int64, device="cpu")]
         # Places p with k n // m <= p < (k + 1) n // m are in window k of m.
         begin, end = (
             ((place + 1) * self._num_windows - 1) // self.num_samples
@@ -71,10 +63,10 @@ class BlockOrder:
         )
         for window in range(begin, end + 1):
             low, high = self._edge(window), self._edge(window + 1)
-            places = torch.arange(max(first, low), min(last, high), device="cpu") - low
+            within = torch.arange(max(first, low), min(last, high), device="cpu") - low
             key = f"{self.seed} window {window}"
-            mixed.append(low + permutation(high - low, key)[places])
-        return self._samples(torch.cat(mixed))
+            mixed.append(low + _permutation(high - low, key)[within])
+        return self._samples(torch.cat(mixed))[::step]
 
     @property
     def _num_windows(self) -> int:
@@ -89,22 +81,15 @@ class BlockOrder:
         # elsewhere in each order, so that it holds other samples each time.
         num_blocks = self.num_samples // self.block
         whole = number < num_blocks
-        number[whole] = permutation(num_blocks, f"{self.seed} blocks")[number[whole]]
+        number[whole] = _permutation(num_blocks, f"{self.seed} blocks")[number[whole]]
         start = random.Random(f"{self.seed} start").randrange(self.num_samples)
         return (number * self.block + within + start) % self.num_samples
 
 
-@lru_cache(maxsize=2)
-def _run(order: BlockOrder, number: int) -> Tensor:
-    # Batches are smaller, so most of their samples have been computed already.
-    first = number * _RUN
-    return order.between(first, min(first + _RUN, len(order)))
-
-
 @lru_cache(maxsize=4)
-def permutation(size: int, key: str) -> Tensor:
+def _permutation(size: int, key: str) -> Tensor:
     """The numbers from 0 to `size` - 1 in a random order, drawn from `key`."""
-    # Runs alternate between a window and all blocks, which are drawn once an epoch.
+    # Batches alternate between a window and all blocks, which are drawn once.
     generator = torch.Generator().manual_seed(random.Random(key).getrandbits(62))
     return torch.randperm(size, generator=generator, device="cpu")
 
