@@ -9,7 +9,8 @@ to sample:
 Blocks of neighbouring samples are drawn from the whole data set, and all samples of a
 window of such blocks are mixed. A disk reads a block at once, the memory of a machine
 holds a window, and a batch has samples of as many blocks as there are. A data set that
-fits into one window is mixed entirely.
+fits into one window is mixed entirely. Of a larger one the order of its blocks is held,
+one byte for each 8 samples.
 """
 
 import random
@@ -23,10 +24,7 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 from typing_extensions import override
 
-_ROUNDS = 4
-_LISTED = 65_536  # the longest list, of half a megabyte
-_RUN = 32_768  # places computed at once
-_ODD = 0x2545F4914F6CDD1D  # of xorshift64*: spreads each bit over the higher ones
+_RUN = 32_768  # samples that a sampler computes at once
 
 
 @dataclass(frozen=True)
@@ -57,15 +55,7 @@ class BlockOrder:
     def __getitem__(self, places: slice) -> Tensor:
         """The samples at consecutive places of the order, int64."""
         first, last, step = places.indices(self.num_samples)
-        runs = range(first // _RUN, -(-last // _RUN))
-        none = torch.empty(0, dtype=torch.int64, device="cpu")
-        found = [none, *(_run(self, number) for number in runs)]
-        begin = runs.start * _RUN
-        return torch.cat(found)[first - begin : last - begin : step]
-
-    def between(self, first: int, last: int) -> Tensor:
-        """`self[first:last]`, without the cache."""
-        mixed = []
+        mixed = [torch.empty(0, dtype=torch.int64, device="cpu")]
         # Places p with k n // m <= p < (k + 1) n // m are in window k of m.
         begin, end = (
             ((place + 1) * self._num_windows - 1) // self.num_samples
@@ -73,10 +63,10 @@ class BlockOrder:
         )
         for window in range(begin, end + 1):
             low, high = self._edge(window), self._edge(window + 1)
-            places = torch.arange(max(first, low), min(last, high), device="cpu") - low
+            within = torch.arange(max(first, low), min(last, high), device="cpu") - low
             key = f"{self.seed} window {window}"
-            mixed.append(low + permuted(places, high - low, key))
-        return self._samples(torch.cat(mixed))
+            mixed.append(low + _permutation(high - low, key)[within])
+        return self._samples(torch.cat(mixed))[::step]
 
     @property
     def _num_windows(self) -> int:
@@ -91,45 +81,17 @@ class BlockOrder:
         # elsewhere in each order, so that it holds other samples each time.
         num_blocks = self.num_samples // self.block
         whole = number < num_blocks
-        number[whole] = permuted(number[whole], num_blocks, f"{self.seed} blocks")
+        number[whole] = _permutation(num_blocks, f"{self.seed} blocks")[number[whole]]
         start = random.Random(f"{self.seed} start").randrange(self.num_samples)
         return (number * self.block + within + start) % self.num_samples
 
 
-@lru_cache(maxsize=2)
-def _run(order: BlockOrder, number: int) -> Tensor:
-    # Batches are smaller, so most of their samples have been computed already.
-    first = number * _RUN
-    return order.between(first, min(first + _RUN, len(order)))
-
-
-def permuted(places: Tensor, size: int, key: str) -> Tensor:
-    """The images of places under a permutation of 0 to `size` - 1, drawn from `key`.
-
-    A short permutation is listed. For longer ones, a Feistel network permutes the
-    numbers of 2 h bits. A number beyond `size` is permuted again until it is not (Black
-    and Rogaway 2002), twice on average.
-    """
-    draw = random.Random(key)
-    if size <= _LISTED:
-        generator = torch.Generator().manual_seed(draw.getrandbits(62))
-        return torch.randperm(size, generator=generator, device="cpu")[places]
-    half = (size.bit_length() + 1) // 2
-    keys = [draw.getrandbits(62) for _ in range(_ROUNDS)]
-    found = _feistel(places, half, keys)
-    while len(beyond := (found >= size).nonzero().flatten()):
-        found[beyond] = _feistel(found[beyond], half, keys)
-    return found
-
-
-def _feistel(values: Tensor, half: int, keys: list[int]) -> Tensor:
-    mask = (1 << half) - 1
-    left, right = values >> half, values & mask
-    for key in keys:
-        # The product wraps around, alike on all machines; its middle bits are mixed.
-        noise = ((right ^ (key & mask)) + key).mul_(_ODD).bitwise_right_shift_(30)
-        left, right = right, left ^ noise.bitwise_and_(mask)
-    return (left << half) | right
+@lru_cache(maxsize=4)
+def _permutation(size: int, key: str) -> Tensor:
+    """The numbers from 0 to `size` - 1 in a random order, drawn from `key`."""
+    # Batches alternate between a window and all blocks, which are drawn once.
+    generator = torch.Generator().manual_seed(random.Random(key).getrandbits(62))
+    return torch.randperm(size, generator=generator, device="cpu")
 
 
 class BlockSampler(DistributedSampler[int]):

@@ -34,9 +34,9 @@ from lightning_adpsgd.islands.mean import Mean, Total, consensus_over_shards
 from lightning_adpsgd.islands.member_list import Member
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.membership_reader import (
-    MembershipPublisher,
     MembershipReader,
     MembershipView,
+    publish,
 )
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
 from lightning_adpsgd.mixing.consensus import Consensus
@@ -78,8 +78,8 @@ class Island:
 
     The training thread calls everything, with these exceptions. The thread of
     `Connections` calls `_rejoin`, and that of `Membership` sets `_is_left_behind`.
-    Listener threads call `_objection`. Service threads call `_on_change` and `_fail`,
-    and a signal handler `ask_to_leave`.
+    Listener threads call `_objection`. Service threads call `_on_change`, and a signal
+    handler `ask_to_leave`.
 
     Args:
         schedule: topology, gain and seed; its number of super-learners is ignored.
@@ -115,11 +115,11 @@ class Island:
         self._store, self._shares_epochs = store or HashStore(), shares_epochs
         self._sections = sections or Sections((self._group.index,), self._group.size)
         self.started_from: Position | None = None
-        self.membership = self._make_membership()
         shards = self._sections.own
         self._transports = [self._make_transport(shard) for shard in shards]
         self._is_left_behind, self._ended = False, False
         self.engine = self._make_engine()
+        self.membership = self._make_membership()
         self._connections = Connections(
             self._transports, self.membership, self.engine, self._rejoin, shards
         )
@@ -139,9 +139,9 @@ class Island:
 
     def _make_membership(self) -> MembershipView:
         heartbeat, store = self._timeouts.heartbeat, self._store
+        fail = self.engine.threads.fail
         if self._group.index > 0:
-            return MembershipReader(store, heartbeat, self._on_change, self._fail)
-        publisher = MembershipPublisher(store)
+            return MembershipReader(store, heartbeat, self._on_change, fail)
         membership = Membership(
             Rendezvous(self._address, credentials=self._credentials),
             Member(-1, uuid.uuid4().hex, socket.gethostname(), ()),
@@ -149,8 +149,8 @@ class Island:
             heartbeat,
             self._on_change,
             self._on_left_behind,
-            lambda: publisher.publish(membership) if self._group.size > 1 else None,
-            self._fail,
+            lambda: publish(membership, store) if self._group.size > 1 else None,
+            fail,
         )
         return membership
 
@@ -342,9 +342,6 @@ class Island:
 
     # --- what other threads call
 
-    def _fail(self, error: BaseException) -> None:
-        self.engine.threads.fail(error)
-
     def _on_change(self) -> None:
         self._connections.wake()
 
@@ -361,7 +358,7 @@ class Island:
             return
         if self._group.size > 1:
             # Raised, it would count as an unexpected error, and be tried again.
-            self._fail(
+            self.engine.threads.fail(
                 RuntimeError(
                     "the others went on without this island of "
                     f"{self._group.size} learners: it was stopped for too long, or a "

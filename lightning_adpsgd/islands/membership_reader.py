@@ -18,25 +18,17 @@ from lightning_adpsgd.islands.service import ServiceThread, uptime_s
 _KEY, _THREAD = "membership", "adpsgd-members"
 
 
-class MembershipPublisher:
-    """Publishes the first learner's membership to the island's other learners."""
-
-    def __init__(self, store: Store) -> None:
-        self._store, self._published = store, ""
-
-    def publish(self, membership: Membership) -> None:
-        """Writes the membership to the store if it has changed."""
-        told = (
-            membership.member,
-            membership.is_in,
-            membership.members.to_json(),
-            sorted(membership.left),
-            membership.outage,
-        )
-        text = json.dumps(told)
-        if text != self._published and membership.member.number >= 0:
-            self._store.set(_KEY, text)
-            self._published = text
+def publish(membership: Membership, store: Store) -> None:
+    """Writes the first learner's membership to the store of its island."""
+    told = (
+        membership.member,
+        membership.is_in,
+        membership.members.to_json(),
+        sorted(membership.left),
+        membership.outage,
+    )
+    if membership.member.number >= 0:
+        store.set(_KEY, json.dumps(told))
 
 
 class MembershipReader(ServiceThread):

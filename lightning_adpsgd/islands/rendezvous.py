@@ -9,6 +9,7 @@ thread. This module does not decide who is alive.
 """
 
 import logging
+import math
 import os
 import re
 import resource
@@ -43,7 +44,7 @@ ENVIRONMENT_VARIABLE = "LIGHTNING_ADPSGD_ISLANDS"
 
 # Shorter than the silence after which a member counts as dead.
 _ANSWER_S = 2.0
-# After it, connections that are closed are counted from the beginning.
+# The least time between two warnings, so that a flood fills no disk.
 _QUIET_S = 60.0
 _NO_CREDENTIALS = Credentials()
 # How long a client tries to connect.
@@ -302,31 +303,18 @@ def serve(
             timeout=_OWN_CONNECT,
         )
     on_ready(found)
-    known, closed = set[int](), _Closed(bounds)
+    known, told_at = set[int](), -math.inf
     while not stop.wait(bounds.look_s):
         known, num_closed = _close_newest(port, known, bounds)
-        if num_closed:
-            closed.add(num_closed)
-    del store
-
-
-class _Closed:
-    """Counts closed connections, and warns so rarely that a flood fills no disk."""
-
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds, self._num, self._latest = bounds, 0, 0.0
-
-    def add(self, num: int) -> None:
         now = time.monotonic()
-        # After a quiet time it is another flood, or a job that needs more connections.
-        before = self._num if now - self._latest < _QUIET_S else 0
-        self._num, self._latest = before + num, now
-        if self._num.bit_length() > before.bit_length():
+        if num_closed and now - told_at > _QUIET_S:
+            told_at = now
             _log.warning(
-                "closed connections to the rendezvous (%d so far) beyond %d, or beyond "
-                "%d of one address",
-                *(self._num, self._bounds.connections, self._bounds.of_address),
+                "closed %d connections to the rendezvous beyond %d, or beyond %d of "
+                "one address",
+                *(num_closed, bounds.connections, bounds.of_address),
             )
+    del store
 
 
 def _listener(host: str, port: int) -> socket.socket:

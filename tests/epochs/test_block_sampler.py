@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader
 
-from lightning_adpsgd.epochs.block_sampler import BlockOrder, BlockSampler, permuted
+from lightning_adpsgd.epochs.block_sampler import BlockOrder, BlockSampler, _permutation
 from lightning_adpsgd.epochs.work_units import draw_epoch
 
 
-@pytest.mark.parametrize("size", [1, 2, 100, 65_536, 65_537, 70_000, 262_145])
+@pytest.mark.parametrize("size", [1, 2, 100, 65_536, 262_145])
 def test_a_permutation_has_every_number_once(size: int) -> None:
     numbers = torch.arange(size)
-    assert torch.equal(permuted(numbers, size, "key").sort().values, numbers)
+    assert torch.equal(_permutation(size, "key").sort().values, numbers)
 
 
-@pytest.mark.parametrize("size", [50_000, 100_000])
-def test_every_number_comes_to_every_place_about_as_often(size: int) -> None:
+def test_every_number_comes_to_every_place_about_as_often() -> None:
+    size = 50_000
     places = torch.arange(0, size, size // 10)
-    found = torch.stack([permuted(places, size, f"key {k}") for k in range(500)])
+    found = torch.stack([_permutation(size, f"key {k}")[places] for k in range(500)])
     for place in range(10):
         counts = torch.bincount(found[:, place] * 10 // size, minlength=10).double()
         statistic = ((counts - 50) ** 2 / 50).sum()
@@ -42,7 +42,7 @@ def test_an_order_has_every_sample_once(
 
 def test_a_part_of_an_order_is_that_of_the_whole() -> None:
     order = BlockOrder(80_000, 1, 16, 1024)
-    whole = order.between(0, 80_000)
+    whole = order[:]
     places = ((0, 0), (5, 9), (32_760, 32_770), (100, 79_999), (79_990, 81_000))
     for first, last in places:
         assert torch.equal(order[first:last], whole[first:last])
@@ -110,9 +110,12 @@ def test_equal_epochs_and_no_others_have_equal_fingerprints() -> None:
     assert len({fingerprint(n, s, 0) for n in (100, 99) for s in (0, 1)}) == 4
 
 
-def test_nothing_grows_with_the_number_of_samples() -> None:
-    order = BlockOrder(10**12, 0)
-    assert len(order[10**11 : 10**11 + 100].unique()) == 100
+def test_the_blocks_of_a_very_large_order_are_drawn_once() -> None:
+    _permutation.cache_clear()
+    order = BlockOrder(33_900_000, 0)
+    for first in range(0, 10 * 65_536, 65_536):
+        assert len(order[first : first + 100].unique()) == 100
+    assert _permutation.cache_info().misses == 11  # ten windows, and all blocks
 
 
 def test_a_sampler_of_nothing_is_refused_at_once() -> None:

@@ -6,7 +6,6 @@ import resource
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -29,7 +28,7 @@ from lightning_adpsgd.islands.rendezvous import (
 from lightning_adpsgd.transport.links.sockets import Address
 from tests import warm
 from tests.helpers import PATIENCE_S, default_timeout, free_port, until
-from tests.islands.archipelago import rendezvous
+from tests.islands.archipelago import rendezvous, still_clock
 
 _FIRST_FD_TOO_HIGH_FOR_SELECT = 1024
 
@@ -175,18 +174,24 @@ def test_a_flood_does_not_take_the_places_of_those_who_are_there(
     thread.join(PATIENCE_S)
 
 
-def test_a_flood_that_goes_on_fills_no_log(
+def test_a_flood_is_told_once_a_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     flood = [(inode, "192.0.2.1") for inode in range(99)]
     monkeypatch.setattr(rendezvous_module, "_connections_at", lambda port: flood)
     monkeypatch.setattr(rendezvous_module, "_sockets", lambda: [])
-    looks = iter(range(1000))
-    stop: Any = SimpleNamespace(wait=lambda seconds: next(looks, None) is None)
+    clock = still_clock(monkeypatch, rendezvous_module)
+
+    def wait(seconds: float) -> bool:
+        clock.now += seconds
+        return clock.now > 280.0
+
+    stop: Any = SimpleNamespace(wait=wait)
     serve("127.0.0.1", free_port(), stop, Bounds(1, 1))
     told = [one.message for one in caplog.records if "of one address" in one.message]
-    assert 0 < len(told) < 20
+    assert len(told) == 3
+    assert told[0].startswith("closed 98 connections")
 
 
 def _answers(client: Rendezvous) -> bool:
@@ -204,20 +209,6 @@ def _is_closed(sock: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def test_a_flood_after_a_quiet_time_is_told_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    closed = rendezvous_module._Closed(rendezvous_module.Bounds())
-    for _ in range(5):
-        closed.add(8)
-    assert len(caplog.records) == 3  # at 8, 16 and 32
-    now += 61.0
-    closed.add(1)
-    assert "(1 so far)" in caplog.records[-1].getMessage()
 
 
 def test_it_listens_at_the_interface_that_was_named_alone() -> None:
