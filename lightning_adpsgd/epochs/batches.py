@@ -118,6 +118,7 @@ class SharedBatches:
     def load(self, state: EpochState) -> None:
         """Continues an epoch of another job, unless islands are in a different one."""
         self._loaded, self.seed, self.epoch = state, state.seed, state.epoch
+        self._last = state  # until the pool is open
 
     def close(self) -> None:
         """Hands out no more batches; `state` stays unchanged."""

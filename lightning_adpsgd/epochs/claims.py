@@ -397,7 +397,8 @@ class ClaimCounter:
         if len(set(epochs)) > 1:
             raise ValueError(
                 "with `work_sharing` all learners must be in the same epoch when a "
-                f"checkpoint is written, got epochs {[*epochs]}"
+                f"checkpoint is written, got epochs {[*epochs]}: save at the end of "
+                "epochs, or set `work_sharing=False`"
             )
         unclaimed = ((max(num_claimed), self._num_units),)
         return union(unclaimed, *map(from_rows, held))

@@ -26,8 +26,11 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 _Kind = TypeVar("_Kind")
+# By name, because torch imports them only on request.
+_COMMUNICATE = {"ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"}
 _DDP_ARGUMENTS = signature(DistributedDataParallel).parameters
 
 
@@ -94,6 +97,18 @@ def check_arguments_of_shards(arguments: Mapping[str, Any]) -> None:
                 f'`{name}` must not be set with `inside="model_parallel"`, got '
                 f"{value!r}: there is no DDP inside a super-learner, and learners "
                 "start as separate processes"
+            )
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Refuses an optimizer that sends weights to all learners in its steps."""
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in _COMMUNICATE:
+            raise ValueError(
+                f"an optimizer must change this learner's weights alone, got a "
+                f"{kind.__name__}, which takes those of other learners: use the "
+                'optimizer that it wraps (with `inside="model_parallel"`, the learners '
+                "of a super-learner hold one state of it together)"
             )
 
 

@@ -7,6 +7,7 @@ steps of one learner. Each training logs the decision and its reason once.
 
 import dis
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from types import CodeType
@@ -53,6 +54,14 @@ _TOTALS = (
 )
 # What follows a key that is set, or (to `COPY` it is to use it twice) scaled.
 _SETS = {"STORE_SUBSCR", "COPY"}
+# Calls to which all learners come, whatever they wait for there.
+_MEETINGS = {"all_reduce", "barrier", "save_checkpoint"}
+_OF_TORCH = {"all_gather", "all_gather_object", "broadcast", "broadcast_object_list"}
+# Methods, by their names, that all learners call equally often.
+_OF_ALL = re.compile(
+    "epoch|validation|sanity|test|predict|fit|set_?up|teardown|train_(start|end)|"
+    "exception|checkpoint|configure"
+)
 # Packages whose callbacks and modules expect that there is no total.
 _PREPARED = {"lightning", "pytorch_lightning", "lightning_adpsgd"}
 
@@ -91,6 +100,8 @@ def problem_of(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> str:
         )
     if not problem and (name := _method_that(_sets_rate, trainer)):
         problem = f"`{name}` sets a learning rate, which may follow batches"
+    if not problem and (name := _method_that(_meets, trainer)):
+        problem = f"`{name}` meets all learners or saves, which may follow batches"
     return problem
 
 
@@ -130,6 +141,15 @@ def _sets_rate(code: CodeType) -> bool:
         for key, step in pairwise(dis.get_instructions(code))
     )
     return by_key or ("update" in code.co_names and ("lr",) in code.co_consts)
+
+
+def _meets(code: CodeType) -> bool:
+    """Whether it saves a checkpoint or calls a collective, perhaps in some batches."""
+    if _OF_ALL.search(code.co_name):
+        return False
+    names = {*code.co_names}
+    of_torch = _OF_TORCH if names & {"dist", "distributed"} else set[str]()
+    return bool(names & (_MEETINGS | of_torch))
 
 
 def _code_of(value: Any) -> Iterator[CodeType]:
@@ -194,6 +214,8 @@ class DefaultSharing:
             return "there are several training loaders"
         if problem := next(problems_with_loader(loader), ""):
             return problem
+        if type(loader).__iter__ is not DataLoader.__iter__:
+            return "the loader iterates in a way of its own, and may count batches"
         if type(loader.batch_sampler) is not BatchSampler or not _is_plain(loader):
             return "the loader has a sampler of its own; `work_sharing=True` shares it"
         # The batches that a learner has claimed, beyond the one that it trains on.

@@ -16,10 +16,19 @@ from lightning_adpsgd.strategy.overrides import Overrides
 
 @final
 class LoopIterators:
-    """Knows when the training loop makes an iterator."""
+    """Knows when the training loop makes an iterator.
 
-    def __init__(self) -> None:
-        self._are_made = False
+    Lightning makes the first one at set-up. A data set may be ready only after the
+    hooks at the start of an epoch, so nothing need be read before them: `is_missing`
+    says whether the epoch that starts needs another iterator.
+
+    Attributes:
+        are_early: whether those of a new loader come before these hooks.
+    """
+
+    def __init__(self, is_missing: Callable[[], bool] = bool) -> None:
+        self._is_missing, self._are_made = is_missing, False
+        self.are_early = False
         self._persistent: list[Any] = []
 
     def are_made(self) -> bool:
@@ -29,7 +38,7 @@ class LoopIterators:
     def follow(self, trainer: pl.Trainer, overrides: Overrides) -> None:
         """Notes the two places of Lightning's loops that make an iterator."""
         overrides.wrap(trainer.fit_loop, "setup_data", self._end)
-        overrides.wrap(trainer.fit_loop.epoch_loop, "on_run_start", self.make)
+        overrides.wrap(trainer.fit_loop.epoch_loop, "on_run_start", self._start)
 
     def expect(self, loader: Any) -> Any:
         """Notes a new loader, over which `setup_data` makes an iterator."""
@@ -37,13 +46,18 @@ class LoopIterators:
             self._persistent = []
         if getattr(loader, "persistent_workers", False):
             self._persistent.append(loader)
-        self._are_made = True
+        self._are_made = self.are_early = True
         return loader
 
-    def make(self, makes: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function that makes an iterator for the loop."""
+    def _start(self, starts: Callable[[Any], None], data_fetcher: Any) -> None:
+        def begin() -> None:
+            if self._is_missing():
+                iter(data_fetcher)
+            starts(data_fetcher)
+
+        self.are_early = False
         self._set(True)
-        return self._end(makes, *arguments)
+        self._end(begin)
 
     def _end(self, makes: Callable[..., Any], *arguments: Any) -> Any:
         try:

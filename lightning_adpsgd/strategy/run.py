@@ -50,6 +50,9 @@ from lightning_adpsgd.strategy.weight_callbacks import (
 )
 from lightning_adpsgd.strategy.work_sharing import WorkSharing
 
+# By then Lightning has counted a step, even if gradients are accumulated.
+_MANY_BATCHES = 100
+
 
 @final
 class TrainingRun:
@@ -136,6 +139,8 @@ class TrainingRun:
     def begin_batch(self, batch: Any) -> None:
         """Starts a batch; raises if another learner has failed."""
         self.job.raise_if_failed()
+        if self._trainer.fit_loop.total_batch_idx == _MANY_BATCHES:
+            self._warn_of_own_steps()  # an epoch may last for hours
         if (island := self.job.island) is not None:
             samples = batch_size(batch) * self.job.partition.num_readers
             position = island.note(samples, self._trainer.current_epoch)

@@ -44,6 +44,7 @@ from lightning_adpsgd.strategy.checkpoints.saving import (
     only_warns,
 )
 from lightning_adpsgd.strategy.compatibility import (
+    check_optimizer,
     explain_unused_parameters,
     forget_loader_without_iterator,
     one_gpu_per_learner,
@@ -177,7 +178,10 @@ class HADPSGDStrategy(ModelParallelInside):
             sharing.default.look_at_schedules()
         self.setup_precision_plugin()
         _optimizers_to_device(self.optimizers, self.root_device)
-        self._initial_states = tuple(InitialState(one) for one in self.optimizers)
+        if gossips:
+            for optimizer in self.optimizers:
+                check_optimizer(optimizer)
+            self._initial_states = tuple(map(InitialState, self.optimizers))
 
     @override
     def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:

@@ -72,7 +72,7 @@ class WorkSharing:
         self._islands, self.default = islands, default
         self.shares = True if default is None else None
         self.takes_turns = False
-        self.iterators = LoopIterators()
+        self.iterators = LoopIterators(self._lacks_iterator)
         self._island_pool: IslandPool | None = None
         self._loaded = EpochState(**checkpoint) if checkpoint else None
         self._batches: SharedBatches | None = None
@@ -143,9 +143,6 @@ class WorkSharing:
         assert self._batches is not None
         self._batches.start_epoch(epoch)
         self._let_all_save()
-        stale = self.under_way is None or self.under_way.number != epoch
-        if stale and not self._lightning_iterates():
-            self.iterators.make(iter, self._trainer.fit_loop._data_fetcher)
 
     def begin_batch(self) -> None:
         """Starts the next batch."""
@@ -192,7 +189,7 @@ class WorkSharing:
             self._index,
             self._common_seed(),
             self._broadcast_in(PrefixStore(name, self._near())),
-            self._pool_of(store),
+            self._pool_of(store, loader.num_workers > 0),
             self._is_training,
             reads_ahead=loader.num_workers > 0,
             is_of_loop=self.iterators.are_made,
@@ -228,23 +225,30 @@ class WorkSharing:
         own = int(os.environ.get("PL_GLOBAL_SEED", 0))
         return self._trainer.strategy.broadcast(own)
 
-    def _pool_of(self, store: PrefixStore) -> Callable[[], Pool | None]:
+    def _pool_of(self, store: PrefixStore, early: bool) -> Callable[[], Pool | None]:
+        """A function for the pool; `early` if workers read as soon as they start."""
         if self._islands is not None:
             return lambda: self._island_pool
         meet, takes_turns = self._job.meet, lambda: self.takes_turns
         counter = ClaimCounter(store, self._index, meet, takes_turns)
-        return lambda: counter
+        return lambda: None if self.iterators.are_early and not early else counter
 
     def _is_training(self) -> bool:
         progress = self._trainer.fit_loop.epoch_loop.batch_progress.current
         return progress.ready != progress.completed
 
-    def _lightning_iterates(self) -> bool:
-        """Whether Lightning makes an iterator: not for the first epoch of a run."""
-        loop = self._trainer.fit_loop
+    def _lacks_iterator(self) -> bool:
+        """Whether nothing was claimed of an epoch for which Lightning iterates not.
+
+        It does so for all epochs but the first one of a run.
+        """
+        if self._batches is None:
+            return False
+        loop, current = self._trainer.fit_loop, self.under_way
         # Lightning 2.5.0 lacks `is_resuming`, and checks `restarting` alone.
         resumes = getattr(loop, "is_resuming", False) or loop.epoch_loop.restarting
-        return self._trainer.current_epoch > 0 and not resumes
+        is_stale = current is None or current.number != self._batches.epoch
+        return is_stale and (self._trainer.current_epoch == 0 or resumes)
 
 
 def prepare_training_loaders(

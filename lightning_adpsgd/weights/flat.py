@@ -114,7 +114,10 @@ class BufferPlace(NamedTuple):
 
         Puts the buffer, with its earlier values, back in its place.
         """
-        found = self.owner._buffers.get(self.key)
+        buffers = self.owner._buffers  # in a module of TorchScript it is no dictionary
+        if self.key not in buffers:
+            return None
+        found = buffers[self.key]
         if found is None or found is self.tensor:
             return None
         self.owner._buffers[self.key] = self.tensor

@@ -701,7 +701,7 @@ def test_learners_in_different_epochs_cannot_write_one_state() -> None:
     sharing = Sharing(2, 1, 20)
     for epoch, learner in enumerate(sharing.learners):
         learner.start_epoch(epoch)
-    with pytest.raises(ValueError, match=r"same epoch .* got epochs \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"same epoch .* got epochs \[0, 1\]: save at"):
         sharing.state()
 
 

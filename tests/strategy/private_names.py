@@ -23,7 +23,7 @@ READ = (
     _of("_FitLoop", "_combined_loader", "work_sharing mid_epoch", _STATE),
     _of("_FitLoop", "_data_source", "default_sharing", "asks for the loaders"),
     _of("_DataConnector", "_requires_distributed_sampler", "default_sharing", "deals"),
-    _of("_FitLoop", "_data_fetcher", "work_sharing compatibility", _STATE),
+    _of("_FitLoop", "_data_fetcher", "compatibility", _STATE),
     _of("_DataFetcher", "_combined_loader", "compatibility", "asked for its length"),
     _of("CombinedLoader", "_iterator", "compatibility", "there is none, if it failed"),
     _of("_FitLoop", "_can_stop_early", "clocks", _STATE),

@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     Callback,
@@ -202,6 +203,40 @@ class SetsRateOfEpoch(Callback):
         trainer.optimizers[0].param_groups[0]["lr"] = 0.05
 
 
+class SavesInBatch(Callback):
+    @override
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        if trainer.global_step == 9:
+            trainer.save_checkpoint("of_nobody.ckpt")
+
+
+class MeetsInBatch(Linear):
+    """Meets the others in a hook in which nothing sees it, and not in each batch."""
+
+    @override
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:
+            dist.all_reduce(torch.zeros(1))
+
+
+class GathersInBatch(Linear):
+    @override
+    def on_after_backward(self) -> None:
+        dist.all_gather_object([None, None], 0)
+
+
+class GathersByLightning(Linear):
+    """Gathers over its super-learner alone, and meets the others where all come."""
+
+    @override
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.all_gather(torch.zeros(1))
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        dist.barrier()
+
+
 class HasItsOwn(Linear):
     """An attribute of the module has the name of one of the Trainer's."""
 
@@ -226,6 +261,16 @@ class Stream(IterableDataset[Tensor]):
 
 def rows(length: int = 8, **arguments: Any) -> DataLoader[Tensor]:
     return DataLoader(Rows(length), **{"batch_size": 2, **arguments})
+
+
+class Counts(DataLoader[Tensor]):
+    """Takes as many batches as it has, as loaders that keep their workers do."""
+
+    @override
+    def __iter__(self) -> Any:
+        batches = super().__iter__()
+        for _ in range(len(self)):
+            yield next(batches)
 
 
 class KeepsItsPlace(DataLoader[Tensor]):
@@ -366,6 +411,18 @@ CASES = {
     "a callback sets the rate of an epoch": Case(
         SHARED, "Learners share", callbacks=[SetsRateOfEpoch()]
     ),
+    "a callback saves in batches": Case(
+        EQUAL, "`SavesInBatch.on_train_batch_end` meets", callbacks=[SavesInBatch()]
+    ),
+    "a hook of a batch meets": Case(
+        EQUAL, "`MeetsInBatch.on_train_batch_end` meets", module=MeetsInBatch
+    ),
+    "a hook of a batch gathers": Case(
+        EQUAL, "`GathersInBatch.on_after_backward` meets", module=GathersInBatch
+    ),
+    "hooks meet where all come": Case(
+        SHARED, "Learners share", module=GathersByLightning
+    ),
     "a name of its own": Case(SHARED, "Learners share", module=HasItsOwn),
     "two loaders": Case(
         EQUAL, "several", lambda rank: {"a": rows(), "b": rows()}, module=Pairs
@@ -381,6 +438,11 @@ CASES = {
         EQUAL,
         "keeps no place of its own",
         lambda rank: KeepsItsPlace(Rows(8), batch_size=2, shuffle=True),
+    ),
+    "a loader that counts": Case(
+        EQUAL,
+        "iterates in a way of its own",
+        lambda rank: Counts(Rows(8), batch_size=2, shuffle=True),
     ),
     "a stream": Case(EQUAL, "", lambda rank: DataLoader(Stream(), batch_size=2)),
 }

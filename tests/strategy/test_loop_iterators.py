@@ -21,7 +21,9 @@ class Loop:
         if self.fails:
             raise ValueError("of a data set")
 
-    on_run_start = setup_data
+    def on_run_start(self, data_fetcher: Any) -> None:
+        self.fetcher = iter(data_fetcher)
+        self.setup_data()
 
 
 def followed() -> tuple[LoopIterators, Any, Any]:
@@ -39,7 +41,7 @@ def test_the_loop_iterates_after_a_new_loader_and_as_an_epoch_starts() -> None:
     loop.setup_data()
     loop.setup_data()
     assert loop.found == [False, True, False]
-    epoch_loop.on_run_start()
+    epoch_loop.on_run_start([])
     assert epoch_loop.found == [True]
     assert not iterators.are_made()
 
@@ -54,7 +56,7 @@ def test_a_failed_iterator_is_made_no_longer() -> None:
 
 
 def test_a_program_gets_other_workers_than_the_loop() -> None:
-    iterators, loop, _ = followed()
+    iterators, loop, epoch_loop = followed()
     made: DataLoader[Any] = DataLoader(
         range(4),  # pyright: ignore
         num_workers=1,
@@ -66,5 +68,6 @@ def test_a_program_gets_other_workers_than_the_loop() -> None:
     own = iter(made)
     assert own is not of_loop
     assert len(list(own)) == 4
-    assert iterators.make(iter, made) is of_loop
+    epoch_loop.on_run_start(made)
+    assert epoch_loop.fetcher is of_loop
     assert len(list(of_loop)) == 4

@@ -461,6 +461,18 @@ class Lazy(Linear):
         self.lazy = torch.nn.LazyLinear(3)
 
 
+class Redundant(Linear):
+    """Each learner steps a part of the weights, and takes the rest from others."""
+
+    @override
+    def configure_optimizers(self) -> Any:
+        # Only here, because it compiles functions of torch's.
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        kind = torch.optim.SGD
+        return ZeroRedundancyOptimizer(self.parameters(), optimizer_class=kind, lr=0.1)
+
+
 @pytest.mark.parametrize(
     ("dials", "arguments", "module", "message"),
     [
@@ -491,6 +503,7 @@ class Lazy(Linear):
         ),
         ({}, {}, Sharded, "`shard` must be a whole tensor in each learner"),
         ({}, {}, Lazy, "`lazy.weight` has no shape yet"),
+        ({}, {}, Redundant, "weights alone, got a ZeroRedundancyOptimizer, which"),
         pytest.param(
             {"inside": "model_parallel", "super_learner_size": 2},
             {},
@@ -526,7 +539,7 @@ class Lazy(Linear):
     ],
     ids=[
         *("size", "sizes", "period", "hook", "plugin", "norm", "fsdp1", "fsdp1_inside"),
-        *("shard", "lazy"),
+        *("shard", "lazy", "optimizer"),
         *("unsharded", "shards", "average", "checkpoint_io", "sync_batchnorm"),
     ],
 )

@@ -36,6 +36,7 @@ from tests.learners import (
     learners,
     loader,
     trainer_of,
+    values,
 )
 
 NUM_ROWS = 16
@@ -304,6 +305,31 @@ def test_steps_of_which_lightning_does_not_know_are_told_once() -> None:
     told = in_every_mode(2, program, list(modules))
     # Learner 0 speaks for all.
     assert told == {"inner": [1, 0], "own": [1, 0], "heard": [0, 0], "none": [0, 0]}
+
+
+class Long(Unheard):
+    """Counts in its 102nd batch how often it was told of such steps."""
+
+    def __init__(self, told: list[warnings.WarningMessage]) -> None:
+        super().__init__(keeps_optimizer=False)
+        self._told, self.num_told = told, 0
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 101:
+            texts = [str(one.message) for one in self._told]
+            self.num_told = sum("`self.optimizers()`" in text for text in texts)
+
+
+def test_steps_of_which_lightning_does_not_know_are_told_before_an_epoch_ends() -> None:
+    def program(rank: int) -> int:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            module = Long(told)
+            trainer_of(strategy_of("async"), 2).fit(module, loader(2 * 102, rank, 2))
+        return module.num_told
+
+    assert values(learners(2, program)) == [1, 0]
 
 
 PRECISIONS: dict[Any, float] = {"64-true": 1e-12, "bf16-mixed": 1e-2, "32-true": 1e-5}

@@ -265,6 +265,7 @@ class Alone:
         """The rows of the epoch in which the training is, from a new loader."""
         given = DataLoader(Rows(num_rows), shuffle=True)
         loader = self._sharing.iterators.expect(self._sharing.prepare(given))
+        self._sharing.iterators.are_early = False  # an epoch starts
         assert self._sharing._batches is not None
         assert self._sharing._batches.seed == 7
         return [row for batch in loader.batch_sampler for row in batch]

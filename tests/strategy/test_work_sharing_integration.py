@@ -235,6 +235,36 @@ class Reloads(Records):
         return super().configure_optimizers()
 
 
+class OfEpoch(Numbered):
+    """Rows that hold the number of the epoch, of which somebody must tell them."""
+
+    epoch: int
+
+    @override
+    def __getitem__(self, index: int) -> Tensor:
+        row = super().__getitem__(index).clone()
+        row[1] = self.epoch
+        return row
+
+
+class Tells(Records):
+    """Tells its data set of each epoch as late as Lightning's hooks allow."""
+
+    @override
+    def on_train_epoch_start(self) -> None:
+        self.trainer.train_dataloader.dataset.epoch = self.current_epoch  # pyright: ignore
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        assert batch[:, 1].tolist() == [self.current_epoch] * len(batch)
+        return super().training_step(batch, batch_idx)
+
+
+def tells(**arguments: Any) -> Seen:
+    loader = DataLoader(OfEpoch(21), batch_size=2, shuffle=True)
+    return train(2, loader, module=Tells, max_epochs=3, **arguments)
+
+
 def reloads(num_workers: int) -> Seen:
     return train(
         2,
@@ -252,7 +282,7 @@ def looked_at(name: str) -> Seen:
 NUM_OF_BLOCKS = 2 * 64 + 5  # two blocks, and the rest of one
 BLOCKS = BlockSampler(range(NUM_OF_BLOCKS))
 WEIGHTED = WeightedRandomSampler([0.0] * 10 + [1.0] * 10, 30)
-OTHER_TIMES = "reloaded", "looked"
+OTHER_TIMES = "reloaded", "looked", "told"
 OF_TWO: dict[str, Callable[[], Seen]] = {
     "computed": lambda: train(
         2, numbered(NUM_OF_BLOCKS, shuffle=False, sampler=BLOCKS), max_epochs=2
@@ -264,6 +294,8 @@ OF_TWO: dict[str, Callable[[], Seen]] = {
     ),
     "looked at": lambda: looked_at("alone"),
     "looked at with a persistent worker": lambda: looked_at("persistent worker"),
+    "told of epochs": lambda: tells(),
+    "told of epochs and reloaded": lambda: tells(reload_dataloaders_every_n_epochs=1),
     "reloaded": lambda: reloads(0),
     "reloaded by a worker": lambda: reloads(1),
     "fast": lambda: train(2, numbered(20), fast_dev_run=2),

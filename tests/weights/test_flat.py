@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_adpsgd.mixing.averages import all_finite
 from lightning_adpsgd.weights.flat import FlatParameters, averaged_buffers
@@ -611,6 +612,39 @@ def test_a_buffer_that_is_assigned_anew_is_taken_into_the_vector() -> None:
     masked.mean = torch.ones(5)
     with pytest.raises(RuntimeError, match=r"`0\.mean` of .*\[2\].*was given \(\[5\]"):
         flat.rebind()
+
+
+class Scripted(nn.Module):
+    """A layer for TorchScript that gives its buffer's place to another tensor."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("mean", torch.zeros(2))
+
+    @override
+    def forward(self, rows: Tensor) -> Tensor:
+        self.mean = self.mean + rows.mean(0)
+        return self.norm(rows)
+
+
+# torch no longer develops TorchScript, and models that need it live on.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_a_module_of_torchscript_keeps_its_weights_and_buffers_in_the_vector() -> None:
+    scripted: Any = torch.jit.script(Scripted())
+    flat = FlatParameters(nn.Sequential(scripted))
+    scripted(torch.full((3, 2), 2.0))
+    flat.rebind()
+    flat.check_views()
+    flat.vectors[0].fill_(5.0)
+    tensors = scripted.mean, scripted.norm.running_mean, scripted.norm.weight
+    assert [tensor.tolist() for tensor in tensors] == [[5.0, 5.0]] * 3
+    scripted(torch.full((3, 2), 2.0))
+    flat.rebind()
+    assert scripted.mean.tolist() == [7.0, 7.0]
+    assert (flat.vectors[0] == 7.0).sum() == 2
 
 
 def test_where_all_is_frozen_nothing_can_be_left_out() -> None:
