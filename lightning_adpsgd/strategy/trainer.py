@@ -61,6 +61,7 @@ from lightning_adpsgd.strategy.optimizer_reset import InitialState
 from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.strategy.run import TrainingRun, set_up_run
 from lightning_adpsgd.strategy.scope import ALONE
+from lightning_adpsgd.strategy.signals import SharedStop, end_alone
 from lightning_adpsgd.strategy.work_sharing import WorkSharing, prepare_training_loaders
 
 _Broadcast = TypeVar("_Broadcast")
@@ -85,6 +86,7 @@ class HADPSGDStrategy(ModelParallelInside):
     _resumed = Resumed()
     _initial_states: tuple[InitialState, ...] = ()
     _overrides: Overrides | None = None
+    _stop: SharedStop | None = None
     _outside: FailureReport | None = None
     _statistics: Statistics | None = None
     last_consensus: Consensus | None = None
@@ -124,11 +126,11 @@ class HADPSGDStrategy(ModelParallelInside):
     def setup(self, trainer: pl.Trainer) -> None:
         if isinstance(self.checkpoint_io, WholeCheckpointIO | BackgroundCheckpointIO):
             self.checkpoint_io.hurry_if(self._ends_soon)
-        gossips = self.check_peers()
+        gossips, self._overrides = self.check_peers(), Overrides()
         if trainer.state.fn != TrainerFn.FITTING:
+            end_alone(trainer, self._overrides)
             super().setup(trainer)
             return
-        self._overrides = Overrides()
         keep_files_apart(trainer, self._overrides)
         if self.dials.tensor_parallel_size > 1:
             clip_on_all_meshes(self.precision_plugin, self._overrides)
@@ -137,10 +139,12 @@ class HADPSGDStrategy(ModelParallelInside):
         if gossips:
             size, inside = max(self.partition.sizes), self.dials.inside
             refuse_unsupported(trainer, self, size, inside)
-        elif self.world_size > 1 and not self.is_sharded:
-            prepare_training_loaders(trainer, None, self._place, self._overrides)
-            super().setup(trainer)
-            return
+        elif self.world_size > 1:
+            self._stop = SharedStop(trainer, self._overrides)
+            if not self.is_sharded:
+                prepare_training_loaders(trainer, None, self._place, self._overrides)
+                super().setup(trainer)
+                return
         with self._together():
             self._set_up_without_ddp(trainer, self._overrides, gossips)
 
@@ -232,7 +236,9 @@ class HADPSGDStrategy(ModelParallelInside):
                 self._statistics = self._run.job.statistics()
             if self._overrides is not None:
                 self._overrides.undo()
-            run = self._run
+            if self._stop is not None:
+                self._stop.tell_lightning()
+            run, self._stop = self._run, None
             self._run = self._place = self._overrides = self._outside = None
             with suppress(AttributeError):  # it is made at its first use
                 del self._unfreezing
@@ -408,6 +414,7 @@ class HADPSGDStrategy(ModelParallelInside):
         """Whether an exception or SIGTERM ends this training; for any thread."""
         trainer, run = self._trainer_or_none(), self._run
         told = trainer is not None and trainer.received_sigterm
+        told = told or (self._stop is not None and self._stop.is_told)
         return told or self._interrupted() or (run is not None and run.is_told_to_leave)
 
     def _trainer_or_none(self) -> pl.Trainer | None:

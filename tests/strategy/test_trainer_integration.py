@@ -29,6 +29,7 @@ from lightning.pytorch.callbacks import (
     LambdaCallback,
     ModelCheckpoint,
 )
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from typing_extensions import override
@@ -749,6 +750,40 @@ def test_an_interrupt_of_one_learner_ends_all(
     assert "learner 1" in outcomes[0].error
 
 
+def test_learners_of_the_only_super_learner_stop_together_at_sigterm() -> None:
+    def program(own: int, told: int) -> tuple[int, bool]:
+        strategy = gossip(super_learner_size=2)
+        trainer = trainer_of(strategy, 2, max_epochs=-1)
+        with pytest.raises(SIGTERMException):
+            trainer.fit(Fails(told, terminate), loader(40, own, 2))
+        return trainer.global_step, trainer.received_sigterm
+
+    found = in_every_mode(2, program, [0, 1])
+    assert found == {told: [(4, True)] * 2 for told in (0, 1)}
+
+
+def test_sigterm_after_the_last_step_lets_all_learners_end() -> None:
+    """Of one super-learner; the others wait for the one that has the signal."""
+
+    class Told(Linear):
+        told = 0
+
+        @override
+        def on_train_end(self) -> None:
+            if self.global_rank == self.told:
+                terminate()
+
+    def program(own: int, told: int) -> tuple[int, bool]:
+        module = Told()
+        module.told = told
+        trainer = trainer_of(gossip(super_learner_size=2), 2)
+        trainer.fit(module, loader(8, own, 2))
+        return trainer.global_step, trainer.received_sigterm
+
+    found = in_every_mode(2, program, [0, 1])
+    assert found == {0: [(4, True), (4, False)], 1: [(4, False), (4, True)]}
+
+
 @pytest.mark.parametrize("hook", ["setup", "configure_model"])
 def test_an_exception_before_training_ends_all_and_is_named(hook: str) -> None:
     def raises(module: Any, **_: Any) -> None:
@@ -807,6 +842,22 @@ def test_an_exception_in_an_evaluation_ends_all_and_is_named() -> None:
     assert "ValueError: no such file" in failed.error
     assert re.search(r"LearnerFailed: learner 1 .* raised ValueError", first.error)
     assert "LearnerFollows" in other.error
+
+
+def test_sigterm_of_one_learner_in_an_evaluation_ends_all_and_is_named() -> None:
+    class Told(Linear):
+        @override
+        def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+            if (self.global_rank, batch_idx) == (1, 0):
+                terminate()
+            super().validation_step(batch, batch_idx)
+
+    def program(rank: int) -> None:
+        trainer_of(gossip(), 2).validate(Told(), loader(3))
+
+    first, told = learners(2, program)
+    assert "SIGTERMException" in told.error
+    assert re.search(r"LearnerFailed: learner 1 .* raised SIGTERM", first.error)
 
 
 def test_learners_whose_models_differ_are_told() -> None:

@@ -24,7 +24,9 @@ from typing_extensions import override
 from lightning_adpsgd.strategy.checkpoints import io as checkpoint_io
 from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
+from lightning_adpsgd.strategy.overrides import Overrides
 from lightning_adpsgd.strategy.run import TrainingRun
+from lightning_adpsgd.strategy.signals import SharedStop
 from tests.helpers import PATIENCE_S, forked, free_port
 from tests.learners import Linear, gossip, loader, trainer_of
 
@@ -211,6 +213,16 @@ def test_sigterm_ends_a_training_that_waits_for_a_full_disk(
     (outcome,) = forked(1, learner)
     assert outcome.value == (2, 1), outcome.error
     assert not list(tmp_path.iterdir())
+
+
+def test_a_learner_ends_soon_before_its_super_learner_has_agreed_to() -> None:
+    trainer, strategy = trainer_of("ddp", 1), gossip()
+    strategy._stop = SharedStop(trainer, Overrides())
+    assert not strategy._ends_soon()
+    frame: Any = None
+    trainer._signal_connector._sigterm_notifier_fn(signal.SIGTERM, frame)
+    assert not trainer.received_sigterm
+    assert strategy._ends_soon()
 
 
 def test_a_learner_of_an_island_ends_soon_once_one_of_them_is_told_to_leave() -> None:
