@@ -141,7 +141,7 @@ class FixedMembers:
 
     def __init__(self, number: int, num: int) -> None:
         live = {n: Member(n, f"{n:032x}", "", ()) for n in range(num)}
-        self.member, self.members, self.is_in = live[number], MemberList(live), True
+        self.member, self.members, self.is_in = live[number], MemberList(1, live), True
 
 
 def from_ledger(store: CountedStore, number: int, num: int) -> Claimant:

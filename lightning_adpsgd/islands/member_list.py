@@ -11,7 +11,7 @@ from lightning_adpsgd.transport.links.sockets import Address
 # A silence is counted over so many observations or more.
 _LEAST_OBSERVATIONS = 4
 _MOST, _MOST_DIGITS, _LONGEST_TEXT, _MOST_ADDRESSES = 1 << 31, 18, 256, 1 << 12
-_GOODBYE = "goodbye"
+_MOST_EPOCHS, _GOODBYE = 1 << 62, "goodbye"
 
 
 class Member(NamedTuple):
@@ -98,9 +98,11 @@ class MemberList:
     """The live members.
 
     Args:
+        epoch: number of the list, which every change increases; not one of training.
         num_invalid: number of malformed rows that were left out.
     """
 
+    epoch: int = 0
     by_number: Mapping[int, Member] = field(default_factory=dict)
     num_invalid: int = field(default=0, compare=False)
 
@@ -108,6 +110,10 @@ class MemberList:
         """Whether this incarnation is on the list."""
         found = self.by_number.get(member.number)
         return found is not None and found.incarnation == member.incarnation
+
+    def epoch_after(self, known: int) -> int:
+        """The epoch of the list that replaces this one, given the last known epoch."""
+        return min(max(self.epoch, known) + 1, _MOST_EPOCHS)
 
     def objection(self, number: int, incarnation: str) -> str:
         """The reason why an incarnation may not use a number; empty if it may."""
@@ -124,7 +130,8 @@ class MemberList:
 
     def to_json(self) -> str:
         """The text for the rendezvous; equal lists give equal texts."""
-        return json.dumps([self.by_number[n] for n in sorted(self.by_number)])
+        rows = [self.by_number[n] for n in sorted(self.by_number)]
+        return json.dumps([self.epoch, rows])
 
     @classmethod
     def from_json(
@@ -138,10 +145,11 @@ class MemberList:
         if not text:
             return cls()
         try:
-            rows = json.loads(text)
-        except (ValueError, RecursionError):
+            epoch, rows = json.loads(text)
+        except (TypeError, ValueError, RecursionError):
             return cls(num_invalid=1)
-        if not isinstance(rows, list):
+        is_epoch = type(epoch) is int and 0 <= epoch <= _MOST_EPOCHS
+        if not (is_epoch and isinstance(rows, list)):
             return cls(num_invalid=1)
         found: dict[int, Member] = {}
         for row in rows:
@@ -149,7 +157,7 @@ class MemberList:
                 member = Member.from_row(row)
                 if is_genuine(member):
                     found[member.number] = member
-        return cls(found, len(rows) - len(found))
+        return cls(epoch, found, len(rows) - len(found))
 
 
 def ahead_of(

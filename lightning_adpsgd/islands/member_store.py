@@ -1,6 +1,6 @@
 """The entries of members in the rendezvous, and their validation.
 
-    members         the member list
+    members         the member list, with an epoch that each change raises
     version         a text that changes when the list does
     heartbeat/<i>   the number of heartbeats of the member of incarnation i, and its
                     steps; not by number, as two may have one number for a while after
@@ -52,7 +52,7 @@ class MemberStore:
         self._told = found.num_invalid > 0
         return text, found
 
-    def change(self, edit: Edit) -> MemberList:
+    def change(self, known_epoch: int, edit: Edit) -> MemberList:
         """Edits the list, and retries if another was faster; returns the result."""
         for _ in range(_TRIES):
             text, found = self.members()
@@ -60,7 +60,7 @@ class MemberStore:
             is_whole = text and not found.num_invalid
             if is_whole and by_number == found.by_number:
                 return found
-            changed = MemberList(by_number)
+            changed = MemberList(found.epoch_after(known_epoch), by_number)
             if self.replace(text, changed):
                 return changed
         raise RendezvousUnreachable(

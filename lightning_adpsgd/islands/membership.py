@@ -302,7 +302,7 @@ class Membership(ServiceThread):
         if members.by_number:
             return
         mine = store.signed(self.member._replace(origin=self.member.incarnation))
-        first = MemberList({mine.number: mine})
+        first = MemberList(members.epoch_after(self.members.epoch), {mine.number: mine})
         # Of several islands that found it empty, only one still finds the same text.
         if store.replace(text, first):
             self._adopt(store, first)
@@ -339,7 +339,7 @@ class Membership(ServiceThread):
         def leave(plain: Store) -> None:
             store = MemberStore(plain, self._rendezvous.signatures)
             store.show(self.member, Beat(None, max(self._steps(), 0)))
-            store.change(lambda old: _without(old, mine))
+            store.change(self.members.epoch, lambda old: _without(old, mine))
 
         try:
             if self._was_in:
@@ -348,7 +348,7 @@ class Membership(ServiceThread):
             _log.info("left without a goodbye: the rendezvous is unreachable")
 
     def _change(self, store: MemberStore, edit: Edit) -> None:
-        self._adopt(store, store.change(edit))
+        self._adopt(store, store.change(self.members.epoch, edit))
 
     def _adopt(self, store: MemberStore, members: MemberList) -> None:
         known = self.members.by_number

@@ -43,18 +43,18 @@ class Members:
 
     def __init__(self, number: int, names: list[str], origin: str = "origin") -> None:
         live = {n: Member(n, name, "", (), origin) for n, name in enumerate(names)}
-        self.member, self.members, self.is_in = live[number], MemberList(live), True
+        self.member, self.members, self.is_in = live[number], MemberList(1, live), True
         self.left, self.steps_of, self.away = frozenset[str](), dict[int, int](), ""
 
     def take_weights_of(self, origin: str) -> None:
         """All of them, as when an island has found itself behind another training."""
         now = {n: m._replace(origin=origin) for n, m in self.members.by_number.items()}
         self.member = now[self.member.number]
-        self.members = MemberList(now)
+        self.members = MemberList(self.members.epoch + 1, now)
 
     def strike_off(self, number: int) -> None:
         rest = {n: m for n, m in self.members.by_number.items() if n != number}
-        self.members = MemberList(rest)
+        self.members = MemberList(self.members.epoch + 1, rest)
 
 
 class Island:
@@ -397,7 +397,7 @@ def test_islands_that_do_not_come_to_the_end_of_an_epoch_are_named_with_their_ho
 ) -> None:
     members: Any = Members(0, ["name 0"])
     late = Member(1, "start 1", "node17", ())
-    members.members = MemberList({**members.members.by_number, 1: late})
+    members.members = MemberList(2, {**members.members.by_number, 1: late})
     never: Any = SimpleNamespace()
     pool = IslandPool(never, members, lambda: None, QUICK)
     held = dict.fromkeys(("name 0", "start 1", "stranger"), ((0, 1),))

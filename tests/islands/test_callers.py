@@ -24,7 +24,7 @@ class Course:
             callers=lambda: self.callers,
             address_of=lambda member: Address.parse(member.addresses[0]),
         )
-        members = MemberList({1: own, 2: other})
+        members = MemberList(1, {1: own, 2: other})
         self.membership: Any = SimpleNamespace(member=own, members=members)
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(callers, "time", clock)

@@ -63,7 +63,7 @@ class Played:
         )
         self.membership: Any = SimpleNamespace(
             member=OWN,
-            members=MemberList({m.number: m for m in (OWN, ONE, TWO)}),
+            members=MemberList(1, {m.number: m for m in (OWN, ONE, TWO)}),
             is_awake=True,
             is_in=True,
             outage="",
@@ -102,7 +102,7 @@ def status_of(ours: Connections, member: Member) -> Status:
 def in_a_ring_of_five(played: Played) -> None:
     """This island asks members 1 and 4."""
     everybody = (OWN, ONE, TWO, *FAR)
-    played.membership.members = MemberList({m.number: m for m in everybody})
+    played.membership.members = MemberList(1, {m.number: m for m in everybody})
 
 
 def ended_by(played: Played) -> list[tuple[int, ...]]:
@@ -132,7 +132,7 @@ def test_members_that_join_are_counted_and_dialed(
     ours._take_turn()
     assert ours.joined == 2
     assert ours._dialed == {1, 2}
-    played.membership.members = MemberList({0: OWN, 1: ONE})
+    played.membership.members = MemberList(2, {0: OWN, 1: ONE})
     played.membership.left = frozenset({TWO.incarnation})
     ours._take_turn()
     assert (ours.joined, ours.lost) == (2, 0)
@@ -147,7 +147,7 @@ def test_after_a_loss_one_that_joins_is_seen_at_the_default_level(
     lose_one(ours, played, ConnectionRefusedError())
     assert not [text for text in caplog.messages if "has joined" in text]
     again = Member(3, "start 3", "host", ("127.0.0.1:4",))
-    played.membership.members = MemberList({m.number: m for m in (OWN, TWO, again)})
+    played.membership.members = MemberList(2, {m.number: m for m in (OWN, TWO, again)})
     ours._take_turn()
     told = [one for one in caplog.records if "has joined" in one.message]
     assert [one.message for one in told] == [f"{again} has joined, as a new process"]
@@ -210,7 +210,7 @@ def test_who_is_stopped_is_lost_although_its_connections_stand(
 ) -> None:
     played.transport.callers = lambda: [1]
     ours._take_turn()
-    played.membership.members = MemberList({0: OWN, 2: TWO})
+    played.membership.members = MemberList(2, {0: OWN, 2: TWO})
     ours._take_turn()
     (message,) = caplog.messages
     assert message.startswith(f"lost {ONE}: it has shown no sign of life")
@@ -603,7 +603,7 @@ def test_a_new_number_comes_after_the_end_of_every_connection(
     played.transport.rename = lambda *_: before.append({*ended})
     played.membership.member = own = OWN._replace(number=7)
     members = {m.number: m for m in (own, ONE, TWO, *FAR)}
-    played.membership.members = MemberList(members)
+    played.membership.members = MemberList(2, members)
     ours._take_turn()
     assert before == [{(number,) for number in (1, 2, 3, 4)}]
     assert ours._dialed == {1, 4}
@@ -614,7 +614,7 @@ def test_a_member_is_asked_under_its_new_number(
 ) -> None:
     ours._take_turn()
     again = ONE._replace(number=5)
-    played.membership.members = MemberList({0: OWN, 2: TWO, 5: again})
+    played.membership.members = MemberList(2, {0: OWN, 2: TWO, 5: again})
     ours._take_turn()
     assert (ours._dialed, played.forgotten, ours.joined) == ({2, 5}, [1], 2)
     assert ours.engine.members.live_schedule.numbers == (0, 2, 5)

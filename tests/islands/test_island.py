@@ -49,7 +49,7 @@ class Apart:
         member = Member(0, "start 0", "host", (), "mine")
         self.membership: Any = SimpleNamespace(
             member=member,
-            members=MemberList(OTHERS if others else {}),
+            members=MemberList(1, OTHERS if others else {}),
             describe=self._describe,
             enter=lambda: self.done.append("enters"),
         )
@@ -278,7 +278,7 @@ def test_a_mean_takes_no_longer_than_its_time_and_leaves_out_who_refuses(
 
     own = Member(0, "start 0", "host", ())
     island = played(
-        membership=SimpleNamespace(member=own, members=MemberList(OTHERS)),
+        membership=SimpleNamespace(member=own, members=MemberList(1, OTHERS)),
         engine=SimpleNamespace(
             replica=SimpleNamespace(snapshot=lambda: [torch.ones(2)])
         ),

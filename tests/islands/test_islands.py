@@ -263,7 +263,7 @@ def test_two_who_know_different_members_still_exchange() -> None:
         membership = one.island.membership
         membership._rendezvous.ask = lambda action: None  # pyright: ignore
         own = membership.member
-        membership.members = MemberList({own.number: own})
+        membership.members = MemberList(99, {own.number: own})
         links = one.island._connections
         with links._dialing:
             for name, peer in links._peers.items():
@@ -734,8 +734,8 @@ def spoil(server: Server, change: Callable[[list[Any]], list[Any]]) -> list[Any]
     client = Rendezvous(server.address, answer_s=PATIENCE_S)
 
     def edit(store: Any) -> list[Any]:
-        rows = json.loads(store.get("members"))
-        store.set("members", json.dumps(changed := change(rows)))
+        epoch, rows = json.loads(store.get("members"))
+        store.set("members", json.dumps([epoch + 1, changed := change(rows)]))
         store.set("version", str(time.monotonic_ns()))
         return changed
 

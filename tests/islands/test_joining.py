@@ -49,7 +49,7 @@ class Learner:
             nothing: Any = lambda *_: None  # noqa: E731
             membership = MembershipReader(store, Heartbeat(), nothing, nothing)
         membership.member = Member(5, "mine", "host", ())
-        membership.members = MemberList(ROWS)
+        membership.members = MemberList(1, ROWS)
         membership.steps_of = {f"start {n}": steps for n, steps in steps_of.items()}
         threads = SimpleNamespace(raise_if_failed=lambda: None)
         live_schedule = LiveSchedule.of(Schedule(find_topology("complete"), 1), (), 5)
@@ -115,7 +115,7 @@ def test_who_gives_no_weights_is_named_with_its_address(
     host: str, at: str, is_told: bool
 ) -> None:
     joining = Learner(0, HashStore(), {}).joining
-    joining._membership.members = MemberList({3: Member(3, "start", host, (at,))})
+    joining._membership.members = MemberList(1, {3: Member(3, "start", host, (at,))})
     why = joining._why_none()
     assert why.startswith(f"none of island 3 on host {host} at {at} gave them")
     assert ("a loopback address, which no other host can reach" in why) == is_told
@@ -132,15 +132,15 @@ def test_the_reason_why_a_member_gives_no_weights_is_told() -> None:
 def test_of_many_who_give_no_weights_some_are_named() -> None:
     joining = Learner(0, HashStore(), {}).joining
     far = {n: Member(n, str(n), "far", ("127.0.0.1:9",)) for n in range(9)}
-    joining._membership.members = MemberList(far)
+    joining._membership.members = MemberList(1, far)
     why = joining._why_none()
     assert "island 3 on host far at 127.0.0.1:9, 5 more gave them" in why
     assert why.count("Set GLOO_SOCKET_IFNAME") == 4
-    joining._membership.members = MemberList({0: Member(0, "0", "far", ())})
+    joining._membership.members = MemberList(1, {0: Member(0, "0", "far", ())})
     assert joining._why_none() == (
         "none of island 0 on host far at no address gave them"
     )
-    joining._membership.members = MemberList({})
+    joining._membership.members = MemberList(1, {})
     assert joining._why_none() == "the member list is empty"
 
 
@@ -279,7 +279,7 @@ def test_weights_that_one_learner_lacks_are_taken_by_none() -> None:
 def test_a_refusal_ends_a_start_only_if_it_lasts(clock: SimpleNamespace) -> None:
     """A dead member may be on the list while another process has its port."""
     joining = Learner(0, HashStore(), {1: 50, 2: 60}).joining
-    joining.origin, joining._membership.members = "far", MemberList({1: ROWS[1]})
+    joining.origin, joining._membership.members = "far", MemberList(1, {1: ROWS[1]})
     lasting_s = 2 * joining._timeouts.heartbeat.silence_s
     answers = iter([None, "no", "no", None, "no", "no"])
 
@@ -316,7 +316,7 @@ def test_who_is_further_than_all_others_of_other_trainings_leads(
     others = {
         n: Member(n, f"start {n}", "host", (), one) for n, one in enumerate(origins)
     }
-    joining._membership.members = MemberList({**others, 5: own})
+    joining._membership.members = MemberList(1, {**others, 5: own})
     joining._engine.members.position = Position(steps)
     assert joining.leads() == leads
 
@@ -325,12 +325,12 @@ def test_who_was_left_behind_waits_for_a_heartbeat_of_each_member() -> None:
     """Else the furthest of all, whose first heartbeat is to come, has no steps yet."""
     joining = Learner(0, HashStore(), {0: 4, 1: 50}).joining
     own = joining._membership.member
-    joining._membership.members = MemberList({**ROWS, 5: own})
+    joining._membership.members = MemberList(1, {**ROWS, 5: own})
     assert not joining.knows_all()
     joining._membership.steps_of["start 2"] = 0
     assert joining.knows_all()
     # Another process has this island's number, which is drawn again.
-    joining._membership.members = MemberList({5: own._replace(incarnation="other")})
+    joining._membership.members = MemberList(1, {5: own._replace(incarnation="other")})
     assert not joining.knows_all()
 
 
@@ -339,7 +339,7 @@ def test_if_no_neighbour_gives_weights_others_are_asked_the_furthest_first() -> 
     learner = Learner(0, HashStore(), steps_of)
     numbers = (*range(5), 6, 7)
     far = {n: Member(n, f"start {n}", "host", (), "far") for n in numbers}
-    learner.joining._membership.members = MemberList(far)
+    learner.joining._membership.members = MemberList(1, far)
     learner.joining.origin = "far"
     connections: Any = learner.joining._connections
 

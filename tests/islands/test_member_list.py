@@ -132,12 +132,12 @@ def test_the_furthest_training_has_half_of_the_most_steps_and_the_least_name(
 ) -> None:
     trainings = enumerate(("b", "a", "c", ""), start=1)
     listed = {number: of_training(number, name) for number, name in trainings}
-    assert furthest_origin(MemberList(listed), by_incarnation(steps_of)) == origin
+    assert furthest_origin(MemberList(0, listed), by_incarnation(steps_of)) == origin
 
 
 def test_of_no_member_there_is_no_furthest_training() -> None:
     assert furthest_origin(MemberList(), {}) == ""
-    assert furthest_origin(MemberList({1: of_training(1, "")}), {"start 1": 7}) == ""
+    assert furthest_origin(MemberList(0, {1: of_training(1, "")}), {"start 1": 7}) == ""
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_training_gives_way_to_one_further_or_as_far_and_of_lesser_name(
     origin: str, steps: int, gives_way: bool
 ) -> None:
     other = of_training(2, "m")
-    listed = MemberList({2: other, 3: of_training(3, origin)})
+    listed = MemberList(0, {2: other, 3: of_training(3, origin)})
     for steps_of in ({2: 100}, {9: 1000, 3: 1000, 2: 100}):
         known = by_incarnation(steps_of)
         found = ahead_of(of_training(1, origin), steps, listed, known)
@@ -172,7 +172,7 @@ def test_of_two_trainings_one_gives_way() -> None:
     for mine in range(1, 30):
         for theirs in range(1, 30):
             pair = (of_training(1, "a"), mine), (of_training(2, "b"), theirs)
-            listed = MemberList({one.number: one for one, _ in pair})
+            listed = MemberList(0, {one.number: one for one, _ in pair})
             steps_of = {one.incarnation: steps for one, steps in pair}
             behind = [ahead_of(*one, listed, steps_of) for one in pair]
             assert behind.count(None) == 1
@@ -183,13 +183,13 @@ def test_who_gives_way_takes_the_weights_that_it_gives_way_to() -> None:
     for mine, theirs in product(range(1, 30), range(1, 30)):
         for own, other in (("a", "b"), ("b", "a")):
             rest = {1: of_training(1, own), 2: of_training(2, other)}
-            listed, known = MemberList(rest), by_incarnation({1: mine, 2: theirs})
+            listed, known = MemberList(0, rest), by_incarnation({1: mine, 2: theirs})
             if ahead_of(of_training(3, own), mine, listed, known):
                 assert furthest_origin(listed, known) == other
 
 
 def test_a_list_holds_an_incarnation_and_objects_to_another() -> None:
-    listed = MemberList({1: MEMBER._replace(number=1)})
+    listed = MemberList(3, {1: MEMBER._replace(number=1)})
     for number, incarnation, holds, objects in (
         (1, "incarnation", True, False),
         (1, "another", False, True),
@@ -202,10 +202,17 @@ def test_a_list_holds_an_incarnation_and_objects_to_another() -> None:
     assert listed.objection(1, "another") == told
 
 
+def test_the_epoch_after_is_that_of_no_list_before() -> None:
+    assert MemberList(3).epoch_after(0) == 4
+    assert MemberList(3).epoch_after(7) == 8
+    assert MemberList((1 << 62) - 1).epoch_after(0) == 1 << 62
+    assert MemberList(1 << 62).epoch_after(0) == 1 << 62
+
+
 def test_rows_that_are_not_genuine_are_counted() -> None:
-    listed = MemberList({n: MEMBER._replace(number=n) for n in (1, 2, 3)})
+    listed = MemberList(5, {n: MEMBER._replace(number=n) for n in (1, 2, 3)})
     found = MemberList.from_json(listed.to_json(), lambda one: one.number == 2)
-    assert (set(found.by_number), found.num_invalid) == ({2}, 2)
+    assert (found.epoch, set(found.by_number), found.num_invalid) == (5, {2}, 2)
     assert MemberList.from_json("") == MemberList()
     assert MemberList.from_json(listed.to_json()).num_invalid == 0
 

@@ -19,8 +19,8 @@ SIGNED = Signatures(Credentials(b"0123456789abcdef"), "job")
 ONE, TWO = (Member(number, f"start {number}", "host", ()) for number in (1, 2))
 
 
-def list_of(*members: Member) -> MemberList:
-    return MemberList({member.number: member for member in members})
+def list_of(*members: Member, epoch: int = 1) -> MemberList:
+    return MemberList(epoch, {member.number: member for member in members})
 
 
 @pytest.fixture
@@ -33,12 +33,12 @@ def store(plain: HashStore) -> MemberStore:
     return MemberStore(plain, PLAIN)
 
 
-@pytest.mark.parametrize("other", [list_of(ONE), list_of(TWO)])
+@pytest.mark.parametrize("other", [list_of(ONE), list_of(TWO, epoch=9)])
 def test_a_list_is_replaced_only_where_nobody_was_faster(
     plain: HashStore, store: MemberStore, other: MemberList
 ) -> None:
     """Whichever text is greater."""
-    wanted = list_of(ONE, TWO)
+    wanted = list_of(ONE, TWO, epoch=5)
     version = plain.get("version")
     plain.set("members", other.to_json())
     assert not store.replace("", wanted)
@@ -49,20 +49,15 @@ def test_a_list_is_replaced_only_where_nobody_was_faster(
     assert plain.get("version") != version
 
 
-def test_a_change_raises_the_version_and_nothing_changed_raises_none(
-    plain: HashStore, store: MemberStore
+def test_a_change_raises_the_epoch_and_nothing_changed_raises_none(
+    store: MemberStore,
 ) -> None:
-    versions = [plain.get("version")]
-    assert store.change(lambda old: {**old, 1: ONE}) == list_of(ONE)
-    versions.append(plain.get("version"))
-    assert store.change(lambda old: {**old, 2: TWO}) == list_of(ONE, TWO)
-    versions.append(plain.get("version"))
-    assert len({*versions}) == 3
-    assert store.change(lambda old: old) == list_of(ONE, TWO)
-    assert plain.get("version") == versions[-1]
+    assert store.change(7, lambda old: {**old, 1: ONE}) == list_of(ONE, epoch=8)
+    assert store.change(3, lambda old: {**old, 2: TWO}) == list_of(ONE, TWO, epoch=9)
+    assert store.change(99, lambda old: old) == list_of(ONE, TWO, epoch=9)
 
 
-@pytest.mark.parametrize("text", ["nonsense", '[["no row"]]'])
+@pytest.mark.parametrize("text", ["nonsense", '[1, [["no row"]]]'])
 def test_nonsense_is_counted_told_once_and_replaced_by_the_next_change(
     plain: HashStore,
     store: MemberStore,
@@ -73,25 +68,37 @@ def test_nonsense_is_counted_told_once_and_replaced_by_the_next_change(
     for _ in range(2):
         for _ in range(3):
             plain.set("members", text)
-            assert store.members()[1] == MemberList()
+            assert store.members()[1] == MemberList(int(text != "nonsense"))
             assert store.members()[1].num_invalid == 1
-        store.change(lambda old: {1: ONE})
+        store.change(5, lambda old: {1: ONE})
         assert store.members()[1].num_invalid == 0
     told = [one.message for one in caplog.records]
     begin = "ignored 1 rows of the member list"
     assert [one.startswith(begin) for one in told] == [True] * 2
 
 
+@pytest.mark.parametrize("epoch", [1 << 62, int("9" * 4300)])
+def test_a_list_of_any_epoch_can_be_replaced(
+    plain: HashStore, store: MemberStore, epoch: int
+) -> None:
+    """JSON reads a number of 4300 digits, and does not write the one after it."""
+    plain.set("members", f"[{epoch}, []]")
+    for number in range(3):
+        member = ONE._replace(number=number)
+        store.change(0, lambda old, one=member: {**old, one.number: one})
+    found = store.members()[1]
+    assert (set(found.by_number), found.num_invalid) == ({0, 1, 2}, 0)
+
+
 def test_a_list_that_others_change_all_the_time_is_given_up(
     plain: HashStore, store: MemberStore
 ) -> None:
     def edit(old: dict[int, Member]) -> dict[int, Member]:
-        number = plain.add("edits", 1)
-        plain.set("members", list_of(TWO._replace(number=number)).to_json())
+        plain.set("members", list_of(epoch=plain.add("edits", 1)).to_json())
         return {1: ONE}
 
     with pytest.raises(RendezvousUnreachable, match="during each of 100 attempts"):
-        store.change(edit)
+        store.change(0, edit)
 
 
 @pytest.mark.parametrize("signatures", [PLAIN, SIGNED])
@@ -114,7 +121,7 @@ def test_a_number_is_greater_than_those_drawn_and_those_on_the_list(
     plain: HashStore, store: MemberStore
 ) -> None:
     assert [store.draw_number() for _ in range(3)] == [0, 1, 2]
-    store.change(lambda old: {7: ONE._replace(number=7)})
+    store.change(0, lambda old: {7: ONE._replace(number=7)})
     assert [store.draw_number() for _ in range(2)] == [8, 9]
     for nonsense in ("x", "-5", "9" * 10):
         plain.set("next", nonsense)
@@ -128,7 +135,7 @@ def test_a_member_is_genuine_only_with_the_proof_of_its_signatures(
 ) -> None:
     store = MemberStore(plain, SIGNED)
     signed = store.signed(ONE)
-    store.change(lambda old: {1: signed, 2: TWO})
+    store.change(0, lambda old: {1: signed, 2: TWO})
     found = store.members()[1]
     assert (found.by_number, found.num_invalid) == ({1: signed}, 1)
 
@@ -154,7 +161,7 @@ def test_a_text_that_is_none_is_replaced(
     """No comparison with what was read could ever find it."""
     plain.set(key, b"\xff\xfe")  # pyright: ignore[reportArgumentType]
     assert store.draw_number() == 0
-    store.change(lambda old: {**old, 1: ONE})
+    store.change(0, lambda old: {**old, 1: ONE})
     assert store.members()[1] == list_of(ONE)
 
 
@@ -182,7 +189,7 @@ def test_two_of_one_number_have_heartbeats_of_their_own(store: MemberStore) -> N
 def test_a_new_connection_leaves_the_version_as_it_is(plain: HashStore) -> None:
     store = MemberStore(plain, PLAIN)
     assert plain.get("version") == b"0"
-    store.change(lambda old: {1: ONE})
+    store.change(0, lambda old: {1: ONE})
     version = plain.get("version")
     assert version != b"0"
     MemberStore(plain, PLAIN)
@@ -192,9 +199,9 @@ def test_a_new_connection_leaves_the_version_as_it_is(plain: HashStore) -> None:
 def test_rows_without_sense_are_replaced_though_nothing_else_changes(
     plain: HashStore, store: MemberStore
 ) -> None:
-    for text in ('[["no row"]]', "nonsense"):
+    for text in ('[1, [["no row"]]]', "nonsense"):
         plain.set("members", text)
-        store.change(lambda old: old)
+        store.change(0, lambda old: old)
         assert store.members()[1].num_invalid == 0
 
 
@@ -214,7 +221,7 @@ def test_each_text_is_read_in_one_round_trip(plain: HashStore) -> None:
     store = MemberStore(counting, PLAIN)
     for one in (ONE, TWO):
         store.show(one, Beat(1, 1))
-    store.change(lambda old: {1: ONE, 2: TWO})
+    store.change(0, lambda old: {1: ONE, 2: TWO})
     counting.asked.clear()
     store.members()
     assert counting.asked == ["compare_set"]

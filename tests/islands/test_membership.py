@@ -19,7 +19,6 @@ from lightning_adpsgd.islands.member_list import (
     MemberList,
     SilenceWatch,
 )
-from lightning_adpsgd.islands.member_store import MemberStore
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.rendezvous import (
     Rendezvous,
@@ -42,20 +41,27 @@ MEMBERS = st.builds(
 )
 
 
-@given(members=st.lists(MEMBERS, max_size=5))
-def test_a_member_list_comes_back_from_its_text(members: list[Member]) -> None:
-    listed = MemberList({member.number: member for member in members})
+@given(epoch=st.integers(0, 100), members=st.lists(MEMBERS, max_size=5))
+def test_a_member_list_comes_back_from_its_text(
+    epoch: int, members: list[Member]
+) -> None:
+    listed = MemberList(epoch, {member.number: member for member in members})
     assert MemberList.from_json(listed.to_json()) == listed
 
 
-@pytest.mark.parametrize("text", ["{", "7", "[7]", '{"x": []}', "[" * 9999])
+_ODD_EPOCHS = [f"[{epoch}, []]" for epoch in ("-1", str((1 << 62) + 1), "9" * 4300)]
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "7", "[1, 2]", '["x", []]', "[" * 9999, *_ODD_EPOCHS]
+)
 def test_what_is_no_member_list_counts_as_one_invalid_row(text: str) -> None:
     found = MemberList.from_json(text)
     assert (found, found.num_invalid) == (MemberList(), 1)
 
 
 def test_the_members_after_a_number_wrap_around() -> None:
-    listed = MemberList({n: Member(n, str(n), "", ()) for n in (1, 4, 6, 8)})
+    listed = MemberList(0, {n: Member(n, str(n), "", ()) for n in (1, 4, 6, 8)})
     assert listed.after(4) == [6, 8, 1]
     assert listed.after(5) == [6, 8, 1, 4]
 
@@ -111,24 +117,11 @@ def test_a_jump_of_the_wall_clock_evicts_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with rendezvous() as server, members(server, 2) as both:
-        changes = counted_changes(monkeypatch)
+        epoch = both[0].members.epoch
         monkeypatch.setattr(time, "time", lambda: 4e9)
         for one in both:
             assert one.refresh(20)
-        assert changes == []
-
-
-def counted_changes(monkeypatch: pytest.MonkeyPatch) -> list[MemberList]:
-    """The lists that any member writes from now on."""
-    found, replace = list[MemberList](), MemberStore.replace
-
-    def noted(store: MemberStore, text: str, members: MemberList) -> bool:
-        if has_replaced := replace(store, text, members):
-            found.append(members)
-        return has_replaced
-
-    monkeypatch.setattr(MemberStore, "replace", noted)
-    return found
+        assert both[0].members.epoch == epoch
 
 
 @contextmanager
@@ -188,17 +181,15 @@ def test_a_silent_member_is_evicted_and_one_that_leaves_at_once() -> None:
         until(lambda: numbers(three[2]) == {1, 2}, "the eviction")
         three[1].stop(5)
         until(lambda: numbers(three[2]) == {2}, "the leave")
+        assert three[2].members.epoch >= 5
 
 
-def test_a_member_that_was_evicted_by_mistake_adds_itself_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_member_that_was_evicted_by_mistake_adds_itself_again() -> None:
     with rendezvous() as server, members(server, 2) as both:
-        changes = counted_changes(monkeypatch)
         client = Rendezvous(server.address, answer_s=20.0)
-        client.ask(lambda store: store.set("members", MemberList().to_json()))
+        client.ask(lambda store: store.set("members", MemberList(99, {}).to_json()))
         client.ask(lambda store: store.add("version", 1))
-        until(lambda: len(changes) == 2, "the way back of both")
+        until(lambda: both[0].members.epoch > 99, "the next epoch")
         until(lambda: numbers(both[0]) == {0, 1}, "both again")
         client.close()
 
@@ -231,7 +222,9 @@ def test_of_two_with_one_number_the_later_takes_another() -> None:
         new = Member(0, "a newcomer", "host", ())
         client = Rendezvous(server.address, answer_s=20.0)
         # It came to the empty rendezvous first, and got the same number there.
-        client.ask(lambda store: store.set("members", MemberList({0: new}).to_json()))
+        client.ask(
+            lambda store: store.set("members", MemberList(1, {0: new}).to_json())
+        )
         client.ask(lambda store: store.add("version", 1))
         until(lambda: old.member.number > 0 and old.is_in, "another number")
         assert old.members.by_number[0] == new
@@ -287,9 +280,7 @@ def test_a_call_over_a_cut_line_is_given_up() -> None:
         assert not thread.is_alive()
 
 
-def test_a_member_known_to_be_dead_is_evicted_at_once_and_only_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_member_known_to_be_dead_is_evicted_at_once_and_only_once() -> None:
     heartbeat = Heartbeat(interval_s=0.05, silence_s=60.0)
     with rendezvous() as server, members(server, 3, heartbeat) as three:
         dead, alive = three[0].member, three[1].member
@@ -297,14 +288,17 @@ def test_a_member_known_to_be_dead_is_evicted_at_once_and_only_once(
         three[2].evict(dead)
         rest = three[1:]
         until(lambda: all(numbers(o) == {1, 2} for o in rest), "the eviction")
-        changes = counted_changes(monkeypatch)
+        epoch = three[2].members.epoch
         # A mistake: the evicted one is back at once, and is not evicted forever.
         three[2].evict(alive)
-        until(lambda: len(changes) == 2, "its way back")
+        until(lambda: three[2].members.epoch == epoch + 2, "its way back")
         three[2].evict(alive)
         assert three[2].refresh(20)
         assert three[2].refresh(20)
-        assert (len(changes), numbers(three[2])) == (2, {1, 2})
+        assert (three[2].members.epoch, numbers(three[2])) == (
+            epoch + 2,
+            {1, 2},
+        )
 
 
 class Counting:

@@ -27,7 +27,7 @@ def first_learner(**changes: Any) -> Any:
     known = {
         "member": ONE,
         "is_in": True,
-        "members": MemberList({1: ONE, 2: TWO}),
+        "members": MemberList(4, {1: ONE, 2: TWO}),
         "left": frozenset({"start 9", "start 8"}),
         "outage": "",
     }

@@ -39,10 +39,10 @@ def as_stranger(server: Server, action: Callable[[Store], Any]) -> Any:
 
 
 def rewrite(store: Store, change: Callable[[list[Any]], object]) -> None:
-    rows = json.loads(store.get("members"))
+    epoch, rows = json.loads(store.get("members"))
     for row in rows:
         change(row)
-    store.set("members", json.dumps(rows))
+    store.set("members", json.dumps([epoch + 1, rows]))
     store.set("version", "7")
 
 
@@ -76,7 +76,7 @@ def test_no_field_of_a_row_can_be_changed(place: int) -> None:
     def is_genuine(one: Member) -> bool:
         return OURS.holds(one.proof, "member", *one._replace(proof=""))
 
-    texts = [json.dumps([found]) for found in ([*row, proof], listed)]
+    texts = [json.dumps([1, [found]]) for found in ([*row, proof], listed)]
     found = [len(MemberList.from_json(text, is_genuine).by_number) for text in texts]
     assert found == [1, 0]
 
@@ -101,7 +101,7 @@ def test_a_stranger_moves_nobody_to_another_address() -> None:
         assert ways <= {("10.0.0.1:1",)}
         # And what the next one reads is whole again.
         found = as_stranger(server, lambda store: json.loads(store.get("members")))
-        assert {tuple(row[3]) for row in found} == {("10.0.0.1:1",)}
+        assert {tuple(row[3]) for row in found[1]} == {("10.0.0.1:1",)}
         for one in both:
             one.stop(5)
 
@@ -111,9 +111,9 @@ def test_a_stranger_adds_nobody_to_the_list() -> None:
         one = member_with_token(server, "one", 1)
 
         def add(store: Store) -> None:
-            rows = json.loads(store.get("members"))
+            epoch, rows = json.loads(store.get("members"))
             rows.append([9, "stranger", "host", ["10.6.6.6:6"], "", ""])
-            store.set("members", json.dumps(rows))
+            store.set("members", json.dumps([epoch + 1, rows]))
             store.set("version", "7")
 
         as_stranger(server, add)

@@ -81,11 +81,11 @@ class Turns:
         """These and this island are the list, as if another member had written it."""
         mine = [one for one in [self.one.member] if self.one.is_in]
         listed = {one.number: one for one in (*mine, *others)}
-        self.listed.change(lambda old: listed)
+        self.listed.change(0, lambda old: listed)
 
     def list_another_alone(self) -> None:
         """Another member, which lives, is the list: it has evicted this island."""
-        self.listed.change(lambda old: {7: OTHER})
+        self.listed.change(0, lambda old: {7: OTHER})
         self.listed.show(OTHER, Beat(1, 0))
 
     def stop(self, seconds: float) -> None:
@@ -130,7 +130,7 @@ def test_who_is_on_the_list_without_knowing_it_takes_itself_off_at_the_end(
     """The answer to its own change was lost."""
     turns.take()
     mine = turns.one.member
-    turns.listed.change(lambda old: {**old, mine.number: mine, 7: OTHER})
+    turns.listed.change(0, lambda old: {**old, mine.number: mine, 7: OTHER})
     turns.enter()
     assert turns.numbers == {mine.number, 7}
     turns.one._say_goodbye()
@@ -142,7 +142,7 @@ def test_who_has_stood_aside_still_puts_the_list_into_an_empty_rendezvous(
     turns: Turns,
 ) -> None:
     turns.enter()
-    turns.listed.change(lambda old: {7: OTHER})
+    turns.listed.change(0, lambda old: {7: OTHER})
     turns.one._stand_aside("a reason")
     turns.take(2)
     turns.store.set("members", "")
@@ -200,14 +200,14 @@ def test_who_was_stopped_and_evicted_meanwhile_stands_aside(turns: Turns) -> Non
     assert turns.numbers == {7}
 
 
-def test_the_first_of_a_list_that_was_emptied_begins_it_anew(turns: Turns) -> None:
-    turns.listed.replace("", MemberList())
+def test_the_first_of_a_list_begins_at_an_epoch_after_all_known(turns: Turns) -> None:
+    turns.listed.replace("", MemberList(4))
     turns.one._begins_list = True
     turns.take(2)
     assert turns.numbers == set()
     turns.take(20)
     found = turns.listed.members()[1]
-    assert set(found.by_number) == {0}
+    assert (found.epoch, set(found.by_number)) == (5, {0})
     assert found.by_number[0].origin == "mine"
 
 
@@ -221,7 +221,7 @@ def test_who_waits_outside_takes_another_number_when_its_own_is_taken(
 ) -> None:
     turns.take()
     number = turns.one.member.number
-    turns.listed.change(lambda old: {number: OTHER._replace(number=number)})
+    turns.listed.change(0, lambda old: {number: OTHER._replace(number=number)})
     turns.take(2)
     assert turns.one.member.number > number
     assert turns.numbers == {number}
@@ -315,7 +315,7 @@ def test_who_was_stopped_and_is_still_on_the_list_stays_there(turns: Turns) -> N
     turns.stop(100)
     turns.take()
     assert turns.one.is_in
-    turns.listed.change(lambda old: {7: OTHER})
+    turns.listed.change(0, lambda old: {7: OTHER})
     turns.take()
     assert turns.numbers == {0, 7}
     assert "left behind" not in turns.seen
@@ -358,12 +358,12 @@ def test_a_list_whose_writer_died_before_it_raised_the_version_is_read(
 ) -> None:
     """Each tenth turn reads it in any case."""
     turns.take()
-    turns.listed.store.set("members", MemberList({7: OTHER}).to_json())
+    turns.listed.store.set("members", MemberList(9, {7: OTHER}).to_json())
     turns.take(9)
     assert turns.one.members.by_number == {}
     turns.take()
     assert turns.one.members.by_number == {7: OTHER}
-    turns.listed.store.set("members", MemberList({}).to_json())
+    turns.listed.store.set("members", MemberList(9, {}).to_json())
     for number in range(10):
         assert turns.one.members.by_number == {7: OTHER}
         turns.listed.show(OTHER, Beat(1 + number, 0))
@@ -386,7 +386,7 @@ def test_a_list_must_have_been_empty_for_long_before_somebody_begins_it(
     turns.take(*((1, 100.0) if begins in ("told to", "the last left") else (2, 2.0)))
     if begins == "the last left":
         assert turns.one.members.by_number == {7: OTHER}
-        turns.listed.change(lambda old: {})
+        turns.listed.change(0, lambda old: {})
     elif begins == "outage":
         turns.is_away = True
         turns.take(1, 4.0)
@@ -409,7 +409,7 @@ def test_of_two_that_find_an_empty_list_one_begins_it(turns: Turns) -> None:
     replace = MemberStore.replace
 
     def late(store: MemberStore, text: str, members: MemberList) -> bool:
-        assert replace(turns.listed, text, MemberList({7: OTHER}))
+        assert replace(turns.listed, text, MemberList(1, {7: OTHER}))
         return replace(store, text, members)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -424,7 +424,7 @@ def test_of_two_that_find_an_empty_list_one_begins_it(turns: Turns) -> None:
 def test_nobody_begins_a_list_that_was_written_since_it_was_read(turns: Turns) -> None:
     turns.one._begins_list = True
     turns.take(2)
-    turns.listed.store.set("members", MemberList({7: OTHER}).to_json())
+    turns.listed.store.set("members", MemberList(1, {7: OTHER}).to_json())
     turns.take(1, 6.0)
     assert turns.numbers == {7}
     assert not turns.one.is_in
@@ -744,7 +744,7 @@ def test_a_row_that_was_spoiled_is_written_again_and_what_is_newer_stays(
     third, newer = (Member(8, name, "host", ()) for name in ("the third", "newer"))
     turns.put(OTHER, third)
     turns.take()
-    spoiled = json.dumps([turns.one.member, [7, 5, None], newer])
+    spoiled = json.dumps([9, [turns.one.member, [7, 5, None], newer]])
     turns.store.set("members", spoiled)
     turns.store.set("version", "another")
     turns.take()
