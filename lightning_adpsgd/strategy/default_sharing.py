@@ -16,7 +16,6 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning_utilities.core.rank_zero import rank_zero_info
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -34,7 +33,6 @@ from lightning_adpsgd.strategy.compatibility import (
     callbacks_of,
     problems_with_work_sharing,
 )
-from lightning_adpsgd.strategy.overrides import Overrides
 
 _SHARED = (
     "Learners share their epochs: each takes the next batch when it is free. "
@@ -168,10 +166,9 @@ class DefaultSharing:
     `problem` is an objection of this learner that is known in advance; empty: none.
     """
 
-    def __init__(self, trainer: pl.Trainer, problem: str, overrides: Overrides) -> None:
+    def __init__(self, trainer: pl.Trainer, problem: str) -> None:
         self._trainer, self._problem = trainer, problem
-        self._num_loaders, self._too_early = 1, True
-        overrides.wrap(trainer.fit_loop._data_source, "dataloader", self._count)
+        self._too_early = True
 
     def look_at_schedules(self) -> None:
         """Objects to schedules by steps; called once optimizers and schedules exist."""
@@ -184,12 +181,14 @@ class DefaultSharing:
             if by_hand or config.interval == "step":
                 self._problem = self._problem or problem
 
-    def allows(self, loader: Any) -> bool:
-        """Whether to share; a collective over all learners."""
+    def allows(self, loader: Any, num_loaders: int) -> bool:
+        """Whether to share a loader, one of so many; a collective over all learners."""
         deals = self._trainer._data_connector._requires_distributed_sampler
         is_dealt, strategy = isinstance(loader, DataLoader), self._trainer.strategy
         is_dealt = is_dealt and deals(loader)
-        problem = self._problem_with(loader) if is_dealt else "no sampler of Lightning"
+        problem = "no sampler of Lightning"
+        if is_dealt:
+            problem = self._problem_with(loader, num_loaders)
         mine = problem or f"{len(loader.dataset)} samples by {loader.batch_size}"
         same = mine == strategy.broadcast(mine) and not problem
         if strategy.reduce_boolean_decision(same, all=True):
@@ -199,20 +198,12 @@ class DefaultSharing:
             rank_zero_info(_EQUAL, problem or "learners differ in loaders or callbacks")
         return False
 
-    def _count(self, load: Callable[[], Any]) -> Any:
-        loaders = load()
-        flattened = getattr(loaders, "flattened", None)
-        self._num_loaders = len(flattened or tree_leaves(loaders))
-        return loaders
-
-    def _problem_with(self, loader: DataLoader[Any]) -> str:
+    def _problem_with(self, loader: DataLoader[Any], num_loaders: int) -> str:
         if self._problem:
             return self._problem
         if self._too_early:
             return "`configure_optimizers` asks how many steps there will be"
-        if self._num_loaders > 1:
-            return "there are several training loaders"
-        if problem := next(problems_with_loader(loader), ""):
+        if problem := next(problems_with_loader(loader, num_loaders), ""):
             return problem
         if type(loader).__iter__ is not DataLoader.__iter__:
             return "the loader iterates in a way of its own, and may count batches"
@@ -225,9 +216,14 @@ class DefaultSharing:
         return ""
 
 
-def problems_with_loader(loader: Any) -> Iterator[str]:
-    """Why learners cannot share a training loader."""
+def problems_with_loader(loader: Any, num_loaders: int = 1) -> Iterator[str]:
+    """Why learners cannot share a training loader, one of so many."""
     kind = type(loader).__name__
+    if num_loaders > 1:
+        yield (
+            f"`work_sharing` needs a single training loader, got {num_loaders}: make "
+            "one data set of them, with torch.utils.data.ConcatDataset or StackDataset"
+        )
     if not isinstance(loader, DataLoader):
         yield (
             "`work_sharing` needs a torch.utils.data.DataLoader to train from, got "

@@ -123,8 +123,6 @@ class TrainingRun:
         self._collections.enter_context(without_old_objects())
         if resumed.learner is not None:
             self.job.restore_learner(resumed.learner)
-        if sharing is not None:
-            sharing.check_loaders()
         if trainer.received_sigterm:  # this learner has not joined the others yet
             raise SIGTERMException
         if self._dials.islands is not None:
@@ -240,7 +238,6 @@ def set_up_run(
     trainer: pl.Trainer,
     resumed: Resumed,
     on_reload: Callable[[], None],
-    overrides: Overrides,
 ) -> TrainingRun:
     """Makes the job of a Trainer's `fit`; a collective over all learners."""
     strategy: Any = trainer.strategy
@@ -261,7 +258,7 @@ def set_up_run(
             job.super_learner_size,
         )
         problem = problem_of(trainer, dials, resumed)
-        decides = None if asked else DefaultSharing(trainer, problem, overrides)
+        decides = None if asked else DefaultSharing(trainer, problem)
         rest, url = resumed.epoch, dials.islands
         sharing = WorkSharing(trainer, job, index, rest, url, decides)
     return TrainingRun(trainer, job, dials, sharing)

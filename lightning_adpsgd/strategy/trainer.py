@@ -169,8 +169,7 @@ class HADPSGDStrategy(ModelParallelInside):
             self.model = self._layer_sync.apply(self.model)
         self.prepare_model()
         if gossips:
-            reset = self._reset_optimizers
-            self._run = set_up_run(trainer, self._resumed, reset, overrides)
+            self._run = set_up_run(trainer, self._resumed, self._reset_optimizers)
             self._run.adapt(overrides)
             if has_ddp:
                 self.configure_ddp()

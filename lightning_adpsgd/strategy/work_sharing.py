@@ -19,6 +19,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import RunningStage
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from lightning_adpsgd.coordination.store import near_store, serve_near
@@ -77,19 +78,26 @@ class WorkSharing:
         self._loaded = EpochState(**checkpoint) if checkpoint else None
         self._batches: SharedBatches | None = None
         self._near_store: Store | None = None
-        self._num_occasions, self._num_loaders = 0, 0
+        self._num_occasions, self._num_shared, self._num_loaders = 0, 0, 1
 
     # --- from set-up to end
+
+    def count_loaders(self, load: Callable[[], Any]) -> Any:
+        """Asks Lightning for the training loaders, and counts them."""
+        loaders = load()
+        flattened = getattr(loaders, "flattened", None)
+        self._num_loaders = len(flattened or tree_leaves(loaders))
+        return loaders
 
     def takes(self, dataloader: Any) -> bool:
         """Whether the learners share a training loader; all learners must call it."""
         if self.shares is None and self.default is not None:
-            self.shares = self.default.allows(dataloader)
+            self.shares = self.default.allows(dataloader, self._num_loaders)
         return bool(self.shares)
 
     def prepare(self, dataloader: Any) -> Any:
         """A copy of a training loader that yields the batches this learner claims."""
-        for problem in problems_with_loader(dataloader):
+        for problem in problems_with_loader(dataloader, self._num_loaders):
             raise ValueError(problem)
         if self._batches is not None:  # of the loader before a reload
             self._batches.retire()
@@ -120,16 +128,6 @@ class WorkSharing:
         if self._batches is not None and self._island_pool is not None:
             self._batches.close()
             self._island_pool.leave(_GOODBYE_S)
-
-    def check_loaders(self) -> None:
-        """Refuses several training loaders, once Lightning has collected them."""
-        combined = self._trainer.fit_loop._combined_loader
-        if combined is not None and len(combined.flattened) > 1:
-            raise ValueError(
-                "`work_sharing` needs a single training loader, got "
-                f"{len(combined.flattened)}: make one data set of them, with "
-                "torch.utils.data.ConcatDataset or StackDataset"
-            )
 
     # --- the epoch
 
@@ -181,8 +179,8 @@ class WorkSharing:
             saver._last_global_step_saved = -1
 
     def _shared(self, loader: DataLoader[Any]) -> SharedBatches:
-        self._num_loaders += 1
-        name = f"loader/{self._num_loaders}"
+        self._num_shared += 1
+        name = f"loader/{self._num_shared}"
         store = PrefixStore(name, self._job.store)
         return SharedBatches(
             loader.batch_sampler,
@@ -264,7 +262,10 @@ def prepare_training_loaders(
     """
     if work_sharing is None and place is None:
         return
-    iterators = LoopIterators() if work_sharing is None else work_sharing.iterators
+    iterators = LoopIterators()
+    if work_sharing is not None:
+        iterators, source = work_sharing.iterators, trainer.fit_loop._data_source
+        overrides.wrap(source, "dataloader", work_sharing.count_loaders)
     iterators.follow(trainer, overrides)
     prepare = partial(_prepare, work_sharing, place, iterators)
     overrides.wrap(trainer._data_connector, "_prepare_dataloader", prepare)

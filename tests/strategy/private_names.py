@@ -4,8 +4,32 @@ Read it with `lightning_adpsgd.strategy.overrides` when a new version of Lightni
 changes something. `test_overrides` holds it complete.
 """
 
-from lightning_adpsgd.strategy.overrides import _CHECKPOINTS, _EPOCH, _SAVER, _SWA, _of
+from typing import NamedTuple
 
+
+class Names(NamedTuple):
+    """Names of Lightning's that are needed for one reason, separated by spaces.
+
+    Attributes:
+        of: name of Lightning's class.
+        by: modules that need the names.
+        why: purpose.
+        since: first supported version of Lightning that has the names.
+        gone: first version that lacks the names; empty: no version does.
+    """
+
+    of: str
+    names: str
+    by: str
+    why: str
+    since: str = "2.5"
+    gone: str = ""
+
+
+_of = Names
+
+_EPOCH, _SAVER = "_TrainingEpochLoop", "ModelCheckpoint"
+_SWA, _CHECKPOINTS = "StochasticWeightAveraging", "_CheckpointConnector"
 _STATE, _GIVEN = "where the training is", "what Lightning's set-up of DDP was given"
 READ = (
     _of("Trainer", "_data_connector", "work_sharing default_sharing", "samplers"),
@@ -20,8 +44,8 @@ READ = (
     _of("LightningModule", "_current_fx_name", "scope", "the hook that runs"),
     _of(_CHECKPOINTS, "_hpc_resume_path", "last_good", "SLURM's checkpoint"),
     _of(_CHECKPOINTS, "_loaded_checkpoint", "run", "what the training resumes from"),
-    _of("_FitLoop", "_combined_loader", "work_sharing mid_epoch", _STATE),
-    _of("_FitLoop", "_data_source", "default_sharing", "asks for the loaders"),
+    _of("_FitLoop", "_combined_loader", "mid_epoch", _STATE),
+    _of("_FitLoop", "_data_source", "work_sharing", "asks for the loaders"),
     _of("_DataConnector", "_requires_distributed_sampler", "default_sharing", "deals"),
     _of("_FitLoop", "_data_fetcher", "compatibility", _STATE),
     _of("_DataFetcher", "_combined_loader", "compatibility", "asked for its length"),

@@ -425,7 +425,10 @@ CASES = {
     ),
     "a name of its own": Case(SHARED, "Learners share", module=HasItsOwn),
     "two loaders": Case(
-        EQUAL, "several", lambda rank: {"a": rows(), "b": rows()}, module=Pairs
+        EQUAL,
+        "a single training",
+        lambda rank: {"a": rows(), "b": rows()},
+        module=Pairs,
     ),
     "own sampler": Case(EQUAL, "a sampler of its own", lambda rank: weighted()),
     "short": Case(EQUAL, "few batches", lambda rank: rows(batch_size=3)),
