@@ -4,32 +4,8 @@ Read it with `lightning_adpsgd.strategy.overrides` when a new version of Lightni
 changes something. `test_overrides` holds it complete.
 """
 
-from typing import NamedTuple
+from lightning_adpsgd.strategy.overrides import _CHECKPOINTS, _EPOCH, _SAVER, _SWA, _of
 
-
-class Names(NamedTuple):
-    """Names of Lightning's that are needed for one reason, separated by spaces.
-
-    Attributes:
-        of: name of Lightning's class.
-        by: modules that need the names.
-        why: purpose.
-        since: first supported version of Lightning that has the names.
-        gone: first version that lacks the names; empty: no version does.
-    """
-
-    of: str
-    names: str
-    by: str
-    why: str
-    since: str = "2.5"
-    gone: str = ""
-
-
-_of = Names
-
-_EPOCH, _SAVER = "_TrainingEpochLoop", "ModelCheckpoint"
-_SWA, _CHECKPOINTS = "StochasticWeightAveraging", "_CheckpointConnector"
 _STATE, _GIVEN = "where the training is", "what Lightning's set-up of DDP was given"
 READ = (
     _of("Trainer", "_data_connector", "work_sharing default_sharing", "samplers"),

@@ -1,4 +1,4 @@
-"""What is replaced of Lightning: put back, by one owner, and known by its names."""
+"""What is replaced of Lightning: put back, by one owner, and all of it in one table."""
 
 import ast
 import inspect
@@ -59,7 +59,7 @@ from lightning_adpsgd.strategy.checkpoints import (
     mid_epoch,
     saving,
 )
-from lightning_adpsgd.strategy.overrides import Overrides
+from lightning_adpsgd.strategy.overrides import REPLACED, Names, Overrides
 from lightning_adpsgd.virtual import objective
 from lightning_adpsgd.virtual import strategy as virtual_strategy
 from tests.learners import (
@@ -71,7 +71,7 @@ from tests.learners import (
     trainer_of,
     values,
 )
-from tests.strategy.private_names import READ, Names
+from tests.strategy.private_names import READ
 
 MODULES = (
     *(
@@ -95,22 +95,9 @@ PACKAGE = Path(str(lightning_adpsgd.__file__)).parent
 # --- replace and undo
 
 
-def replaced_in(module: ModuleType) -> set[str]:
-    """The attributes that a module replaces."""
-    calls = re.compile(r"(overrides|Overrides\(\))\.(replace|wrap)$")
-    return {
-        ast.literal_eval(node.args[1])
-        for node in ast.walk(ast.parse(inspect.getsource(module)))
-        if isinstance(node, ast.Call) and calls.search(ast.unparse(node.func))
-    }
-
-
-BATCH_END = "on_train_batch_end"
-REPLACED = {name for module in MODULES for name in replaced_in(module)}
-
-
 def replaced_by(target: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(target).items() if name in REPLACED}
+    names = {name for row in REPLACED for name in row.names.split()}
+    return {name: value for name, value in vars(target).items() if name in names}
 
 
 def test_what_is_replaced_comes_back_last_first() -> None:
@@ -202,12 +189,13 @@ def test_all_is_put_back_after_training_and_after_an_exception(
 
     # A launcher belongs to its strategy, and keeps what runs there.
     launcher = {("_SubprocessScriptLauncher", "launch")}
-    # Of islands, and of tensor parallelism.
-    elsewhere = {"_save_loggers_on_train_batch_end"}
-    elsewhere |= {"clip_grad_by_norm", "clip_grad_by_value"}
+    in_table = {(row.of, name) for row in REPLACED for name in row.names.split()}
+    of_islands = {("_TrainingEpochLoop", "_save_loggers_on_train_batch_end")}
+    in_table = in_table - {("_Launcher", "launch")} - of_islands | launcher
+    # What clips is replaced with tensor parallelism alone.
+    in_table -= {("Precision", f"clip_grad_by_{kind}") for kind in ("norm", "value")}
     for (first, after), (second, after_second) in values(learners(2, program)):
-        assert {name for _, name in first | second} == REPLACED - elsewhere
-        assert {("Timer", BATCH_END), ("ModelCheckpoint", BATCH_END)} <= first
+        assert first | second == in_table
         assert after == after_second == launcher
 
 
@@ -273,11 +261,34 @@ OF_TORCH |= {"_parent", "_asdict", "_version"}
 
 
 def test_every_private_name_that_is_read_is_in_the_table() -> None:
-    listed = {name for row in READ for name in row.names.split()}
+    listed = {name for row in (*READ, *REPLACED) for name in row.names.split()}
     read = {name for module in MODULES for name in private_names(module)}
     read |= strings_that_are_names(MODULES)
-    assert read - listed - REPLACED - OF_TORCH == set()
-    assert listed - read == set()
+    assert read - listed - OF_TORCH == set()
+    no_longer = {name for row in READ for name in row.names.split()} - read
+    assert no_longer == set()
+
+
+def replaced_in(module: ModuleType) -> set[str]:
+    """The attributes that a module replaces."""
+    calls = re.compile(r"(overrides|Overrides\(\))\.(replace|wrap)$")
+    return {
+        ast.literal_eval(node.args[1])
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call) and calls.search(ast.unparse(node.func))
+    }
+
+
+def test_the_table_says_which_module_replaces_what() -> None:
+    found = {name: replaced_in(module) for name, module in by_name().items()}
+    found["virtual"] = found.pop("strategy")
+    listed = {
+        (by, name)
+        for row in REPLACED
+        for by in row.by.split()
+        for name in row.names.split()
+    }
+    assert listed == {(by, name) for by, names in found.items() for name in names}
 
 
 def strings_that_are_names(modules: tuple[ModuleType, ...]) -> set[str]:
@@ -303,12 +314,10 @@ def test_each_name_is_one_of_lightnings() -> None:
     roots = [Path(str(module.__file__)).parent for module in (pl, lightning.fabric)]
     files = [path for root in roots for path in root.rglob("*.py")]
     text = "\n".join(path.read_text("utf-8") for path in files)
-    own = Names("_TrainingEpochLoop", "_broadcast_sigterm_tensor", "", "", "2.5.2")
-    for row in (*READ, own):
+    for row in (*READ, *REPLACED):
         assert {
             name for name in row.names.split() if (name in text) != is_there(row)
         } == set()
-    assert {name for name in REPLACED if name not in text} <= {own.names}
 
 
 def by_name() -> dict[str, ModuleType]:
