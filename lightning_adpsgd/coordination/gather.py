@@ -43,11 +43,6 @@ def ending_together(
             raise OSError(f"{what}: learner {rank} raised {text}")
 
 
-def is_same_in_all(text: str) -> bool:
-    """Whether all learners have the same text; a collective over them."""
-    return len({*texts_of_all(text)}) == 1
-
-
 def gather_weights_only(
     value: Any, group: dist.ProcessGroup | None = None
 ) -> list[Any] | None:

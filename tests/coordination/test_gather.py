@@ -9,7 +9,6 @@ import torch.distributed as dist
 from lightning_adpsgd.coordination.gather import (
     ending_together,
     gather_weights_only,
-    is_same_in_all,
     texts_of_all,
 )
 from tests.helpers import forked
@@ -49,7 +48,6 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         return {
             "values": gather_weights_only(value_of(rank)),
             "texts": texts_of_all(f"{10 + rank}"),
-            "same": (is_same_in_all("a"), is_same_in_all("a" * (1 + rank // 2))),
             "fine": ending(rank + 3, KeyError()),
             "long": ending(rank, ValueError("x" + "é" * 800)),
             "no text": ending(rank, OSError("caf\udce9.ckpt"))
@@ -74,10 +72,6 @@ def test_learner_0_has_the_values_of_all_by_rank(told: list[dict[str, Any]]) -> 
 
 def test_all_have_the_texts_of_all_by_rank(told: list[dict[str, Any]]) -> None:
     assert [one["texts"] for one in told] == [["10", "11", "12"]] * 3
-
-
-def test_all_hear_whether_all_have_the_same_text(told: list[dict[str, Any]]) -> None:
-    assert [one["same"] for one in told] == [(True, False)] * 3
 
 
 def test_an_error_in_one_learner_ends_all_with_its_words(
