@@ -35,26 +35,16 @@ def ending_together(
     try:
         yield
     except Exception as error:  # whatever it is, the others wait for this learner
-        _texts_of_all(f"{type(error).__name__}: {error}", group)
+        texts_of_all(f"{type(error).__name__}: {error}", group)
         raise
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    for rank, text in zip(ranks, _texts_of_all("", group), strict=True):
+    for rank, text in zip(ranks, texts_of_all("", group), strict=True):
         if text:
             raise OSError(f"{what}: learner {rank} raised {text}")
 
 
-def is_same_in_all(text: str, group: dist.ProcessGroup | None = None) -> bool:
-    """Whether all learners of a group have the same text; a collective over them."""
-    return len({*_texts_of_all(text, group)}) == 1
-
-
-def device_of(group: dist.ProcessGroup | None) -> torch.device:
-    """The device of the tensors that a group carries."""
-    return torch.device("cpu" if dist.get_backend(group) == "gloo" else "cuda")
-
-
 def gather_weights_only(
-    value: Any, device: torch.device, group: dist.ProcessGroup | None = None
+    value: Any, group: dist.ProcessGroup | None = None
 ) -> list[Any] | None:
     """Gathers one value from each learner of a group; None: from all learners.
 
@@ -62,8 +52,7 @@ def gather_weights_only(
         In the first learner, the values by rank with tensors on the host; None in the
         others.
     """
-    where = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
-    buffer = io.BytesIO()
+    where, buffer = _device_of(group), io.BytesIO()
     torch.save(value, buffer)
     mine = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8).to(where)
     length = torch.tensor([len(mine)], device=where)
@@ -80,19 +69,17 @@ def gather_weights_only(
     return [_from_bytes(row[: int(number)]) for row, number in pairs]
 
 
-def number_from_learner_0(value: int, device: torch.device) -> int:
-    """Broadcasts a number from learner 0; a collective over all learners."""
-    where = torch.device("cpu") if dist.get_backend() == "gloo" else device
-    box = torch.tensor([value], dtype=torch.int64, device=where)
-    dist.broadcast(box, 0)
-    return int(box)
+def _device_of(group: dist.ProcessGroup | None) -> torch.device:
+    """The device of the tensors that a group carries."""
+    return torch.device("cpu" if dist.get_backend(group) == "gloo" else "cuda")
 
 
-def _texts_of_all(text: str, group: dist.ProcessGroup | None) -> list[str]:
+def texts_of_all(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
+    """The texts of all learners of a group, by rank, each cut to 1000 bytes."""
     # A file name may not be valid text, and the others wait for this message.
     encoded = printable(text).encode()
     content = encoded[:_MOST_BYTES].ljust(_MOST_BYTES, b"\0")
-    mine = torch.tensor([*content], dtype=torch.uint8, device=device_of(group))
+    mine = torch.tensor([*content], dtype=torch.uint8, device=_device_of(group))
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(rows, mine, group=group)
     return [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in rows]

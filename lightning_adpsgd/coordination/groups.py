@@ -93,8 +93,11 @@ def make_groups(
         sharing = _own_group(rows, timeout, "gloo")
     if partition.size(dist.get_rank()) == 1:
         gradients = shards = None
+    # NCCL connects at the first operation, for which all must come; in a round of a
+    # matching some may have nothing to do.
     for group in (*counterparts, shards) if on_device else ():
-        _connect(group, device)
+        if group is not None:
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
     _end_retired()
     return Groups(
         counterparts, gradients, shards, on_device, partition, sections, sharing
@@ -181,10 +184,3 @@ def _own_groups(
         dist.new_group(ranks, timeout=timeout, backend=backend) for ranks in members
     ]
     return tuple(one for one in groups if isinstance(one, dist.ProcessGroup))
-
-
-def _connect(group: dist.ProcessGroup | None, device: torch.device) -> None:
-    # NCCL connects at the first operation, for which all must come; in a round of a
-    # matching some may have nothing to do.
-    if group is not None:
-        dist.all_reduce(torch.zeros(1, device=device), group=group)

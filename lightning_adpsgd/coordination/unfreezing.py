@@ -31,8 +31,7 @@ _AGAIN = (
 class Unfreezing:
     """Makes DDP average frozen weights too, or refuses to train them later.
 
-    DDP can average them only with `find_unused_parameters`, which expects weights
-    without a gradient. It then reduces their buckets in every step.
+    The first needs `find_unused_parameters`, which expects weights without a gradient.
 
     Args:
         exchange_frozen: whether frozen weights take part in averages.

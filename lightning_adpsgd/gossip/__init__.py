@@ -1,4 +1,1 @@
-"""The asynchronous engine: averaging with peers in the background, without waiting.
-
-Begin with `engine`, the training thread's side; its docstring lists the other files.
-"""
+"""The asynchronous engine. Begin with `engine`; its docstring lists the other files."""

@@ -243,7 +243,6 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
                 job,
                 plain([one.state_dict() for one in self.jobs.optimizers_of(job)]),
                 {"generators": generator_states(self.root_device)},
-                self.root_device,
             )
             for job in self.jobs.running
         ]

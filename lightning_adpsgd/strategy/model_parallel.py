@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from lightning_adpsgd.coordination.gather import ending_together, is_same_in_all
+from lightning_adpsgd.coordination.gather import ending_together, texts_of_all
 from lightning_adpsgd.coordination.groups import make_mesh, make_super_learner_group
 from lightning_adpsgd.strategy.checkpoints.loading_shards import (
     Folder,
@@ -213,7 +213,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         with ending_together(f"checkpoint {checkpoint_path} was not read"):
             share = slice(self.global_rank, None, self.world_size)
             rest, written = read_rest(path, allowed, share), sum_of(path / META)
-        if not is_same_in_all(written):
+        if len({*texts_of_all(written)}) > 1:
             raise ValueError(
                 "all learners must resume from the same checkpoint in shards, got "
                 f"different ones, here {path} of step {rest.get('global_step')}: start "

@@ -10,7 +10,7 @@ from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.utils import _sync_module_states
 
-from lightning_adpsgd.coordination.gather import number_from_learner_0
+from lightning_adpsgd.coordination.gather import texts_of_all
 from lightning_adpsgd.coordination.groups import Groups, make_groups
 from lightning_adpsgd.coordination.startup.checks import check_same_layout
 from lightning_adpsgd.dials import Dials
@@ -52,7 +52,7 @@ def set_up_job(
     dials.topology.check_size(partition.num_super_learners)
     flat = weights_of(module, dials, partition, kept_out)
     rank, num_learners = dist.get_rank(), dist.get_world_size()
-    store = _own_store(flat.device)
+    store = _own_store()
     layout = flat.layout()
     check_same_layout(store, rank, num_learners, layout, dials.start_patience)
     on_device = mixes_on_device(dials, partition, flat.device)
@@ -105,10 +105,10 @@ def _take_first_weights(
         dist.broadcast(local_part(buffer), 0)
 
 
-def _own_store(device: torch.device) -> Store:
+def _own_store() -> Store:
     root = dist.distributed_c10d._get_default_store()
     # A process group may have several jobs, each with keys of its own. The broadcast
     # notices a learner that has failed; the checks that follow would wait for it.
     count = PrefixStore(NAMESPACE, root)
     run = count.add("runs", 1) if dist.get_rank() == 0 else 0
-    return PrefixStore(f"{NAMESPACE}/{number_from_learner_0(run, device)}", root)
+    return PrefixStore(f"{NAMESPACE}/{texts_of_all(str(run))[0]}", root)

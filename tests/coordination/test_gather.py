@@ -9,12 +9,10 @@ import torch.distributed as dist
 from lightning_adpsgd.coordination.gather import (
     ending_together,
     gather_weights_only,
-    is_same_in_all,
-    number_from_learner_0,
+    texts_of_all,
 )
 from tests.helpers import forked
 
-CPU = torch.device("cpu")
 PAIR = [1, 2]
 
 
@@ -48,15 +46,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         pair = dist.new_group(PAIR)
         is_in = isinstance(pair, dist.ProcessGroup)  # a number to the others
         return {
-            "values": gather_weights_only(value_of(rank), CPU),
-            "number": number_from_learner_0(10 + rank, CPU),
-            "same": (is_same_in_all("a"), is_same_in_all("a" * (1 + rank // 2))),
+            "values": gather_weights_only(value_of(rank)),
+            "texts": texts_of_all(f"{10 + rank}"),
             "fine": ending(rank + 3, KeyError()),
             "long": ending(rank, ValueError("x" + "é" * 800)),
             "no text": ending(rank, OSError("caf\udce9.ckpt"))
             .encode(errors="backslashreplace")
             .decode(),
-            "pair": gather_weights_only(rank, CPU, pair) if is_in else None,
+            "pair": gather_weights_only(rank, pair) if is_in else None,
             "short": ending(rank, KeyError(), pair) if is_in else "",
         }
 
@@ -73,12 +70,8 @@ def test_learner_0_has_the_values_of_all_by_rank(told: list[dict[str, Any]]) -> 
     assert [float(one["weights"].sum()) for one in first] == [0, 1 << 15, 2 << 15]
 
 
-def test_all_have_the_number_of_learner_0(told: list[dict[str, Any]]) -> None:
-    assert [one["number"] for one in told] == [10] * 3
-
-
-def test_all_hear_whether_all_have_the_same_text(told: list[dict[str, Any]]) -> None:
-    assert [one["same"] for one in told] == [(True, False)] * 3
+def test_all_have_the_texts_of_all_by_rank(told: list[dict[str, Any]]) -> None:
+    assert [one["texts"] for one in told] == [["10", "11", "12"]] * 3
 
 
 def test_an_error_in_one_learner_ends_all_with_its_words(

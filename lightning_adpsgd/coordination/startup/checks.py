@@ -139,11 +139,8 @@ def _told_if_slow(address: str, port: int) -> Iterator[None]:
 def _listener_at(address: str, port: int) -> int | None:
     """A socket that listens only at the interface that was named.
 
-    None leaves the choice to torch, which listens at all interfaces. That is the case
-    if another process may have the port, or if the name does not belong to an interface
-    of this host (a Kubernetes service, for example). It is also the case if this host
-    resolves its own name to its loopback while others reach it by that name, or to
-    several addresses, of which others may reach any.
+    None leaves the choice to torch, which listens at all interfaces: for a port that
+    another process may have, and for the names that docs/security.md lists.
     """
     with suppress(OSError):
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.strategies import Strategy
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
@@ -133,7 +132,7 @@ def learner_of(
 
 
 def gather_learners(
-    job: Job | None, states: list[Any], own: Mapping[str, Any], device: torch.device
+    job: Job | None, states: list[Any], own: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The states of all super-learners and learners, in learner 0; a collective.
 
@@ -144,7 +143,7 @@ def gather_learners(
     if job is not None:
         # Copies, because a file holds the whole storage of which a buffer is a part.
         own = {**own, BUFFERS: snapshot_of(job.flat.own_tensors(), on_host=False)}
-    if (learners := gather_weights_only((own, shared), device)) is None:
+    if (learners := gather_weights_only((own, shared))) is None:
         return []
     partition = Partition((len(learners),)) if job is None else job.partition
     return [
@@ -180,8 +179,7 @@ def add_learners(
     names = (*_OF_EACH_LEARNER, type(strategy.precision_plugin).__qualname__)
     lightning = {name: checkpoint[name] for name in names if name in checkpoint}
     own = {"lightning": lightning, "place": place.state()}
-    states, device = checkpoint["optimizer_states"], strategy.root_device
-    learners = gather_learners(job, states, own, device)
+    learners = gather_learners(job, checkpoint["optimizer_states"], own)
     checkpoint[NAMESPACE] = learners
     all_own = (one for group in learners for one in group["learners"])
     checkpoint[_SAMPLES] = sum(one["place"]["num_samples"] for one in all_own)

@@ -40,7 +40,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
 from lightning_adpsgd.coordination.gather import (
-    device_of,
     ending_together,
     gather_weights_only,
 )
@@ -98,7 +97,7 @@ def write_shards(
         raise named(_first_of(error), path) from error
     with together():
         own = _sums_of(unfinished.glob(f"__{dist.get_rank(group)}_*.distcp"))
-    all_sums = gather_weights_only(own, device_of(group), group)
+    all_sums = gather_weights_only(own, group)
     with together():
         if all_sums is not None:
             _finish(unfinished, rest, all_sums)

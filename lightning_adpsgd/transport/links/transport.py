@@ -182,7 +182,9 @@ class LinkTransport(Transport):
             return f"number {dialer.member} belongs to another process, now connected"
 
         try:
-            _await_first_byte(sock, deadline)
+            sock.settimeout(deadline.left())
+            if not sock.recv(1, socket.MSG_PEEK):
+                raise Probe("it was closed before its first byte")
             sock = self._prepare(sock, deadline, server_side=True)
             mine = self._credentials, self._info
             info = greet_dialer(sock, deadline, *mine, address, whole_objection)
@@ -208,12 +210,6 @@ class LinkTransport(Transport):
             wrapped.close()
             raise
         return wrapped
-
-
-def _await_first_byte(sock: socket.socket, deadline: Deadline) -> None:
-    sock.settimeout(deadline.left())
-    if not sock.recv(1, socket.MSG_PEEK):
-        raise Probe("the other end has closed the connection without sending a byte")
 
 
 def _break_off(replaced: Connection | None) -> None:

@@ -218,10 +218,8 @@ def test_of_the_memory_of_a_buffer_only_its_own_part_is_saved(
     own = {"count": torch.zeros(1000)[:1]}
     flat = SimpleNamespace(own_tensors=lambda: own)
     job: Any = SimpleNamespace(learner_state=dict, flat=flat, partition=ALONE)
-    monkeypatch.setattr(contents, "gather_weights_only", lambda value, _: [value])
-    ((learner,),) = [
-        group["learners"] for group in gather_learners(job, [], {}, torch.device("cpu"))
-    ]
+    monkeypatch.setattr(contents, "gather_weights_only", lambda value: [value])
+    ((learner,),) = [group["learners"] for group in gather_learners(job, [], {})]
     assert learner[BUFFERS]["count"].untyped_storage().nbytes() == 4
 
 

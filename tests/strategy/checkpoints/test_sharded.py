@@ -560,7 +560,12 @@ def test_learners_that_see_different_folders_do_not_begin(
     strategy = HADPSGDStrategy("ring", "sync", 1, inside="model_parallel")
     assert strategy.load_checkpoint(folder)["epoch"] == 5
     told = list[str]()
-    monkeypatch.setattr(model_parallel, "is_same_in_all", told.append)
+
+    def texts_of_all(text: str) -> list[str]:
+        told.append(text)
+        return [text, "another"]
+
+    monkeypatch.setattr(model_parallel, "texts_of_all", texts_of_all)
     with pytest.raises(ValueError, match=rf"the same checkpoint .*{folder} of step"):
         strategy.load_checkpoint(folder)
     assert told == [sharded.sum_of(folder / META)]
