@@ -161,6 +161,7 @@ class Coordinator:
         self._looks, self._watched = TimedCalls("adpsgd-look"), store
         self._silent_turns = 0
         self._stopped = threading.Event()
+        self._meetings = 0
         self.num_meetings = 0
         self._thread: threading.Thread | None = None
         self._when_failed = when_failed
@@ -214,7 +215,8 @@ class Coordinator:
             LearnerFailed: A learner failed, or came to a different meeting, which means
                 that the learners' programs differ.
         """
-        key = f"meeting/{self.num_meetings}"
+        key = f"meeting/{self._meetings}"
+        self._meetings += 1
         self._check_same_meeting(key, name)
         num_arrived, begin = self._store.add(f"{key}/arrived", 1), time.monotonic()
         while num_arrived < self._world_size:
