@@ -58,7 +58,7 @@ REPLACED = (
     _of("_FitLoop", "setup_data", "loop_iterators", _ITERATORS),
     _of(_EPOCH, "on_run_start", "loop_iterators", _ITERATORS),
     _of("_DataConnector", "_prepare_dataloader", "work_sharing", _SAMPLER),
-    _of("_DataLoaderSource", "dataloader", "default_sharing", _LOADERS),
+    _of("_DataLoaderSource", "dataloader", "work_sharing", _LOADERS),
     _of(_CHECKPOINTS, "_parse_ckpt_path", "launchers", "it takes damaged files too"),
     _of("_Launcher", "launch", "trainer fabric", "the first sight of the Trainer"),
     _of("Precision", "clip_grad_by_norm clip_grad_by_value", "gradients", "one mesh"),

@@ -82,6 +82,11 @@ def test_as_many_learners_continue_each_from_its_own_counts() -> None:
     assert resumed(of_unequal_learners(), 2) == [FAST, SLOW]
 
 
+def test_a_checkpoint_of_version_0_2_0_has_steps_too() -> None:
+    [key] = of_unequal_learners()
+    assert resumed({key: [(83, *FAST), (17, *SLOW)]}, 2) == [FAST, SLOW]
+
+
 @pytest.mark.parametrize("num_learners", [1, 2, 3, 4, 7])
 def test_any_number_of_learners_keeps_the_sums(num_learners: int) -> None:
     counts = resumed(of_unequal_learners(), num_learners)
