@@ -222,5 +222,5 @@ class Monitor(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        # Up to version 0.2.0, rows begin with the learner's steps.
+        # A row may begin with the learner's steps, which files no longer hold.
         self._loaded = [Counts(*row[-2:]) for row in checkpoint.get(_CLOCKS, ())]

@@ -82,7 +82,7 @@ def test_as_many_learners_continue_each_from_its_own_counts() -> None:
     assert resumed(of_unequal_learners(), 2) == [FAST, SLOW]
 
 
-def test_a_checkpoint_of_version_0_2_0_has_steps_too() -> None:
+def test_steps_that_an_older_file_holds_are_left_out() -> None:
     [key] = of_unequal_learners()
     assert resumed({key: [(83, *FAST), (17, *SLOW)]}, 2) == [FAST, SLOW]
 
