@@ -9,6 +9,7 @@ and what an island does while the rendezvous is away.
 """
 
 import logging
+import random
 import time
 import uuid
 from collections.abc import Callable
@@ -31,6 +32,8 @@ from lightning_adpsgd.islands.service import ServiceThread
 _log = logging.getLogger(__name__)
 
 _TRIES = 200
+# For each island, after another one was faster: many that retry at once collide again.
+_ASIDE_S = 0.003
 # Training continues without an answer after the time of this number of turns. An epoch
 # ends without live islands that have not reached its end after so many seconds.
 _PATIENCE_TURNS, _SLOWEST_S = 3, 300.0
@@ -280,11 +283,11 @@ class IslandPool(ServiceThread):
         if lease.origin is None:
             lease.origin = self._origin()
         key, signatures = _key(lease), self._rendezvous.signatures
-        text = text_at(store, key) or self._begun_anew(store, lease, instead_of="")
         for _ in range(_TRIES):
+            text = text_at(store, key) or self._begun_anew(store, lease, instead_of="")
             found = _parsed(signatures.read(text, key), lease)
             if found is None:
-                text = self._begun_anew(store, lease, instead_of=text)
+                self._begun_anew(store, lease, instead_of=text)
                 continue
             with self._state:
                 plan = lease.plan(found, self._gone(found))
@@ -294,7 +297,7 @@ class IslandPool(ServiceThread):
                 if stored == text:
                     raise RendezvousUnreachable("it has lost its data")
                 if stored != wanted:
-                    text = stored  # another one was faster
+                    time.sleep(random.uniform(0.0, _ASIDE_S * len(found.names)))
                     continue
             self._applied(lease, plan)
             return

@@ -537,6 +537,50 @@ def test_a_store_that_has_lost_the_ledger_since_it_was_read_is_away(
     assert by_hand.pool.away == "it has lost its data"
 
 
+class Contended:
+    """A store in which another island claims before the first claim and in a rest."""
+
+    def __init__(self, by_hand: ByHand) -> None:
+        self._by_hand, self.num_claims, self.rests = by_hand, 0, list[float]()
+        by_hand.clock.sleep = self._rest
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._by_hand.store, name)
+
+    def compare_set(self, key: str, old: str, new: str) -> bytes:
+        self.num_claims += bool(new)  # else it is a read
+        if new and self.num_claims == 1:
+            self._claim("name 1")
+        return self._by_hand.store.compare_set(key, old, new)
+
+    def _rest(self, seconds: float) -> None:
+        self.rests.append(seconds)
+        self._claim("name 2")
+
+    def _claim(self, name: str) -> None:
+        ledger = self._by_hand.written()
+        ((first, last),) = ledger.left
+        held = {**ledger.held, name: ((first, first + 1),)}
+        changed = ledger._replace(held=held, left=((first + 1, last),))
+        self._by_hand.store.set("pool/origin/0", changed.to_json())
+
+
+def test_who_is_beaten_to_a_claim_rests_and_reads_what_came_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 64 islands, one that retried at once was beaten again and again."""
+    by_hand = ByHand(monkeypatch, 3)
+    by_hand.pool._take_turn()
+    by_hand.lease.hand_out()
+    contended: Any = Contended(by_hand)
+    by_hand.pool._rendezvous.ask = lambda action: action(contended)
+    by_hand.pool._take_turn()
+    assert contended.num_claims == 2
+    [rest] = contended.rests
+    assert 0.0 <= rest <= 0.003 * 2
+    assert by_hand.written().held.keys() == {"name 0", "name 1", "name 2"}
+
+
 def test_an_island_that_was_never_seen_is_gone_after_a_while_and_others_at_once(
     by_hand: ByHand,
 ) -> None:
