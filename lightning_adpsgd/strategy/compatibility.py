@@ -1,6 +1,6 @@
 """Refuses, at set-up, what cannot work with gossip; gives the reason and a remedy."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any, TypeVar
@@ -100,16 +100,16 @@ def check_arguments_of_shards(arguments: Mapping[str, Any]) -> None:
             )
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Refuses an optimizer that sends weights to all learners in its steps."""
-    for kind in type(optimizer).__mro__:
-        if kind.__name__ in _COMMUNICATE:
-            raise ValueError(
-                f"an optimizer must change this learner's weights alone, got a "
-                f"{kind.__name__}, which takes those of other learners: use the "
-                'optimizer that it wraps (with `inside="model_parallel"`, the learners '
-                "of a super-learner hold one state of it together)"
-            )
+def check_optimizers(optimizers: Iterable[Optimizer]) -> None:
+    """Refuses optimizers that send weights to all learners in their steps."""
+    kinds = {kind.__name__ for one in optimizers for kind in type(one).__mro__}
+    for name in kinds & _COMMUNICATE:
+        raise ValueError(
+            f"an optimizer must change this learner's weights alone, got a {name}, "
+            "which takes those of other learners: use the optimizer that it wraps "
+            '(with `inside="model_parallel"`, the learners of a super-learner hold one '
+            "state of it together)"
+        )
 
 
 def check_island(sizes: str | int | tuple[int, ...], num_learners: int) -> None:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_adpsgd.mixing.consensus import Consensus
-from lightning_adpsgd.strategy.compatibility import check_optimizer
+from lightning_adpsgd.strategy.compatibility import check_optimizers
 from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.optimizer_reset import InitialState
@@ -77,7 +77,7 @@ class ModuleJobs:
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Starts the jobs of the modules whose weights an optimizer changes."""
-        check_optimizer(optimizer)
+        check_optimizers([optimizer])
         self._initial_states[optimizer] = InitialState(optimizer)
         for job in self.of_optimizer(optimizer):
             if not job.running:

@@ -44,7 +44,7 @@ from lightning_adpsgd.strategy.checkpoints.saving import (
     only_warns,
 )
 from lightning_adpsgd.strategy.compatibility import (
-    check_optimizer,
+    check_optimizers,
     explain_unused_parameters,
     forget_loader_without_iterator,
     one_gpu_per_learner,
@@ -182,8 +182,7 @@ class HADPSGDStrategy(ModelParallelInside):
         self.setup_precision_plugin()
         _optimizers_to_device(self.optimizers, self.root_device)
         if gossips:
-            for optimizer in self.optimizers:
-                check_optimizer(optimizer)
+            check_optimizers(self.optimizers)
             self._initial_states = tuple(map(InitialState, self.optimizers))
 
     @override
