@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn import functional
 from torchmetrics import MeanMetric
@@ -133,6 +133,10 @@ class AcousticModel(LightningModule):
         self.register_buffer("log_priors", torch.zeros(num_states).log_softmax(0))
         self.val_loss = MeanMetric()
         self.val_accuracy = _frame_accuracy(num_states)
+
+    @override
+    def setup(self, stage: str) -> None:
+        _check_precision(self.trainer)
 
     @override
     def forward(self, frames: Tensor) -> Tensor:
@@ -404,3 +408,20 @@ def _window_starts(num_frames: int, window: int, hop: int) -> list[int]:
 def _check_window(window: int, hop: int) -> None:
     if not 1 <= hop <= window:
         raise ValueError(f"`hop` must be from 1 to `window` {window}, got {hop}")
+
+
+def _check_precision(trainer: Trainer) -> None:
+    """Refuses "bf16-mixed" on a CPU for which oneDNN has no LSTM in bfloat16."""
+    on_cpu = trainer.strategy.root_device.type == "cpu"
+    if not on_cpu or trainer.precision != "bf16-mixed":
+        return
+    with torch.random.fork_rng(devices=[]):  # those of the training stay as they are
+        lstm = nn.LSTM(1, 1)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            lstm(torch.zeros(1, 1))
+    except RuntimeError as error:
+        raise ValueError(
+            '`precision` must be "32-true", "64-true" or "bf16-true" on this CPU, '
+            'which lacks AVX-512 and so a mixed-precision LSTM, got "bf16-mixed"'
+        ) from error

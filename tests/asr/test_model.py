@@ -313,6 +313,10 @@ def test_a_step_with_a_clipped_gradient_is_no_longer_than_the_bound():
     assert (after - before).norm().item() == pytest.approx(1e-3, rel=1e-3)
 
 
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    reason="this CPU has no LSTM in bfloat16",
+)
 def test_mixed_precision_computes_in_bfloat16_and_keeps_weights_in_float32():
     model, seen = small_model(), []
     model.output.register_forward_hook(lambda m, i, out: seen.append(out.dtype))
@@ -321,6 +325,19 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_weights_in_float32():
     assert seen == [torch.bfloat16] * 2
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert math.isfinite(trainer.callback_metrics["train_loss"].item())
+
+
+def test_mixed_precision_is_refused_on_a_cpu_that_cannot_compute_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def lacks_bfloat16(*_: Any) -> None:
+        if torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("could not create a primitive descriptor")
+
+    monkeypatch.setattr(torch.nn.LSTM, "forward", lacks_bfloat16)
+    trainer = quiet_trainer(max_steps=1, precision="bf16-mixed")
+    with pytest.raises(ValueError, match=r'on this CPU.* lacks AVX-512.* "bf16-mixed"'):
+        trainer.fit(small_model(), DataLoader(learnable_batches(8), batch_size=8))
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
