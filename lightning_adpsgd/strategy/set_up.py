@@ -107,7 +107,7 @@ def _take_first_weights(
 
 def _own_store() -> Store:
     root = dist.distributed_c10d._get_default_store()
-    # A process group may have several jobs, each with keys of its own. The broadcast
+    # A process group may have several jobs, each with keys of its own. The gather
     # notices a learner that has failed; the checks that follow would wait for it.
     count = PrefixStore(NAMESPACE, root)
     run = count.add("runs", 1) if dist.get_rank() == 0 else 0

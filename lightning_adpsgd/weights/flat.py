@@ -114,10 +114,8 @@ class BufferPlace(NamedTuple):
 
         Puts the buffer, with its earlier values, back in its place.
         """
-        buffers = self.owner._buffers  # in a module of TorchScript it is no dictionary
-        if self.key not in buffers:
-            return None
-        found = buffers[self.key]
+        buffers = self.owner._buffers  # that of a module of TorchScript has no `get`
+        found = buffers[self.key] if self.key in buffers else None  # noqa: SIM401
         if found is None or found is self.tensor:
             return None
         self.owner._buffers[self.key] = self.tensor

@@ -184,7 +184,9 @@ class LinkTransport(Transport):
         try:
             sock.settimeout(deadline.left())
             if not sock.recv(1, socket.MSG_PEEK):
-                raise Probe("it was closed before its first byte")
+                raise Probe(
+                    "the other end has closed the connection without sending a byte"
+                )
             sock = self._prepare(sock, deadline, server_side=True)
             mine = self._credentials, self._info
             info = greet_dialer(sock, deadline, *mine, address, whole_objection)
