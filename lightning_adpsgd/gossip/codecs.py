@@ -30,6 +30,10 @@ INT4: torch.dtype = vars(torch)["int4"]
 
 # No scale is finer than this many bits below the largest weight: a float32 has no more.
 _PRECISION_BITS = 22
+# Two ends that have not exchanged for longer are no further apart.
+_MOST_STEPS = 1 << 12
+# The most quarter octaves by which a block's span widens at once.
+_WIDEST = 12
 # The exponent of a block that has no lattice points.
 _OUT_OF_RANGE = torch.iinfo(torch.int16).min
 # 2^(1/4), 2^(1/2) and 2^(3/4) to the last bit, whatever a system's `pow` says.
@@ -51,6 +55,14 @@ class Codec(ABC):
 
     dtype: torch.dtype
     remembers = False
+
+    def begin(self, steps: int) -> None:
+        """Begins an exchange, so many optimizer steps after the last of the two ends.
+
+        The number must be the same at both ends; it is that of the asking end. A codec
+        that remembers nothing ignores it.
+        """
+        del steps
 
     @abstractmethod
     def length(self, num_elements: int) -> int:
@@ -131,6 +143,9 @@ class Lattice(Codec):
     (int16). The residues of b blocks are last. Both ends leave a block as it is if its
     disagreement is too large or its exponents differ. They also agree on a wider span
     for the next exchange, or on a narrower one where the block fits well.
+
+    Two ends drift apart as a random walk does, so the scales of an exchange are those
+    for an exchange in each step, times the root of the steps since the last one.
     """
 
     dtype = torch.uint8
@@ -138,7 +153,12 @@ class Lattice(Codec):
 
     def __init__(self, bits: int) -> None:
         self._form = _FORMS[bits]
-        self._exponents: dict[int, Tensor] = {}
+        self._blocks: dict[int, _Blocks] = {}
+        self._growth = 0
+
+    @override
+    def begin(self, steps: int) -> None:
+        self._growth = round(2 * math.log2(1 + min(max(steps, 0), _MOST_STEPS)))
 
     @override
     def length(self, num_elements: int) -> int:
@@ -149,9 +169,10 @@ class Lattice(Codec):
         blocks = self._form.in_blocks(weights)
         largest = torch.maximum(blocks.amax(1), -blocks.amin(1))
         checks, exponents, least, residues = self._form.fields(message)
-        used = self._exponents.get(place)
-        if used is None:
-            used = self._exponents[place] = self._form.first_exponents(largest)
+        known = self._blocks.get(place)
+        if known is None:
+            known = self._blocks[place] = self._form.first_blocks(largest)
+        used = known.exponents + self._growth
         shrink = _scale(-used, blocks.dtype)
         blocks.mul_(shrink).round_()
         # A block beyond int32, or non-finite, has no points. Comparisons with NaN are
@@ -183,12 +204,13 @@ class Lattice(Codec):
             blocks.copy_(points).mul_(scale)
         if blocks.numel() > len(into):
             into.copy_(blocks.flatten()[: len(into)])
-        self._exponents[place] = self._form.next_exponents(
-            torch.maximum(exponents, my_exponents).int(),
+        self._blocks[place] = self._form.next_blocks(
+            torch.maximum(exponents, my_exponents).int() - self._growth,
             torch.maximum(least, my_least).int(),
             reach,
             fits,
             agreed,
+            self._blocks[place].misses,
         )
         square = torch.dot(into, into)
         return math.inf if _is_lost(least, my_least) else _number(square)
@@ -208,13 +230,26 @@ class Lattice(Codec):
         return products.sum(1, dtype=torch.int32)
 
 
+class _Blocks(NamedTuple):
+    """What is known of the blocks of a part, int32 [b] each.
+
+    Attributes:
+        exponents: exponents of their scales, for an exchange in each step.
+        misses: numbers of exchanges in a row in which they did not fit.
+    """
+
+    exponents: Tensor
+    misses: Tensor
+
+
 class _Form(NamedTuple):
     """The layout of a lattice's messages, and the rules for its scales.
 
     Attributes:
         block: number of elements that share a scale.
         headroom: span of the next exchange, over the largest disagreement in this one.
-        wider: quarter octaves by which a block that did not fit widens its span.
+        wider: quarter octaves by which a block that did not fit widens its span; twice
+            as many after each further exchange in which it does not.
     """
 
     bits: int
@@ -271,33 +306,40 @@ class _Form(NamedTuple):
         # As signed bytes: the shift drops their low halves, whatever those hold.
         return found.view(torch.int8).bitwise_right_shift_(4)
 
-    def first_exponents(self, largest: Tensor) -> Tensor:
+    def first_blocks(self, largest: Tensor) -> _Blocks:
         # A block of zeros, such as new biases, uses the largest weight of the part.
         largest = torch.nan_to_num(largest, 0.0, 0.0)
         of_weight = exponent_of(largest.clamp(min=float(largest.max()) / 64))
         # At first a block spans an eighth of its largest weight to either side.
-        return 4 * (of_weight - 3 - (self.bits - 1))
+        exponents = 4 * (of_weight - 3 - (self.bits - 1))
+        return _Blocks(exponents, torch.zeros_like(exponents))
 
-    def next_exponents(
+    def next_blocks(
         self,
         exponents: Tensor,
         least: Tensor,
         reach: Tensor,
         fits: Tensor,
         agreed: Tensor,
-    ) -> Tensor:
+        misses: Tensor,
+    ) -> _Blocks:
         narrower = _narrower(self, reach.device).index_select(0, reach)
-        wider = torch.where(agreed, self.wider, 0)
+        doubled = (self.wider << misses.clamp(max=_WIDEST)).clamp(max=_WIDEST)
+        wider = torch.where(agreed, doubled, 0)
         # A least exponent of non-finite weights is no bound.
         is_bound = least < _NON_FINITE - _PRECISION_BITS
         bound = torch.where(is_bound, 4 * least, -_MOST_QUARTERS)
-        return torch.maximum(exponents + torch.where(fits, narrower, wider), bound)
+        exponents = exponents + torch.where(fits, narrower, wider)
+        misses = torch.where(fits, 0, misses + agreed)
+        return _Blocks(torch.maximum(exponents, bound), misses)
 
     def narrower(self, reach: int) -> int:
         """Change of the span, in quarter octaves, after a largest change that fits."""
         occupied = max(reach, 0.5) * self.headroom / self.span
-        # A span narrowed after an accidental agreement would fail in the next exchange.
-        most = -12 if 4 * reach < self.span else -1
+        # A span that is narrowed after an accidental agreement would fail in the next
+        # exchange. Nor is little disagreement a reason to narrow it far: while the
+        # learning rate warms up, it soon grows.
+        most = -4 if 4 * reach < self.span else -1
         return max(math.ceil(4 * math.log2(occupied)), most)
 
 

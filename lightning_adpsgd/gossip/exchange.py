@@ -25,7 +25,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -142,6 +142,8 @@ class Lanes:
     wire_dtype: WireChoice
     gain: float
     timeout: timedelta
+    # By peer, the step of the last exchange: both lanes of a pair average the same.
+    last_steps: dict[int, int] = field(default_factory=dict[int, int])
 
     def asking(self, peer: int) -> "Lane":
         """The lane on which this learner asks a peer."""
@@ -171,8 +173,9 @@ class Lane:
         # In seconds. Some wait for a busy thread; the quickest is that of the link.
         self._round_trips = deque[float](maxlen=_ROUND_TRIPS)
         self._disagreement = Disagreement()
-        # Three int64 of each end: the word, its number, and their CRC.
-        self._mine, self._theirs = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
+        self._peer, self._last_steps = peer, shared.last_steps
+        # Four int64 of each end: the word, its two numbers, and their CRC.
+        self._mine, self._theirs = torch.zeros(2, 4, dtype=torch.int64, device="cpu")
         self.said_at, self._answer_s = time.monotonic(), 0.0
 
     def say(self, word: int, num_under_way: int = 0) -> None:
@@ -208,9 +211,10 @@ class Lane:
         """
         form = self._choice.choose(step_seconds)
         begin, worked = time.monotonic(), time.thread_time()
-        outcome = self._exchange(
-            [self._post_hearing(), self._post_word(ASKS[form], num_under_way)], form
-        )
+        step = self._replica.step
+        steps = step - self._last_steps.get(self._peer, step)
+        word = self._post_word(ASKS[form], num_under_way, steps)
+        outcome = self._exchange([self._post_hearing(), word], form, steps)
         seconds, processor = time.monotonic() - begin, time.thread_time() - worked
         # Not of the request, which may wait for a whole exchange with another peer.
         self._round_trips.append(self._answer_s)
@@ -224,8 +228,8 @@ class Lane:
 
     def answer(self, num_under_way: int) -> Outcome:
         """Makes the exchange that the peer has just asked for."""
-        form = ASKS.index(int(self._theirs[0]))
-        return self._exchange([self._post_word(GRANT, num_under_way)], form)
+        form, steps = ASKS.index(int(self._theirs[0])), int(self._theirs[2])
+        return self._exchange([self._post_word(GRANT, num_under_way)], form, steps)
 
     def pull(self, on_piece: Callable[[float], None] = lambda share: None) -> Pulled:
         """Asks for the peer's weights in full precision.
@@ -266,8 +270,11 @@ class Lane:
         for tensor in (numbers, *_pieces_of(values), sums):
             self.channel.wait([self.channel.post_send(tensor)])
 
-    def _exchange(self, greeting: list[Pending], form: int) -> Outcome:
+    def _exchange(self, greeting: list[Pending], form: int, steps: int) -> Outcome:
         codecs, messages = self._forms[form]
+        self._last_steps[self._peer] = self._replica.step
+        for codec in codecs.values():
+            codec.begin(steps)
         with self._buffers.lent() as loan:
             exchange = _Exchange(
                 self.channel, self._replica, loan, codecs, self._disagreement
@@ -291,8 +298,8 @@ class Lane:
             greeting.clear()
         return exchange_weight(self._gain, int(self._mine[1]), self.heard_number)
 
-    def _post_word(self, word: int, num_under_way: int) -> Pending:
-        write_seal(self._mine, (word, num_under_way))
+    def _post_word(self, word: int, num_under_way: int, steps: int = 0) -> Pending:
+        write_seal(self._mine, (word, num_under_way, steps))
         self.said_at = time.monotonic()
         return self.channel.post_send(self._mine)
 

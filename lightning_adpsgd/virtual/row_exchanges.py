@@ -127,11 +127,14 @@ class RowExchanges:
         # What was read, by end; a missing end has not changed since the beginning.
         self._read: dict[SimulatedExchange, dict[int, _Read]] = {}
         self._codecs: dict[tuple[int, int, int], dict[torch.dtype, Codec]] = {}
+        # By super-learner and peer: its step when they last began an exchange.
+        self._last_steps = dict[tuple[int, int], int]()
 
     def begin(self, exchange: SimulatedExchange) -> None:
         """Begins an exchange: both ends count as read from now on."""
         self._read[exchange] = {}
         if self._wire_dtype is not None:
+            self._begin_codecs(exchange)
             # An encoder may depend on earlier inputs and their order.
             for end in exchange.ends:
                 self._read_end(exchange, end)
@@ -161,6 +164,15 @@ class RowExchanges:
             side = self._sides[end]
             step = read[end].step if end in read else side.replica.step
             side.ended(step, num_bytes, finite)
+
+    def _begin_codecs(self, exchange: SimulatedExchange) -> None:
+        asker, asked = (self._sides[end].replica.step for end in exchange.ends)
+        steps = asker - self._last_steps.get(exchange.ends, asker)
+        for end in exchange.ends:
+            for codec in self._codecs_of(exchange, end).values():
+                codec.begin(steps)
+        both = {exchange.ends: asker, exchange.ends[::-1]: asked}
+        self._last_steps.update(both)
 
     def _read_end(self, exchange: SimulatedExchange, end: int) -> None:
         side = self._sides[end]

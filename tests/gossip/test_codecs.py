@@ -26,9 +26,13 @@ class Pair:
     def __init__(self, make: Callable[[], Codec]) -> None:
         self.codecs = (make(), make())
 
-    def exchange(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, bool]:
+    def exchange(
+        self, first: Tensor, second: Tensor, steps: int = 1
+    ) -> tuple[Tensor, Tensor, bool]:
         """The changes at both ends and whether both were accepted."""
         messages = []
+        for codec in self.codecs:
+            codec.begin(steps)
         for codec, weights in zip(self.codecs, (first, second), strict=True):
             message = torch.empty(codec.length(len(weights)), dtype=codec.dtype)
             codec.encode(weights.clone(), message, place=0)
@@ -155,7 +159,8 @@ def test_two_vectors_agree_as_far_as_their_own_precision_goes(bits: int) -> None
 @BITS
 def test_a_span_too_narrow_leaves_a_block_as_it_is_and_widens(bits: int) -> None:
     first, second = vectors(256, 1e-4)
-    pair = Pair(lambda: Lattice(bits))
+    lattices = [Lattice(bits), Lattice(bits)]
+    pair = Pair(iter(lattices).__next__)
     pair.exchange_often(first, second)
     far = first + 10.0
     changes = []
@@ -164,11 +169,43 @@ def test_a_span_too_narrow_leaves_a_block_as_it_is_and_widens(bits: int) -> None
         assert accepted
         assert torch.equal(change, -opposite)
         changes.append(change)
-        assert len(changes) < {8: 12, 4: 30}[bits]
+        assert len(changes) < {8: 7, 4: 8}[bits]
     assert len(changes) > 1
-    torch.testing.assert_close(
-        changes[-1], far - first, atol={8: 0.3, 4: 1.5}[bits], rtol=0
-    )
+    assert not any(lattice._blocks[0].misses.any() for lattice in lattices)
+    change = pair.exchange_often(first, far)
+    torch.testing.assert_close(change, far - first, atol={8: 0.3, 4: 1.6}[bits], rtol=0)
+
+
+@BITS
+@pytest.mark.parametrize("steps", [1, 15, 10**9])
+def test_ends_drift_apart_as_the_root_of_the_steps_between_exchanges(
+    bits: int, steps: int
+) -> None:
+    first, second = vectors(4 * BLOCK, 1e-4)
+    pair = Pair(lambda: Lattice(bits))
+    pair.exchange_often(first, second)
+    # As far apart as after `steps`, of which 4,096 count.
+    times = math.sqrt((1 + min(steps, 4096)) / 2)
+    far = first + times * (second - first)
+    change, _, _ = pair.exchange(first, far, steps)
+    torch.testing.assert_close(change, far - first, atol=times * ERROR[bits], rtol=0)
+    # And they are as near as before in the next.
+    change, _, _ = pair.exchange(first, second)
+    torch.testing.assert_close(change, second - first, atol=ERROR[bits], rtol=0)
+
+
+@BITS
+def test_ends_that_drift_apart_ever_faster_average_nearly_always(bits: int) -> None:
+    """As while the learning rate warms up; each exchange leaves out what is too far."""
+    first, second = vectors(16 * BLOCK, 1e-7)
+    pair, averaged = Pair(lambda: Lattice(bits)), list[float]()
+    for times in range(12):
+        far = first + 2.0**times * (second - first)
+        change, _, _ = pair.exchange(first, far)
+        averaged.append(change.norm().item() / (far - first).norm().item())
+    late = averaged[6:]
+    assert sum(late) / len(late) > 0.6
+    assert averaged[-1] > 0.7
 
 
 @BITS
@@ -192,7 +229,7 @@ def test_weights_that_wrap_around_in_opposite_ways_are_noticed(bits: int) -> Non
     lattices = [Lattice(bits), Lattice(bits)]
     pair = Pair(iter(lattices).__next__)
     pair.exchange_often(first, second)
-    (scale,) = {2.0 ** (e / 4) for e in lattices[0]._exponents[0].tolist()}
+    (scale,) = {2.0 ** (e / 4) for e in (lattices[0]._blocks[0].exponents + 2).tolist()}
     second = first.clone()
     second[10] += 2**bits * scale
     second[20] -= 2**bits * scale

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from lightning_adpsgd.gossip import exchange as exchange_module
 from lightning_adpsgd.gossip import pairing
-from lightning_adpsgd.gossip.codecs import INT4, WireChoice
+from lightning_adpsgd.gossip.codecs import INT4, Lattice, WireChoice
 from lightning_adpsgd.gossip.exchange import (
     ADMIT,
     ALIVE,
@@ -401,7 +401,7 @@ def bytes_of(ends: list[End], step_seconds: float) -> list[int]:
 # What both ends must mean alike. To change any of it, raise `PROTOCOL`, by which two
 # versions refuse each other: otherwise they connect, and one waits for the other.
 ON_THE_WIRE = {
-    "protocol": 3,
+    "protocol": 4,
     "words": {
         "ASK": 1,
         "ALIVE": 2,
@@ -426,10 +426,10 @@ ON_THE_WIRE = {
     "piece": 131_072,
     "position": ("steps", "samples", "epochs"),
     "bytes": [
-        [24, 80_016, 16],
-        [24, 20_656, 16],
-        [24, 10_760, 16],
-        [24, 1112, 1112, *[1128] * 8, 40],
+        [32, 80_016, 16],
+        [32, 20_656, 16],
+        [32, 10_760, 16],
+        [32, 1112, 1112, *[1128] * 8, 40],
     ],
 }
 
@@ -469,6 +469,32 @@ def test_what_crosses_a_lane_is_that_of_its_protocol() -> None:
         "bytes": [bytes_sent(ends, form) for form in range(len(ASKS))],
     }
     assert found == ON_THE_WIRE
+
+
+def test_both_ends_know_how_many_steps_the_asker_has_made_since_either_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = list[int]()
+    monkeypatch.setattr(Lattice, "begin", lambda self, steps: begun.append(steps))
+    lanes, replicas = list[Lane](), list[Replica]()
+    for transport in ThreadTransport.connect(2):
+        replica = Replica([[torch.ones(1024)]], 1024, threading.Condition())
+        buffers = Buffers(replica, torch.int8)
+        averages = replica, replica.chunks, buffers, torch.int8, 1.0
+        shared, peer = Lanes(transport, *averages, PATIENCE), 1 - transport.index
+        lanes += [shared.asking(peer), shared.answering(peer)]
+        replicas.append(replica)
+    asks_1, answers_1, asks_2, answers_2 = lanes
+
+    def exchange_after(steps: tuple[int, int], asks: Lane, answers: Lane) -> None:
+        for replica, number in zip(replicas, steps, strict=True):
+            replica.step += number
+        together([lambda: asks.ask(1), lambda: (answers.hear(), answers.answer(1))])
+
+    exchange_after((3, 1), asks_1, answers_2)
+    exchange_after((5, 2), asks_2, answers_1)
+    exchange_after((7, 4), asks_1, answers_2)
+    assert begun == [0, 0, 2, 2, 7, 7]
 
 
 def test_who_pulls_weights_sees_how_much_of_them_has_come(
