@@ -119,6 +119,7 @@ class Edge:
         """Moves both to their mean, as exactly as the wire allows."""
         messages = []
         for codec, weights in zip(self._codecs, (first, second), strict=True):
+            codec.begin(2)  # each edge of the ring has every second step
             message = torch.empty(codec.length(len(weights)), dtype=codec.dtype)
             codec.encode(weights.clone(), message, place=0)
             messages.append(message)

@@ -46,7 +46,8 @@ class Codec(ABC):
     """Encodes parts of a weight vector as messages, and compares two messages.
 
     Each end of a lane has a codec for each form and dtype. Its state depends only on
-    the messages that crossed, and so equals that of the other end.
+    the messages that crossed and the steps of `begin`, and so equals that of the other
+    end.
 
     Attributes:
         dtype: dtype of the elements of a message.
@@ -57,10 +58,10 @@ class Codec(ABC):
     remembers = False
 
     def begin(self, steps: int) -> None:
-        """Begins an exchange, so many optimizer steps after the last of the two ends.
+        """Begins an exchange, this many optimizer steps after the last of the two ends.
 
-        The number must be the same at both ends; it is that of the asking end. A codec
-        that remembers nothing ignores it.
+        Both ends give the same number, which the asking end has counted. A codec that
+        remembers nothing ignores it.
         """
         del steps
 
@@ -169,10 +170,10 @@ class Lattice(Codec):
         blocks = self._form.in_blocks(weights)
         largest = torch.maximum(blocks.amax(1), -blocks.amin(1))
         checks, exponents, least, residues = self._form.fields(message)
-        known = self._blocks.get(place)
-        if known is None:
-            known = self._blocks[place] = self._form.first_blocks(largest)
-        used = known.exponents + self._growth
+        if place not in self._blocks:
+            first = self._form.first_exponents(largest) - self._growth
+            self._blocks[place] = _Blocks(first, torch.zeros_like(first))
+        used = self._blocks[place].exponents + self._growth
         shrink = _scale(-used, blocks.dtype)
         blocks.mul_(shrink).round_()
         # A block beyond int32, or non-finite, has no points. Comparisons with NaN are
@@ -204,14 +205,16 @@ class Lattice(Codec):
             blocks.copy_(points).mul_(scale)
         if blocks.numel() > len(into):
             into.copy_(blocks.flatten()[: len(into)])
-        self._blocks[place] = self._form.next_blocks(
-            torch.maximum(exponents, my_exponents).int() - self._growth,
+        misses = self._blocks[place].misses
+        next_exponents = self._form.next_exponents(
+            torch.maximum(exponents, my_exponents).int(),
             torch.maximum(least, my_least).int(),
             reach,
             fits,
-            agreed,
-            self._blocks[place].misses,
+            self._form.widened(misses) * agreed,
         )
+        misses = torch.where(fits, 0, misses + agreed)
+        self._blocks[place] = _Blocks(next_exponents - self._growth, misses)
         square = torch.dot(into, into)
         return math.inf if _is_lost(least, my_least) else _number(square)
 
@@ -248,8 +251,8 @@ class _Form(NamedTuple):
     Attributes:
         block: number of elements that share a scale.
         headroom: span of the next exchange, over the largest disagreement in this one.
-        wider: quarter octaves by which a block that did not fit widens its span; twice
-            as many after each further exchange in which it does not.
+        wider: quarter octaves by which a block that did not fit widens its span, and by
+            which that grows with each further exchange in which it does not.
     """
 
     bits: int
@@ -306,32 +309,30 @@ class _Form(NamedTuple):
         # As signed bytes: the shift drops their low halves, whatever those hold.
         return found.view(torch.int8).bitwise_right_shift_(4)
 
-    def first_blocks(self, largest: Tensor) -> _Blocks:
+    def first_exponents(self, largest: Tensor) -> Tensor:
         # A block of zeros, such as new biases, uses the largest weight of the part.
         largest = torch.nan_to_num(largest, 0.0, 0.0)
         of_weight = exponent_of(largest.clamp(min=float(largest.max()) / 64))
         # At first a block spans an eighth of its largest weight to either side.
-        exponents = 4 * (of_weight - 3 - (self.bits - 1))
-        return _Blocks(exponents, torch.zeros_like(exponents))
+        return 4 * (of_weight - 3 - (self.bits - 1))
 
-    def next_blocks(
+    def next_exponents(
         self,
         exponents: Tensor,
         least: Tensor,
         reach: Tensor,
         fits: Tensor,
-        agreed: Tensor,
-        misses: Tensor,
-    ) -> _Blocks:
+        wider: Tensor,
+    ) -> Tensor:
         narrower = _narrower(self, reach.device).index_select(0, reach)
-        doubled = (self.wider << misses.clamp(max=_WIDEST)).clamp(max=_WIDEST)
-        wider = torch.where(agreed, doubled, 0)
         # A least exponent of non-finite weights is no bound.
         is_bound = least < _NON_FINITE - _PRECISION_BITS
         bound = torch.where(is_bound, 4 * least, -_MOST_QUARTERS)
-        exponents = exponents + torch.where(fits, narrower, wider)
-        misses = torch.where(fits, 0, misses + agreed)
-        return _Blocks(torch.maximum(exponents, bound), misses)
+        return torch.maximum(exponents + torch.where(fits, narrower, wider), bound)
+
+    def widened(self, misses: Tensor) -> Tensor:
+        """Quarter octaves by which spans widen after this many misses in a row."""
+        return (self.wider * (1 + misses)).clamp(max=_WIDEST)
 
     def narrower(self, reach: int) -> int:
         """Change of the span, in quarter octaves, after a largest change that fits."""

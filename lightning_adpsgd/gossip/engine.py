@@ -204,6 +204,8 @@ class Gossip(Communication):
     def go_on_from(self, step: int, round: int) -> None:
         self.replica.step = step
         self._account.go_on_from(step)
+        for peers in self.peers_by_section:
+            peers.go_on_from(step)
         self._quarantine.begin_anew()
 
     @override

@@ -133,6 +133,8 @@ class Lanes:
         transport: connection to the owners of the section.
         chunks: what is exchanged of the replica.
         buffers: memory of exchanges, which the lanes of all sections share.
+        last_steps: step of the last exchange with each peer, on either lane of the
+            pair: both average the same.
     """
 
     transport: Transport
@@ -142,16 +144,21 @@ class Lanes:
     wire_dtype: WireChoice
     gain: float
     timeout: timedelta
-    # By peer, the step of the last exchange: both lanes of a pair average the same.
     last_steps: dict[int, int] = field(default_factory=dict[int, int])
 
     def asking(self, peer: int) -> "Lane":
         """The lane on which this learner asks a peer."""
+        self.last_steps[peer] = self.replica.step
         return Lane(self, peer, lane_of(self.transport.index, peer))
 
     def answering(self, peer: int) -> "Lane":
         """The lane on which a peer asks this learner."""
+        self.last_steps[peer] = self.replica.step
         return Lane(self, peer, lane_of(peer, self.transport.index))
+
+    def go_on_from(self, step: int) -> None:
+        """Continues counting as if the last exchanges had been at this step."""
+        self.last_steps.update(dict.fromkeys(self.last_steps, step))
 
 
 class Lane:
@@ -211,8 +218,7 @@ class Lane:
         """
         form = self._choice.choose(step_seconds)
         begin, worked = time.monotonic(), time.thread_time()
-        step = self._replica.step
-        steps = step - self._last_steps.get(self._peer, step)
+        steps = self._replica.step - self._last_steps[self._peer]
         word = self._post_word(ASKS[form], num_under_way, steps)
         outcome = self._exchange([self._post_hearing(), word], form, steps)
         seconds, processor = time.monotonic() - begin, time.thread_time() - worked

@@ -442,6 +442,10 @@ class Peers:
             if (asker := self._askers.get(peer)) is not None:
                 asker.call()
 
+    def go_on_from(self, step: int) -> None:
+        """Continues counting as if the last exchanges had been at this step."""
+        self._lanes.go_on_from(step)
+
     def call_all(self) -> None:
         """Calls for exchanges with all peers, or wakes their threads for the end."""
         with self._state:

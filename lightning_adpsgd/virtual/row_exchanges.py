@@ -167,7 +167,7 @@ class RowExchanges:
 
     def _begin_codecs(self, exchange: SimulatedExchange) -> None:
         asker, asked = (self._sides[end].replica.step for end in exchange.ends)
-        steps = asker - self._last_steps.get(exchange.ends, asker)
+        steps = asker - self._last_steps.get(exchange.ends, 0)
         for end in exchange.ends:
             for codec in self._codecs_of(exchange, end).values():
                 codec.begin(steps)

@@ -577,6 +577,14 @@ def test_what_was_found_of_weights_does_not_count_for_those_of_a_checkpoint() ->
     gossip.abort()
 
 
+def test_steps_before_a_checkpoint_do_not_count_between_exchanges() -> None:
+    _, gossips = engines(random_rows(2), "ring")
+    (peers,) = gossips[0].peers_by_section
+    with running(gossips):
+        gossips[0].go_on_from(700, 700)
+        assert peers._lanes.last_steps == {1: 700}
+
+
 def test_one_learner_alone_in_the_world_is_idle() -> None:
     vectors, gossips = engines(random_rows(1), "ring")
     with running(gossips):

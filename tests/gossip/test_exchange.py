@@ -476,7 +476,7 @@ def test_both_ends_know_how_many_steps_the_asker_has_made_since_either_asked(
 ) -> None:
     begun = list[int]()
     monkeypatch.setattr(Lattice, "begin", lambda self, steps: begun.append(steps))
-    lanes, replicas = list[Lane](), list[Replica]()
+    lanes, replicas, shared_by = list[Lane](), list[Replica](), list[Lanes]()
     for transport in ThreadTransport.connect(2):
         replica = Replica([[torch.ones(1024)]], 1024, threading.Condition())
         buffers = Buffers(replica, torch.int8)
@@ -484,6 +484,7 @@ def test_both_ends_know_how_many_steps_the_asker_has_made_since_either_asked(
         shared, peer = Lanes(transport, *averages, PATIENCE), 1 - transport.index
         lanes += [shared.asking(peer), shared.answering(peer)]
         replicas.append(replica)
+        shared_by.append(shared)
     asks_1, answers_1, asks_2, answers_2 = lanes
 
     def exchange_after(steps: tuple[int, int], asks: Lane, answers: Lane) -> None:
@@ -494,7 +495,17 @@ def test_both_ends_know_how_many_steps_the_asker_has_made_since_either_asked(
     exchange_after((3, 1), asks_1, answers_2)
     exchange_after((5, 2), asks_2, answers_1)
     exchange_after((7, 4), asks_1, answers_2)
-    assert begun == [0, 0, 2, 2, 7, 7]
+    assert begun == [3, 3, 2, 2, 7, 7]
+    # As after a checkpoint has been loaded.
+    for replica, lanes_of in zip(replicas, shared_by, strict=True):
+        replica.step = 1000
+        lanes_of.go_on_from(1000)
+    exchange_after((4, 1), asks_1, answers_2)
+    # And a new connection begins anew.
+    replicas[0].step += 50
+    begin_anew = shared_by[0].asking(1)
+    exchange_after((2, 0), begin_anew, answers_2)
+    assert begun[6:] == [4, 4, 2, 2]
 
 
 def test_who_pulls_weights_sees_how_much_of_them_has_come(

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_adpsgd.gossip.codecs import Lattice
 from lightning_adpsgd.reference import synchronous
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
@@ -63,6 +64,21 @@ def test_a_step_in_the_meantime_changes_nothing_of_what_was_read(
     assert shown(sides[0]) == [103.0, 100.0]
     assert shown(sides[1]) == [3.0, 0.0]
     assert [side.tally.exchanges for side in sides] == [1, 1, 0]
+
+
+def test_both_ends_know_how_many_steps_the_asker_has_made_since_either_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = list[int]()
+    monkeypatch.setattr(Lattice, "begin", lambda self, steps: begun.append(steps))
+    _, sides = make_sides()
+    exchanges = RowExchanges(sides, torch.int8)
+    for asker, asked, *steps in ((0, 1, 3, 1), (1, 0, 5, 2), (0, 1, 7, 4)):
+        for side, number in zip(sides, steps, strict=False):
+            side.replica.step += number
+        exchanges.begin(exchange := SimulatedExchange(asker, asked, 0.5))
+        exchanges.end(exchange)
+    assert begun == [3, 3, 2, 2, 7, 7]
 
 
 @pytest.mark.parametrize("topology", ["ring", "random_pairs", "complete"])
