@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from types import CodeType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -62,6 +62,8 @@ _OF_ALL = re.compile(
 )
 # Packages whose callbacks and modules expect that there is no total.
 _PREPARED = {"lightning", "pytorch_lightning", "lightning_adpsgd"}
+# Packages whose functions are no part of the program.
+_OTHERS = {*_PREPARED, "torch", "torchmetrics", "lightning_utilities"}
 
 
 def shares_work(trainer: pl.Trainer, dials: Dials) -> bool | None:
@@ -114,11 +116,12 @@ def _method_that(does: Callable[[CodeType], bool], trainer: pl.Trainer) -> str:
     own = [one for one in vars(module).values() if isinstance(one, Callback)]
     for owner in (module, *own, *callbacks_of(trainer, Callback)):
         for kind in type(owner).__mro__:
-            if kind.__module__.partition(".")[0] in _PREPARED:
+            if _package_of(kind) in _PREPARED:
                 continue
             for name, value in vars(kind).items():
                 is_early = name == "configure_optimizers"
-                if not is_early and any(map(does, _code_of(value))):
+                codes = [*_code_of(value), *_code_named_by(name, value)]
+                if not is_early and any(map(does, codes)):
                     return f"{type(owner).__name__}.{name}"
     return ""
 
@@ -152,12 +155,39 @@ def _meets(code: CodeType) -> bool:
 
 def _code_of(value: Any) -> Iterator[CodeType]:
     """The code of a function or property, and of the functions inside it."""
-    function = getattr(value, "fget", None) or getattr(value, "func", None) or value
-    code = getattr(inspect.unwrap(function), "__code__", value)
+    code = getattr(_function_of(value), "__code__", value)
     if isinstance(code, CodeType):
         yield code
         for inner in code.co_consts:
             yield from _code_of(inner)
+
+
+def _code_named_by(method: str, value: Any) -> Iterator[CodeType]:
+    """The code of the program's functions that a method names, by module or directly.
+
+    A method that all learners call equally often may call what it likes.
+    """
+    near = getattr(_function_of(value), "__globals__", {})
+    names = {name for code in _code_of(value) for name in code.co_names}
+    if _OF_ALL.search(method):
+        return
+    modules = [one for one in map(near.get, names) if isinstance(one, ModuleType)]
+    for place in (near, *map(vars, modules)):
+        for found in map(place.get, names):
+            is_function = isinstance(found, FunctionType)
+            if is_function and _package_of(found) not in _OTHERS:
+                yield from _code_of(found)
+
+
+def _function_of(value: Any) -> Any:
+    """The function behind a method, a property or a decorator."""
+    function = getattr(value, "fget", None) or getattr(value, "func", None) or value
+    return inspect.unwrap(function)
+
+
+def _package_of(value: Any) -> str:
+    # A function that was made from text has no module.
+    return (value.__module__ or "").partition(".")[0]
 
 
 class DefaultSharing:

@@ -1,6 +1,7 @@
 """Which trainings share their epochs if nothing is said, and what they are told."""
 
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -210,6 +211,39 @@ class SavesInBatch(Callback):
             trainer.save_checkpoint("of_nobody.ckpt")
 
 
+this_module = sys.modules[__name__]
+
+
+def meet_others() -> None:
+    dist.all_reduce(torch.zeros(1))
+
+
+class MeetsInFunction(Callback):
+    """Meets the others in some batches, in a function that a method names."""
+
+    @override
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        if trainer.global_step % 5 == 0:
+            meet_others()
+
+
+class MeetsByModule(Callback):
+    """The same, by the name of the module."""
+
+    @override
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        if trainer.global_step % 5 == 0:
+            this_module.meet_others()
+
+
+class MeetsAtEnds(Callback):
+    """Meets the others where all come."""
+
+    @override
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        meet_others()
+
+
 class MeetsInBatch(Linear):
     """Meets the others in a hook in which nothing sees it, and not in each batch."""
 
@@ -413,6 +447,17 @@ CASES = {
     ),
     "a callback saves in batches": Case(
         EQUAL, "`SavesInBatch.on_train_batch_end` meets", callbacks=[SavesInBatch()]
+    ),
+    "a function of a hook of a batch meets": Case(
+        EQUAL,
+        "`MeetsInFunction.on_train_batch_end` meets",
+        callbacks=[MeetsInFunction()],
+    ),
+    "a function of a module meets": Case(
+        EQUAL, "`MeetsByModule.on_train_batch_end` meets", callbacks=[MeetsByModule()]
+    ),
+    "a function of a hook of an epoch meets": Case(
+        SHARED, "Learners share", callbacks=[MeetsAtEnds()]
     ),
     "a hook of a batch meets": Case(
         EQUAL, "`MeetsInBatch.on_train_batch_end` meets", module=MeetsInBatch
