@@ -32,6 +32,8 @@ INT4: torch.dtype = vars(torch)["int4"]
 _PRECISION_BITS = 22
 # Two ends that have not exchanged for longer are no further apart.
 _MOST_STEPS = 1 << 12
+# At first, no span grows by more quarter octaves: its width is a guess by the weights.
+_FIRST_GROWTH = 4
 # The most quarter octaves by which a block's span widens at once.
 _WIDEST = 12
 # The exponent of a block that has no lattice points.
@@ -171,7 +173,8 @@ class Lattice(Codec):
         largest = torch.maximum(blocks.amax(1), -blocks.amin(1))
         checks, exponents, least, residues = self._form.fields(message)
         if place not in self._blocks:
-            first = self._form.first_exponents(largest) - self._growth
+            wider = min(self._growth, _FIRST_GROWTH)
+            first = self._form.first_exponents(largest) + wider - self._growth
             self._blocks[place] = _Blocks(first, torch.zeros_like(first))
         used = self._blocks[place].exponents + self._growth
         shrink = _scale(-used, blocks.dtype)

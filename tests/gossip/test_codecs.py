@@ -207,14 +207,16 @@ def test_a_mean_of_all_does_not_make_the_next_scales_too_narrow(bits: int) -> No
 
 
 @BITS
-def test_the_first_scale_is_that_of_the_weights_however_long_it_took(
+def test_the_first_scale_grows_by_an_octave_however_long_it_took(
     bits: int,
 ) -> None:
     ends = vectors(4 * BLOCK, 1e-2)
-    soon, late = (
-        Pair(lambda: Lattice(bits)).exchange(*ends, steps)[0] for steps in (0, 4000)
+    at_once, soon, late = (
+        Pair(lambda: Lattice(bits)).exchange(*ends, steps)[0] for steps in (0, 3, 4000)
     )
     assert torch.equal(soon, late)
+    # Multiples of the scales.
+    assert soon[soon != 0].abs().min() == 2 * at_once[at_once != 0].abs().min()
 
 
 @BITS
