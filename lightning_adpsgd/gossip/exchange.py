@@ -180,7 +180,7 @@ class Lane:
         # In seconds. Some wait for a busy thread; the quickest is that of the link.
         self._round_trips = deque[float](maxlen=_ROUND_TRIPS)
         self._disagreement = Disagreement()
-        self._peer, self._last_steps = peer, shared.last_steps
+        self._last_steps = shared.last_steps
         # Four int64 of each end: the word, its two numbers, and their CRC.
         self._mine, self._theirs = torch.zeros(2, 4, dtype=torch.int64, device="cpu")
         self.said_at, self._answer_s = time.monotonic(), 0.0
@@ -218,7 +218,7 @@ class Lane:
         """
         form = self._choice.choose(step_seconds)
         begin, worked = time.monotonic(), time.thread_time()
-        steps = self._replica.step - self._last_steps[self._peer]
+        steps = self._replica.step - self._last_steps[self.channel.peer]
         word = self._post_word(ASKS[form], num_under_way, steps)
         outcome = self._exchange([self._post_hearing(), word], form, steps)
         seconds, processor = time.monotonic() - begin, time.thread_time() - worked
@@ -278,7 +278,7 @@ class Lane:
 
     def _exchange(self, greeting: list[Pending], form: int, steps: int) -> Outcome:
         codecs, messages = self._forms[form]
-        self._last_steps[self._peer] = self._replica.step
+        self._last_steps[self.channel.peer] = self._replica.step
         for codec in codecs.values():
             codec.begin(steps)
         with self._buffers.lent() as loan:

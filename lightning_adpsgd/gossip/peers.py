@@ -442,16 +442,16 @@ class Peers:
             if (asker := self._askers.get(peer)) is not None:
                 asker.call()
 
-    def go_on_from(self, step: int) -> None:
-        """Continues counting as if the last exchanges had been at this step."""
-        self._lanes.go_on_from(step)
-
     def call_all(self) -> None:
         """Calls for exchanges with all peers, or wakes their threads for the end."""
         with self._state:
             asked = list(self._askers.values())
         for asker in asked:
             asker.call()
+
+    def go_on_from(self, step: int) -> None:
+        """Continues counting as if the last exchanges had been at this step."""
+        self._lanes.go_on_from(step)
 
     def awaited_since(self) -> dict[int, float]:
         """The times, by peer, since which its next message is awaited (`Channel`)."""

@@ -167,10 +167,10 @@ def _code_named_by(method: str, value: Any) -> Iterator[CodeType]:
 
     A method that all learners call equally often may call what it likes.
     """
-    near = getattr(_function_of(value), "__globals__", {})
-    names = {name for code in _code_of(value) for name in code.co_names}
     if _OF_ALL.search(method):
         return
+    near = getattr(_function_of(value), "__globals__", {})
+    names = {name for code in _code_of(value) for name in code.co_names}
     modules = [one for one in map(near.get, names) if isinstance(one, ModuleType)]
     for place in (near, *map(vars, modules)):
         for found in map(place.get, names):
