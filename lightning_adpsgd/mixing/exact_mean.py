@@ -10,10 +10,17 @@ from lightning_adpsgd.weights.replica import averaging_dtype
 
 # The most elements in a message, but for a longer chunk.
 _MESSAGE = 1 << 22
+# A learner may have no memory for more than a share of its weights, twice: a message is
+# a copy, and the all-reduce makes another. Shorter ones would take long to far hosts.
+_MESSAGES, _SHORTEST_MESSAGE = 8, 1 << 20
 
 
 def exact_means(
-    chunks: Iterable[Tensor], number: int, speaks: bool, group: dist.ProcessGroup | None
+    chunks: Iterable[Tensor],
+    number: int,
+    speaks: bool,
+    group: dist.ProcessGroup | None,
+    longest: int = _MESSAGE,
 ) -> Iterator[Tensor]:
     """The means of chunks, one by one: the same bits in all learners.
 
@@ -23,8 +30,9 @@ def exact_means(
         number: number of learners that speak.
         speaks: whether this learner adds its weights.
         group: process group of all; None: that of all learners of the job.
+        longest: the most elements in a message, but for a longer chunk; equal in all.
     """
-    for several in _in_messages(chunks):
+    for several in _in_messages(chunks, longest):
         wide = [chunk.to(averaging_dtype(chunk.dtype)) for chunk in several]
         joined = torch.cat(wide)
         if len(joined):
@@ -32,11 +40,16 @@ def exact_means(
         yield from joined.div_(number).split([len(chunk) for chunk in several])
 
 
-def _in_messages(chunks: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+def longest_message(num_elements: int) -> int:
+    """The most elements in a message of a mean over so many."""
+    return min(max(num_elements // _MESSAGES, _SHORTEST_MESSAGE), _MESSAGE)
+
+
+def _in_messages(chunks: Iterable[Tensor], longest: int) -> Iterator[list[Tensor]]:
     """Chunks of one dtype that travel together, because each message has a latency."""
     several, length = list[Tensor](), 0
     for chunk in chunks:
-        fits = length + chunk.numel() <= _MESSAGE
+        fits = length + chunk.numel() <= longest
         if several and not (fits and chunk.dtype == several[0].dtype):
             yield several
             several, length = [], 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_adpsgd.mixing.averages import all_finite, squared_norm
 from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
-from lightning_adpsgd.mixing.exact_mean import exact_means
+from lightning_adpsgd.mixing.exact_mean import exact_means, longest_message
 from lightning_adpsgd.mixing.lattice_mean import lattice_means
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.partition import Partition
@@ -136,8 +136,11 @@ def _average(pieces: Sequence[_Pieces], plan: _Plan) -> Consensus:
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     for one in pieces:
         chunks, local = _in_chunks(one.vectors), _in_chunks(one.trained)
-        means = lattice_means if one.few_bits and chunks else exact_means
-        each = means(chunks, plan.number, plan.speaks, one.group)
+        how = chunks, plan.number, plan.speaks, one.group
+        if one.few_bits and chunks:
+            each = lattice_means(*how)
+        else:
+            each = exact_means(*how, longest_message(sum(map(len, chunks))))
         for chunk, local_chunk, mean in zip(chunks, local, each, strict=True):
             if plan.speaks:
                 sums[0] += squared_norm(local_chunk - mean)

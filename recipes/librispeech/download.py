@@ -25,7 +25,13 @@ def main(arguments: list[str] | None = None) -> int:
         description="Fetch parts of LibriSpeech by torchaudio.",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the corpus")
-    parser.add_argument("--parts", nargs="+", default=PARTS, help="default %(default)s")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=UTTERANCES,
+        default=PARTS,
+        help="default %(default)s",
+    )
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     for part in given.parts:

@@ -93,6 +93,25 @@ def bytes_sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sent
 
 
+@pytest.mark.parametrize(
+    ("millions", "num_messages", "longest"), [(0.5, 1, 0.5), (3, 3, 1), (16, 8, 2)]
+)
+def test_a_message_of_a_mean_is_a_share_of_the_weights(
+    bytes_sent: list[int], millions: float, num_messages: int, longest: float
+) -> None:
+    """A learner near the limit of its memory has none for a copy of all."""
+    number = int(millions * 2**20)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        vectors = [torch.ones(number // 2), torch.ones(number - number // 2)]
+        average_whole(vectors, vectors, Partition((1,)))
+    finally:
+        dist.destroy_process_group()
+    assert len(bytes_sent) == num_messages
+    assert max(bytes_sent) == 4 * longest * 2**20
+    assert sum(bytes_sent) == 4 * number
+
+
 def weights_of(rank: int) -> Tensor:
     """Weights near those of other ranks; where they are not trained, the same."""
     everyones = torch.randn(NUM, generator=torch.Generator().manual_seed(0))

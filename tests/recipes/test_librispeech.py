@@ -203,3 +203,14 @@ def test_a_part_whose_unpacking_was_interrupted_is_not_taken_for_all_of_it(
     assert download.main(["--out", str(tmp_path), "--parts", "dev-clean"]) == 1
     told = f"{tmp_path}/LibriSpeech/dev-clean: expected 2703 utterances, found 9"
     assert told in capsys.readouterr().err
+
+
+def test_a_part_that_librispeech_does_not_have_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit):
+        download.main(["--out", str(tmp_path / "data"), "--parts", "dev-claen"])
+    said = capsys.readouterr().err
+    assert "argument --parts: invalid choice: 'dev-claen'" in said
+    assert "'dev-clean'" in said
+    assert not (tmp_path / "data").exists()

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -138,6 +139,25 @@ def test_an_attempt_on_a_full_disk_leaves_the_work_of_the_one_before(
     recorder.failing = set()
     run_stages(settings, recorder.stages())
     assert (settings.directory("check") / "text").read_text() == " check1"
+
+
+def test_a_stage_whose_files_do_not_reach_the_disk_is_not_finished(
+    settings: Settings, monkeypatch
+):
+    fsync = os.fsync
+
+    def fails(number: int) -> None:
+        if os.readlink(f"/proc/self/fd/{number}").endswith("/text"):
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.os, "fsync", fails)
+        with pytest.raises(OSError, match=r"Input/output error: '.*/text'"):
+            run_stages(settings, Recorder().stages(), last="check")
+    assert not settings.directory("check").exists()
+    run_stages(settings, Recorder().stages(), last="check")
+    assert settings.directory("check").exists()
 
 
 @pytest.mark.parametrize("cut_off_at", ["_sync_files", "write_json", "Path.rename"])

@@ -290,10 +290,19 @@ def _tidy(target: Path) -> None:
 def _sync_files(folder: Path) -> None:
     """Writes all files to the disk: a stamp must not reach it before them."""
     for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # what others write, and take away
+        # What others write, and take away.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             if path.is_file():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
+                _sync(path)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        try:
+            os.fsync(file.fileno())
+        except OSError as error:
+            error.filename = str(path)
+            raise
 
 
 @contextlib.contextmanager
