@@ -8,11 +8,8 @@ from torch import Tensor
 
 from lightning_adpsgd.weights.replica import averaging_dtype
 
-# The most elements in a message, but for a longer chunk.
-_MESSAGE = 1 << 22
-# A learner may have no memory for more than a share of its weights, twice: a message is
-# a copy, and the all-reduce makes another. Shorter ones would take long to far hosts.
-_MESSAGES, _SHORTEST_MESSAGE = 8, 1 << 20
+# The most elements in a message, but for a longer chunk: each waits for far hosts.
+MESSAGE = 1 << 22
 
 
 def exact_means(
@@ -20,7 +17,7 @@ def exact_means(
     number: int,
     speaks: bool,
     group: dist.ProcessGroup | None,
-    longest: int = _MESSAGE,
+    longest: int = MESSAGE,
 ) -> Iterator[Tensor]:
     """The means of chunks, one by one: the same bits in all learners.
 
@@ -38,11 +35,6 @@ def exact_means(
         if len(joined):
             dist.all_reduce(joined if speaks else joined.zero_(), group=group)
         yield from joined.div_(number).split([len(chunk) for chunk in several])
-
-
-def longest_message(num_elements: int) -> int:
-    """The most elements in a message of a mean over so many."""
-    return min(max(num_elements // _MESSAGES, _SHORTEST_MESSAGE), _MESSAGE)
 
 
 def _in_messages(chunks: Iterable[Tensor], longest: int) -> Iterator[list[Tensor]]:

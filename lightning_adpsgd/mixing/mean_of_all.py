@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_adpsgd.mixing.averages import all_finite, squared_norm
 from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
-from lightning_adpsgd.mixing.exact_mean import exact_means, longest_message
+from lightning_adpsgd.mixing.exact_mean import MESSAGE, exact_means
 from lightning_adpsgd.mixing.lattice_mean import lattice_means
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.partition import Partition
@@ -23,6 +23,9 @@ from lightning_adpsgd.weights.replica import averaging_dtype
 _CHUNK = 1 << 18
 # Fewer weights, such as biases, would fill few blocks of a lattice.
 _FEWEST_ON_LATTICE = 1 << 12
+# Learners that shard a model may have no memory for more than a share of their weights,
+# twice: a message is a copy, and the all-reduce makes another.
+_MESSAGES_OF_SHARDS, _SHORTEST_MESSAGE = 8, 1 << 20
 
 
 @torch.no_grad()
@@ -97,6 +100,13 @@ class _Pieces(NamedTuple):
     group: dist.ProcessGroup | None = None
     few_bits: bool = False
 
+    @property
+    def longest_message(self) -> int:
+        if self.group is None:
+            return MESSAGE
+        share = sum(map(len, self.vectors)) // _MESSAGES_OF_SHARDS
+        return min(max(share, _SHORTEST_MESSAGE), MESSAGE)
+
 
 def _by_precision(
     vectors: Sequence[Tensor], trained: Sequence[Tensor], spans: list[list[Span]]
@@ -140,7 +150,7 @@ def _average(pieces: Sequence[_Pieces], plan: _Plan) -> Consensus:
         if one.few_bits and chunks:
             each = lattice_means(*how)
         else:
-            each = exact_means(*how, longest_message(sum(map(len, chunks))))
+            each = exact_means(*how, one.longest_message)
         for chunk, local_chunk, mean in zip(chunks, local, each, strict=True):
             if plan.speaks:
                 sums[0] += squared_norm(local_chunk - mean)

@@ -96,20 +96,25 @@ def bytes_sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     ("millions", "num_messages", "longest"), [(0.5, 1, 0.5), (3, 3, 1), (16, 8, 2)]
 )
-def test_a_message_of_a_mean_is_a_share_of_the_weights(
+def test_learners_that_shard_send_a_share_of_their_weights_at_once(
     bytes_sent: list[int], millions: float, num_messages: int, longest: float
 ) -> None:
-    """A learner near the limit of its memory has none for a copy of all."""
+    """Near the limit of their memory, they have none for a copy of all."""
     number = int(millions * 2**20)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         vectors = [torch.ones(number // 2), torch.ones(number - number // 2)]
+        alone = SuperLearnerGroup(holds_all=False), Partition((1,))
+        group = dist.distributed_c10d._get_default_group()
+        average_shards(vectors, vectors, *alone, [group], [], PATIENCE)
         average_whole(vectors, vectors, Partition((1,)))
     finally:
         dist.destroy_process_group()
-    assert len(bytes_sent) == num_messages
-    assert max(bytes_sent) == 4 * longest * 2**20
-    assert sum(bytes_sent) == 4 * number
+    for_whole = max(1, number // 2**22)
+    of_shards, of_whole = bytes_sent[:-for_whole], bytes_sent[-for_whole:]
+    assert len(of_shards) == num_messages
+    assert max(of_shards) == 4 * longest * 2**20
+    assert sum(of_shards) == sum(of_whole) == 4 * number
 
 
 def weights_of(rank: int) -> Tensor:
