@@ -12,8 +12,10 @@ training step itself begins are not changed: they are noticed by the sequence nu
 the default process group.
 """
 
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -36,6 +38,10 @@ _REMEDIES = {
 }
 
 _TORCHS = "torch.distributed"
+_TORCH = Path(dist.__file__).parents[1]
+_PREPARED = Path(pl.__file__).parents[1], Path(__file__).parents[1]
+# Files of torch through which a call of a collective goes.
+_WRAPPERS = {"c10d_logger.py", "distributed_c10d.py"}
 _TURNS = (
     "So they take the batches of a shared epoch in turns, and leave out those at its "
     "end that not all would get. If the call is in some steps only, it may hang at the "
@@ -64,18 +70,7 @@ class CollectiveScope:
     def of_step(self) -> Iterator[None]:
         """A context of a training step, which may call `torch.distributed` itself."""
         before = _num_collectives()
-        try:
-            yield
-        except RuntimeError as error:
-            told = _TORCHS in self._told and self._sharing is not None
-            if told and "Timed out" in str(error):
-                raise RuntimeError(
-                    "`torch.distributed` in `training_step` has waited in vain for all "
-                    "learners, which share an epoch and make different numbers of "
-                    "steps. `work_sharing=False` gives them equal shares "
-                    f"({error})"
-                ) from error
-            raise
+        yield
         if _num_collectives() != before and self._is_apart():
             if self._sharing is not None:
                 self._sharing.takes_turns = True
@@ -96,6 +91,14 @@ class CollectiveScope:
         try:
             with _metrics_over(self):
                 return run(data_fetcher)
+        except RuntimeError as error:
+            if self._sharing is None or not (caller := _caller_of_torchs(error)):
+                raise
+            raise RuntimeError(
+                f"`torch.distributed`, which {caller} calls, has waited in vain for "
+                "all learners, which share an epoch and make different numbers of "
+                f"steps. `work_sharing=False` gives them equal shares ({error})"
+            ) from error
         finally:
             self._in_epoch = False
 
@@ -145,6 +148,25 @@ def _num_collectives() -> int:
     with suppress(RuntimeError):  # Gloo and NCCL count
         return everyone._get_sequence_number_for_group()
     return 0
+
+
+def _caller_of_torchs(error: RuntimeError) -> str:
+    """The place of the program that called a collective, which has timed out, itself.
+
+    Empty if the error is another one, or if this package, Lightning or another part of
+    torch called it: what they wait for is not all learners, or they say so themselves.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    files = [Path(frame.filename) for frame in frames]
+    own = [n for n, file in enumerate(files) if not file.is_relative_to(_TORCH)]
+    caller = own[-1] if own else 0
+    within = {file.name for file in files[caller + 1 :]}
+    is_direct = within and within <= _WRAPPERS
+    is_prepared = any(map(files[caller].is_relative_to, _PREPARED))
+    if "Timed out" not in str(error) or not is_direct or is_prepared:
+        return ""
+    frame = frames[caller]
+    return f"`{frame.name}` ({frame.filename}:{frame.lineno})"
 
 
 @contextmanager

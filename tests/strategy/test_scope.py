@@ -255,7 +255,31 @@ def test_learners_whose_steps_wait_for_all_share_epochs_in_turns(
     assert values(learners(2, program)) == [9, 9]
 
 
-def test_a_collective_that_hangs_at_the_end_of_a_shared_epoch_is_explained() -> None:
+class Meeting:
+    """A part of a module that meets all learners; nobody looks into its methods."""
+
+    def meet(self) -> None:
+        dist.all_reduce(torch.zeros(1))
+
+
+class Meets(Linear):
+    """Meets all learners in each batch, which nothing tells beforehand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meeting = Meeting()
+
+    @override
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        self.meeting.meet()
+
+
+@pytest.mark.parametrize(
+    ("module", "caller"), [(Centres, "training_step"), (Meets, "meet")]
+)
+def test_a_collective_that_hangs_at_the_end_of_a_shared_epoch_is_explained(
+    module: type[Linear], caller: str
+) -> None:
     """Three batches for two learners: one has a step more before this is known."""
 
     def program(rank: int) -> tuple[str, str]:
@@ -264,13 +288,37 @@ def test_a_collective_that_hangs_at_the_end_of_a_shared_epoch_is_explained() -> 
             warnings.simplefilter("always")
             trainer = trainer_of(strategy, 2, use_distributed_sampler=True)
             with pytest.raises((RuntimeError, LearnerFollows)) as error:
-                trainer.fit(Centres(), loader(3))
+                trainer.fit(module(), loader(3))
         return str(error.value), " ".join(str(one.message) for one in caught)
 
     first, second = values(learners(2, program))
+    told = f"`torch.distributed`, which `{caller}` ({__file__}:"
     assert any(
-        "`torch.distributed` in `training_step` has" in e for e, _ in (first, second)
+        told in e and "calls, has waited in vain for all learners" in e
+        for e, _ in (first, second)
     )
     assert "equal shares" in first[0]  # learner 0 speaks for all
-    assert "in turns" in first[1]
-    assert "hang at the end of the epoch: `work_sharing=False` gives" in first[1]
+    if module is Centres:
+        assert "in turns" in first[1]
+        assert "hang at the end of the epoch: `work_sharing=False` gives" in first[1]
+
+
+class Stalls(Linear):
+    """Waits in vain for something else."""
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        raise RuntimeError("Timed out reading a file")
+
+
+def test_a_program_that_times_out_itself_keeps_its_words() -> None:
+    def program(rank: int) -> str:
+        strategy = gossip(work_sharing=True, timeout=timedelta(seconds=4))
+        trainer = trainer_of(strategy, 2, use_distributed_sampler=True)
+        with pytest.raises((RuntimeError, LearnerFollows)) as error:
+            trainer.fit(Stalls(), loader(4))
+        return str(error.value)
+
+    for said in values(learners(2, program)):
+        assert "Timed out reading a file" in said
+        assert "in vain" not in said
