@@ -120,7 +120,7 @@ def _method_that(does: Callable[[CodeType], bool], trainer: pl.Trainer) -> str:
                 continue
             for name, value in vars(kind).items():
                 is_early = name == "configure_optimizers"
-                codes = [*_code_of(value), *_code_named_by(name, value)]
+                codes = [*_code_of(value), *_code_named_by(owner, name, value)]
                 if not is_early and any(map(does, codes)):
                     return f"{type(owner).__name__}.{name}"
     return ""
@@ -162,10 +162,11 @@ def _code_of(value: Any) -> Iterator[CodeType]:
             yield from _code_of(inner)
 
 
-def _code_named_by(method: str, value: Any) -> Iterator[CodeType]:
-    """The code of the program's functions that a method names, by module or directly.
+def _code_named_by(owner: Any, method: str, value: Any) -> Iterator[CodeType]:
+    """The code of the program's functions that a method of an owner names.
 
-    A method that all learners call equally often may call what it likes.
+    It names them directly, by their module, or by a part of the owner. A method that
+    all learners call equally often may call what it likes.
     """
     if _OF_ALL.search(method):
         return
@@ -176,6 +177,12 @@ def _code_named_by(method: str, value: Any) -> Iterator[CodeType]:
         for found in map(place.get, names):
             is_function = isinstance(found, FunctionType)
             if is_function and _package_of(found) not in _OTHERS:
+                yield from _code_of(found)
+    parts = vars(owner) | vars(owner).get("_modules", {})
+    for part in map(parts.get, names & parts.keys()):
+        own = (k for k in type(part).__mro__ if _package_of(k) not in _OTHERS)
+        for kind in own:
+            for found in map(vars(kind).get, names):
                 yield from _code_of(found)
 
 

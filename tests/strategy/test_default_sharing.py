@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     TQDMProgressBar,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from typing_extensions import override
@@ -234,6 +234,59 @@ class MeetsByModule(Callback):
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         if trainer.global_step % 5 == 0:
             this_module.meet_others()
+
+
+class Meeting:
+    """A part of a callback or of a module."""
+
+    def in_batch(self) -> None:
+        dist.all_reduce(torch.zeros(1))
+
+
+class HasMeeting(Callback):
+    """The same, in a method of a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Meeting()
+
+    @override
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        if trainer.global_step % 5 == 0:
+            self.part.in_batch()
+
+
+class MeetingLoss(nn.Module, Meeting):
+    pass
+
+
+class HasMeetingLoss(Linear):
+    """The same, in a module that is a part of this one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = MeetingLoss()
+
+    @override
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:
+            self.part.in_batch()
+
+
+class HasPart(Callback):
+    """Names the part in batches, and its method where all come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Meeting()
+
+    @override
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        assert self.part
+
+    @override
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.part.in_batch()
 
 
 class MeetsAtEnds(Callback):
@@ -455,6 +508,15 @@ CASES = {
     ),
     "a function of a module meets": Case(
         EQUAL, "`MeetsByModule.on_train_batch_end` meets", callbacks=[MeetsByModule()]
+    ),
+    "a part of a callback meets": Case(
+        EQUAL, "`HasMeeting.on_train_batch_end` meets", callbacks=[HasMeeting()]
+    ),
+    "a part of the module meets": Case(
+        EQUAL, "`HasMeetingLoss.on_train_batch_end` meets", module=HasMeetingLoss
+    ),
+    "a part meets where all come": Case(
+        SHARED, "Learners share", callbacks=[HasPart()]
     ),
     "a function of a hook of an epoch meets": Case(
         SHARED, "Learners share", callbacks=[MeetsAtEnds()]
