@@ -295,3 +295,12 @@ def test_a_function_that_errs_later_is_refused_in_that_round() -> None:
 def test_a_function_may_give_what_torch_takes_for_a_matrix(convert: Any) -> None:
     topology = find_topology(lambda size, round, seed: convert(complete(size)))
     assert torch.equal(topology.matrix(4), complete(4))
+
+
+def test_a_matrix_without_a_round_is_that_of_the_first() -> None:
+    rounds = [complete(4), identity(4)]
+    assert torch.equal(from_matrices(rounds).matrix(4), complete(4))
+
+
+def test_a_topology_is_shown_by_its_name_alone() -> None:
+    assert repr(find_topology("ring")) == "Topology(name='ring')"

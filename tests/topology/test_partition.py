@@ -33,3 +33,8 @@ def test_weights_make_a_mean_over_learners_one_over_super_learners(sizes: Any) -
 def test_equal_sizes_are_even() -> None:
     assert Partition((2, 2)).is_even
     assert not Partition((2, 4)).is_even
+
+
+def test_each_learner_reads_its_own_batches_unless_layers_are_shared() -> None:
+    assert Partition((2, 4)).num_readers == 6
+    assert Partition((2, 4), 2).num_readers == 3

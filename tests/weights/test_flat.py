@@ -10,7 +10,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_adpsgd.mixing.averages import all_finite
-from lightning_adpsgd.weights.flat import FlatParameters, averaged_buffers
+from lightning_adpsgd.weights.flat import (
+    FlatParameters,
+    averaged_buffers,
+    same_order,
+)
 
 
 class Mixed(nn.Module):
@@ -415,6 +419,13 @@ def test_layouts_tell_models_apart() -> None:
     assert FlatParameters(nn.Linear(2, 3)).layout() != (
         FlatParameters(nn.Linear(3, 2)).layout()
     )
+
+
+def test_layouts_have_the_same_order_if_names_and_shapes_are_equal() -> None:
+    ours = FlatParameters(nn.Linear(2, 3)).layout()
+    assert same_order(FlatParameters(nn.Linear(2, 3).double()).layout(), ours)
+    assert not same_order(FlatParameters(nn.Linear(3, 2)).layout(), ours)
+    assert not same_order(FlatParameters(nn.Linear(2, 3, bias=False)).layout(), ours)
 
 
 def test_a_module_without_weights_has_no_vector() -> None:
