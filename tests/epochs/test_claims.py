@@ -371,6 +371,25 @@ def test_nothing_is_held_where_the_counter_is_near_or_the_end_is(
     assert (drawn._num_ahead() > 0) == bool(seconds)
 
 
+@pytest.mark.parametrize(("step_s", "is_short"), [(0.5, True), (0.1, False)])
+def test_a_round_trip_that_is_short_beside_a_step_is_no_reason_to_draw_ahead(
+    monkeypatch: pytest.MonkeyPatch, step_s: float, is_short: bool
+) -> None:
+    now = 0.0
+
+    def add(num: int) -> int:
+        nonlocal now
+        now += 0.01
+        return 0
+
+    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: now))
+    drawn = DrawnNumbers(add, lambda: 0, lambda first, steps: None, deque(maxlen=10))
+    for _ in range(10):
+        drawn.next(lambda: 0)
+        now += step_s
+    assert (drawn._num_ahead() == 0) == is_short
+
+
 def test_what_is_drawn_ahead_remains_of_the_epoch() -> None:
     """A checkpoint of this moment has it, and nothing twice."""
     store, index = HashStore(), LearnerIndex(0, 1)
