@@ -30,11 +30,13 @@ def exact_means(
         longest: the most elements in a message, but for a longer chunk; equal in all.
     """
     for several in _in_messages(chunks, longest):
-        wide = [chunk.to(averaging_dtype(chunk.dtype)) for chunk in several]
-        joined = torch.cat(wide)
+        joined = torch.cat([one.to(averaging_dtype(one.dtype)) for one in several])
         if len(joined):
             dist.all_reduce(joined if speaks else joined.zero_(), group=group)
-        yield from joined.div_(number).split([len(chunk) for chunk in several])
+        means = joined.div_(number).split([len(chunk) for chunk in several])
+        del joined, several
+        yield from means
+        del means
 
 
 def _in_messages(chunks: Iterable[Tensor], longest: int) -> Iterator[list[Tensor]]:

@@ -151,11 +151,13 @@ def _average(pieces: Sequence[_Pieces], plan: _Plan) -> Consensus:
             each = lattice_means(*how)
         else:
             each = exact_means(*how, one.longest_message)
-        for chunk, local_chunk, mean in zip(chunks, local, each, strict=True):
+        for chunk, local_chunk in zip(chunks, local, strict=True):
+            mean = next(each)
             if plan.speaks:
                 sums[0] += squared_norm(local_chunk - mean)
                 sums[1] += squared_norm(mean)
             chunk.copy_(mean)
+            del mean  # a view of a whole message
     # No learner leaves, and asks another for weights, before all have written theirs.
     return Consensus.of(*_gathered(sums).sum(0).div_(plan.number).tolist())
 

@@ -9,6 +9,7 @@ import dis
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import pairwise
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning_utilities.core.rank_zero import rank_zero_info
+from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -62,6 +64,7 @@ _OF_ALL = re.compile(
 )
 # Packages whose callbacks and modules expect that there is no total.
 _PREPARED = {"lightning", "pytorch_lightning", "lightning_adpsgd"}
+_METHODS = FunctionType, property, classmethod, staticmethod, cached_property
 # Packages whose functions are no part of the program.
 _OTHERS = {*_PREPARED, "torch", "torchmetrics", "lightning_utilities"}
 
@@ -178,12 +181,22 @@ def _code_named_by(owner: Any, method: str, value: Any) -> Iterator[CodeType]:
             is_function = isinstance(found, FunctionType)
             if is_function and _package_of(found) not in _OTHERS:
                 yield from _code_of(found)
-    parts = vars(owner) | vars(owner).get("_modules", {})
-    for part in map(parts.get, names & parts.keys()):
-        own = (k for k in type(part).__mro__ if _package_of(k) not in _OTHERS)
-        for kind in own:
-            for found in map(vars(kind).get, names):
+    for part, name in {two for code in _code_of(value) for two in _in_turn(code)}:
+        held = vars(owner).get(part)
+        if held is None and isinstance(owner, nn.Module):
+            held = owner._modules.get(part)
+        for kind in type(held).__mro__:
+            found = vars(kind).get(name)
+            if isinstance(found, _METHODS) and _package_of(kind) not in _OTHERS:
                 yield from _code_of(found)
+
+
+def _in_turn(code: CodeType) -> Iterator[tuple[str, str]]:
+    """The pairs of attributes that code looks up one after the other, as in `.a.b`."""
+    steps = [*dis.get_instructions(code)]
+    for one, two in pairwise(steps):
+        if all(step.opname in {"LOAD_ATTR", "LOAD_METHOD"} for step in (one, two)):
+            yield one.argval, two.argval
 
 
 def _function_of(value: Any) -> Any:
@@ -194,7 +207,8 @@ def _function_of(value: Any) -> Any:
 
 def _package_of(value: Any) -> str:
     # A function that was made from text has no module.
-    return (value.__module__ or "").partition(".")[0]
+    module = getattr(value, "__module__", "")
+    return module.partition(".")[0] if isinstance(module, str) else ""
 
 
 class DefaultSharing:

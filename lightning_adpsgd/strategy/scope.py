@@ -12,10 +12,10 @@ training step itself begins are not changed: they are noticed by the sequence nu
 the default process group.
 """
 
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -38,10 +38,10 @@ _REMEDIES = {
 }
 
 _TORCHS = "torch.distributed"
-_TORCH = Path(dist.__file__).parents[1]
-_PREPARED = Path(pl.__file__).parents[1], Path(__file__).parents[1]
-# Files of torch through which a call of a collective goes.
-_WRAPPERS = {"c10d_logger.py", "distributed_c10d.py"}
+# Packages that explain their collectives, or call them over a super-learner.
+_PREPARED = {"lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics"}
+_PREPARED |= {"lightning_adpsgd"}
+_BETWEEN_TWO = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
 _TURNS = (
     "So they take the batches of a shared epoch in turns, and leave out those at its "
     "end that not all would get. If the call is in some steps only, it may hang at the "
@@ -92,12 +92,14 @@ class CollectiveScope:
             with _metrics_over(self):
                 return run(data_fetcher)
         except RuntimeError as error:
-            if self._sharing is None or not (caller := _caller_of_torchs(error)):
+            is_apart = self._sharing is not None and self._is_apart()
+            if not is_apart or not (caller := _caller_of_torchs(error)):
                 raise
             raise RuntimeError(
                 f"`torch.distributed`, which {caller} calls, has waited in vain for "
-                "all learners, which share an epoch and make different numbers of "
-                f"steps. `work_sharing=False` gives them equal shares ({error})"
+                "other learners. They share an epoch and may make different numbers of "
+                "steps (`work_sharing=False` gives them equal shares), or one was "
+                f"slower than `timeout` ({error})"
             ) from error
         finally:
             self._in_epoch = False
@@ -151,22 +153,31 @@ def _num_collectives() -> int:
 
 
 def _caller_of_torchs(error: RuntimeError) -> str:
-    """The place of the program that called a collective, which has timed out, itself.
+    """The place of the program that called a collective, which has timed out.
 
-    Empty if the error is another one, or if this package, Lightning or another part of
-    torch called it: what they wait for is not all learners, or they say so themselves.
+    Empty if the error is another one, if the call names a group of its own, or if this
+    package, Lightning or torchmetrics made it.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    files = [Path(frame.filename) for frame in frames]
-    own = [n for n, file in enumerate(files) if not file.is_relative_to(_TORCH)]
-    caller = own[-1] if own else 0
-    within = {file.name for file in files[caller + 1 :]}
-    is_direct = within and within <= _WRAPPERS
-    is_prepared = any(map(files[caller].is_relative_to, _PREPARED))
-    if "Timed out" not in str(error) or not is_direct or is_prepared:
+    frames = [*walk_tb(error.__traceback__)]
+    place = max(n for n, (f, _) in enumerate(frames) if _package_of(f) != "torch")
+    frame, line = frames[place]
+    inner = [one for one, _ in frames[place + 1 :]]
+    calls = [f for f in inner if f.f_globals["__name__"].startswith(_TORCHS)]
+    is_of_all = all(
+        f.f_locals.get("group") in (None, dist.group.WORLD)
+        and f.f_code.co_name not in _BETWEEN_TWO
+        for f in calls
+    )
+    # What waits in C++ alone, as `Work.wait` does, has no frame of torch.
+    is_collective = calls or (not inner and "/gloo/" in str(error))
+    is_other = "Timed out" not in str(error) or _package_of(frame) in _PREPARED
+    if is_other or not (is_of_all and is_collective):
         return ""
-    frame = frames[caller]
-    return f"`{frame.name}` ({frame.filename}:{frame.lineno})"
+    return f"`{frame.f_code.co_name}` ({frame.f_code.co_filename}:{line})"
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 @contextmanager

@@ -212,5 +212,5 @@ def test_a_part_that_librispeech_does_not_have_is_refused_at_once(
         download.main(["--out", str(tmp_path / "data"), "--parts", "dev-claen"])
     said = capsys.readouterr().err
     assert "argument --parts: invalid choice: 'dev-claen'" in said
-    assert "'dev-clean'" in said
+    assert "dev-clean" in said
     assert not (tmp_path / "data").exists()

@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -289,6 +290,46 @@ class HasPart(Callback):
         self.part.in_batch()
 
 
+class Forward(nn.Module):
+    @override
+    def forward(self, batch: Tensor) -> Tensor:
+        dist.all_reduce(batch)
+        return batch
+
+
+class CallsPart(Linear):
+    """Names a part, and a method of its own; the part has another, which meets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Forward()
+
+    @override
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        assert self.part
+        assert self.forward
+
+
+class Odd:
+    """A part of which little can be asked."""
+
+    __module__ = property(lambda self: "odd")  # type: ignore[assignment]
+    go = SimpleNamespace(__code__=3, func=None)
+
+
+class HasOddParts(Callback):
+    """Attributes with names that modules use, and of odd types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modules = ["encoder"]
+        self.part = Odd()
+
+    @override
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        assert self.part.go
+
+
 class MeetsAtEnds(Callback):
     """Meets the others where all come."""
 
@@ -515,6 +556,10 @@ CASES = {
     "a part of the module meets": Case(
         EQUAL, "`HasMeetingLoss.on_train_batch_end` meets", module=HasMeetingLoss
     ),
+    "a part has another method of that name": Case(
+        SHARED, "Learners share", module=CallsPart
+    ),
+    "parts are odd": Case(SHARED, "Learners share", callbacks=[HasOddParts()]),
     "a part meets where all come": Case(
         SHARED, "Learners share", callbacks=[HasPart()]
     ),

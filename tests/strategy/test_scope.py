@@ -9,8 +9,9 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn as distributed_nn
 from lightning.pytorch.trainer import call
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric, SumMetric
 from typing_extensions import override
 
@@ -274,8 +275,32 @@ class Meets(Linear):
         self.meeting.meet()
 
 
+class WaitsLater(Linear):
+    """Waits for a collective that it has begun, in C++ alone."""
+
+    @override
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        begun: Any = dist.all_reduce(torch.zeros(1), async_op=True)
+        begun.wait()
+
+
+class Differentiates(Linear):
+    """Calls a collective that has a gradient, as losses of libraries do."""
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return nn.functional.relu(distributed_nn.all_reduce(loss))
+
+
 @pytest.mark.parametrize(
-    ("module", "caller"), [(Centres, "training_step"), (Meets, "meet")]
+    ("module", "caller"),
+    [
+        (Centres, "training_step"),
+        (Meets, "meet"),
+        (WaitsLater, "on_before_zero_grad"),
+        (Differentiates, "training_step"),
+    ],
 )
 def test_a_collective_that_hangs_at_the_end_of_a_shared_epoch_is_explained(
     module: type[Linear], caller: str
@@ -294,13 +319,29 @@ def test_a_collective_that_hangs_at_the_end_of_a_shared_epoch_is_explained(
     first, second = values(learners(2, program))
     told = f"`torch.distributed`, which `{caller}` ({__file__}:"
     assert any(
-        told in e and "calls, has waited in vain for all learners" in e
+        told in e and "calls, has waited in vain for other learners" in e
         for e, _ in (first, second)
     )
     assert "equal shares" in first[0]  # learner 0 speaks for all
     if module is Centres:
         assert "in turns" in first[1]
         assert "hang at the end of the epoch: `work_sharing=False` gives" in first[1]
+
+
+class MeetsElsewhere(Linear):
+    """Waits in vain for one peer."""
+
+    @override
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        if self.global_rank == 0:
+            dist.recv(torch.zeros(1), 1)
+
+
+class MeetsLateInValidation(Linear):
+    @override
+    def on_validation_epoch_end(self) -> None:
+        time.sleep(6 * self.global_rank)
+        dist.all_reduce(torch.zeros(1))
 
 
 class Stalls(Linear):
@@ -311,14 +352,25 @@ class Stalls(Linear):
         raise RuntimeError("Timed out reading a file")
 
 
-def test_a_program_that_times_out_itself_keeps_its_words() -> None:
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (Stalls, "Timed out reading a file"),
+        (MeetsElsewhere, "Timed out waiting"),
+        (MeetsLateInValidation, "Timed out waiting"),
+    ],
+)
+def test_what_waits_for_something_else_keeps_its_words(
+    module: type[Linear], expected: str
+) -> None:
     def program(rank: int) -> str:
         strategy = gossip(work_sharing=True, timeout=timedelta(seconds=4))
-        trainer = trainer_of(strategy, 2, use_distributed_sampler=True)
+        arguments: Any = {"use_distributed_sampler": True, "limit_val_batches": 1.0}
+        trainer = trainer_of(strategy, 2, **arguments)
         with pytest.raises((RuntimeError, LearnerFollows)) as error:
-            trainer.fit(Stalls(), loader(4))
+            trainer.fit(module(), loader(4), loader(2))
         return str(error.value)
 
-    for said in values(learners(2, program)):
-        assert "Timed out reading a file" in said
-        assert "in vain" not in said
+    said = values(learners(2, program))
+    assert any(expected in one for one in said)
+    assert not any("in vain" in one for one in said)

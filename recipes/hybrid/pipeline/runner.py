@@ -10,6 +10,7 @@ continued from are not thrown away: the run stops and says so.
 """
 
 import contextlib
+import errno
 import fcntl
 import functools
 import json
@@ -40,6 +41,8 @@ from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.pipeline.stage import Stage, StageError, stage_in
 
 _CLAIM = ".fingerprint"
+# What a disk says that has lost bytes, or has no room for them.
+_LOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
 
 
 def run_stages(
@@ -290,19 +293,15 @@ def _tidy(target: Path) -> None:
 def _sync_files(folder: Path) -> None:
     """Writes all files to the disk: a stamp must not reach it before them."""
     for path in folder.rglob("*"):
-        # What others write, and take away.
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            if path.is_file():
-                _sync(path)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
         try:
-            os.fsync(file.fileno())
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
         except OSError as error:
-            error.filename = str(path)
-            raise
+            # Others write, and take away; or the bytes have no place.
+            if error.errno in _LOST:
+                error.filename = str(path)
+                raise
 
 
 @contextlib.contextmanager
