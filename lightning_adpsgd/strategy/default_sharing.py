@@ -181,11 +181,10 @@ def _code_named_by(owner: Any, method: str, value: Any) -> Iterator[CodeType]:
             is_function = isinstance(found, FunctionType)
             if is_function and _package_of(found) not in _OTHERS:
                 yield from _code_of(found)
+    submodules = owner.named_children() if isinstance(owner, nn.Module) else ()
+    parts = {**vars(owner), **dict(submodules)}
     for part, name in {two for code in _code_of(value) for two in _in_turn(code)}:
-        held = vars(owner).get(part)
-        if held is None and isinstance(owner, nn.Module):
-            held = owner._modules.get(part)
-        for kind in type(held).__mro__:
+        for kind in type(parts.get(part)).__mro__:
             found = vars(kind).get(name)
             if isinstance(found, _METHODS) and _package_of(kind) not in _OTHERS:
                 yield from _code_of(found)

@@ -47,15 +47,23 @@ def step(learner: Learner, gossip: Gossip, change: float = 0.0) -> None:
 def train(
     learners: list[Learner], gossips: list[Gossip], change: Callable[[int], float]
 ) -> None:
-    """Twenty steps of each learner; `change` gives what is added by super-learner."""
+    """Twenty steps of each learner; `change` gives what is added by super-learner.
+
+    Steps that change nothing follow, until all have exchanged: on a busy machine twenty
+    may be over sooner.
+    """
 
     def steps(learner: Learner, gossip: Gossip) -> None:
         for _ in range(20):
             step(learner, gossip, change(learner.number))
 
-    pairs = zip(learners, gossips, strict=True)
+    pairs = [*zip(learners, gossips, strict=True)]
     with running(gossips):
         together([lambda p=pair: steps(*p) for pair in pairs])
+        for _ in range(2000):
+            if all(gossip.statistics().exchanges for gossip in gossips):
+                break
+            together([lambda p=pair: step(*p) for pair in pairs])
 
 
 @pytest.mark.parametrize("wire_dtype", [None, torch.int8])
