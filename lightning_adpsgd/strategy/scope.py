@@ -12,7 +12,7 @@ training step itself begins are not changed: they are noticed by the sequence nu
 the default process group.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from traceback import walk_tb
 from types import FrameType
@@ -160,20 +160,23 @@ def _caller_of_torchs(error: RuntimeError) -> str:
     """
     frames = [*walk_tb(error.__traceback__)]
     place = max(n for n, (f, _) in enumerate(frames) if _package_of(f) != "torch")
-    frame, line = frames[place]
-    inner = [one for one, _ in frames[place + 1 :]]
-    calls = [f for f in inner if f.f_globals["__name__"].startswith(_TORCHS)]
-    is_of_all = all(
+    (frame, line), inner = frames[place], [one for one, _ in frames[place + 1 :]]
+    # What waits in C++ alone, as `Work.wait` does, has no frame of torch.
+    waits_in_cpp = not inner and "/gloo/" in str(error)
+    is_other = "Timed out" not in str(error) or _package_of(frame) in _PREPARED
+    if is_other or not (waits_in_cpp or _is_over_all(inner)):
+        return ""
+    return f"`{frame.f_code.co_name}` ({frame.f_code.co_filename}:{line})"
+
+
+def _is_over_all(frames: Sequence[FrameType]) -> bool:
+    """Whether frames of torch are those of a collective over all learners."""
+    calls = [f for f in frames if f.f_globals["__name__"].startswith(_TORCHS)]
+    return bool(calls) and all(
         f.f_locals.get("group") in (None, dist.group.WORLD)
         and f.f_code.co_name not in _BETWEEN_TWO
         for f in calls
     )
-    # What waits in C++ alone, as `Work.wait` does, has no frame of torch.
-    is_collective = calls or (not inner and "/gloo/" in str(error))
-    is_other = "Timed out" not in str(error) or _package_of(frame) in _PREPARED
-    if is_other or not (is_of_all and is_collective):
-        return ""
-    return f"`{frame.f_code.co_name}` ({frame.f_code.co_filename}:{line})"
 
 
 def _package_of(frame: FrameType) -> str:
