@@ -158,6 +158,7 @@ def _average(pieces: Sequence[_Pieces], plan: _Plan) -> Consensus:
                 sums[1] += squared_norm(mean)
             chunk.copy_(mean)
             del mean  # a view of a whole message
+        assert next(each, None) is None, "more means than chunks"
     # No learner leaves, and asks another for weights, before all have written theirs.
     return Consensus.of(*_gathered(sums).sum(0).div_(plan.number).tolist())
 

@@ -66,7 +66,7 @@ _OF_ALL = re.compile(
 _PREPARED = {"lightning", "pytorch_lightning", "lightning_adpsgd"}
 _METHODS = FunctionType, property, classmethod, staticmethod, cached_property
 # Packages whose functions are no part of the program.
-_OTHERS = {*_PREPARED, "torch", "torchmetrics", "lightning_utilities"}
+LIBRARIES = {*_PREPARED, "torch", "torchmetrics", "lightning_utilities"}
 
 
 def shares_work(trainer: pl.Trainer, dials: Dials) -> bool | None:
@@ -173,27 +173,26 @@ def _code_named_by(owner: Any, method: str, value: Any) -> Iterator[CodeType]:
     """
     if _OF_ALL.search(method):
         return
-    near = getattr(_function_of(value), "__globals__", {})
-    names = {name for code in _code_of(value) for name in code.co_names}
+    near, codes = getattr(_function_of(value), "__globals__", {}), [*_code_of(value)]
+    names = {name for code in codes for name in code.co_names}
     modules = [one for one in map(near.get, names) if isinstance(one, ModuleType)]
     for place in (near, *map(vars, modules)):
         for found in map(place.get, names):
             is_function = isinstance(found, FunctionType)
-            if is_function and _package_of(found) not in _OTHERS:
+            if is_function and _package_of(found) not in LIBRARIES:
                 yield from _code_of(found)
     submodules = owner.named_children() if isinstance(owner, nn.Module) else ()
     parts = {**vars(owner), **dict(submodules)}
-    for part, name in {two for code in _code_of(value) for two in _in_turn(code)}:
+    for part, name in {two for code in codes for two in _in_turn(code)}:
         for kind in type(parts.get(part)).__mro__:
             found = vars(kind).get(name)
-            if isinstance(found, _METHODS) and _package_of(kind) not in _OTHERS:
+            if isinstance(found, _METHODS) and _package_of(kind) not in LIBRARIES:
                 yield from _code_of(found)
 
 
 def _in_turn(code: CodeType) -> Iterator[tuple[str, str]]:
     """The pairs of attributes that code looks up one after the other, as in `.a.b`."""
-    steps = [*dis.get_instructions(code)]
-    for one, two in pairwise(steps):
+    for one, two in pairwise(dis.get_instructions(code)):
         if all(step.opname in {"LOAD_ATTR", "LOAD_METHOD"} for step in (one, two)):
             yield one.argval, two.argval
 

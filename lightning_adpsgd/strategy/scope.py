@@ -23,6 +23,7 @@ import torch.distributed as dist
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torchmetrics import Metric
 
+from lightning_adpsgd.strategy.default_sharing import LIBRARIES
 from lightning_adpsgd.strategy.job import Job
 
 ALONE = object()
@@ -39,8 +40,7 @@ _REMEDIES = {
 
 _TORCHS = "torch.distributed"
 # Packages that explain their collectives, or call them over a super-learner.
-_PREPARED = {"lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics"}
-_PREPARED |= {"lightning_adpsgd"}
+_PREPARED = {*LIBRARIES, "lightning_fabric"}
 _BETWEEN_TWO = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
 _TURNS = (
     "So they take the batches of a shared epoch in turns, and leave out those at its "

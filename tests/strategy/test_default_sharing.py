@@ -244,12 +244,14 @@ class Meeting:
         dist.all_reduce(torch.zeros(1))
 
 
-class HasMeeting(Callback):
-    """The same, in a method of a part."""
-
+class HasPart(Callback):
     def __init__(self) -> None:
         super().__init__()
         self.part = Meeting()
+
+
+class MeetsInPart(HasPart):
+    """The same, in a method of a part."""
 
     @override
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
@@ -274,12 +276,8 @@ class HasMeetingLoss(Linear):
             self.part.in_batch()
 
 
-class HasPart(Callback):
+class MeetsInPartAtEnds(HasPart):
     """Names the part in batches, and its method where all come."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = Meeting()
 
     @override
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
@@ -551,7 +549,7 @@ CASES = {
         EQUAL, "`MeetsByModule.on_train_batch_end` meets", callbacks=[MeetsByModule()]
     ),
     "a part of a callback meets": Case(
-        EQUAL, "`HasMeeting.on_train_batch_end` meets", callbacks=[HasMeeting()]
+        EQUAL, "`MeetsInPart.on_train_batch_end` meets", callbacks=[MeetsInPart()]
     ),
     "a part of the module meets": Case(
         EQUAL, "`HasMeetingLoss.on_train_batch_end` meets", module=HasMeetingLoss
@@ -561,7 +559,7 @@ CASES = {
     ),
     "parts are odd": Case(SHARED, "Learners share", callbacks=[HasOddParts()]),
     "a part meets where all come": Case(
-        SHARED, "Learners share", callbacks=[HasPart()]
+        SHARED, "Learners share", callbacks=[MeetsInPartAtEnds()]
     ),
     "a function of a hook of an epoch meets": Case(
         SHARED, "Learners share", callbacks=[MeetsAtEnds()]

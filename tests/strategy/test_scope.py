@@ -256,23 +256,16 @@ def test_learners_whose_steps_wait_for_all_share_epochs_in_turns(
     assert values(learners(2, program)) == [9, 9]
 
 
-class Meeting:
-    """A part of a module that meets all learners; nobody looks into its methods."""
-
-    def meet(self) -> None:
-        dist.all_reduce(torch.zeros(1))
+def meet() -> None:
+    dist.all_reduce(torch.zeros(1))
 
 
 class Meets(Linear):
-    """Meets all learners in each batch, which nothing tells beforehand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.meeting = Meeting()
+    """Meets all learners in each batch, in a function of the program."""
 
     @override
     def on_before_zero_grad(self, optimizer: Any) -> None:
-        self.meeting.meet()
+        meet()
 
 
 class WaitsLater(Linear):
@@ -338,6 +331,8 @@ class MeetsElsewhere(Linear):
 
 
 class MeetsLateInValidation(Linear):
+    """All come to the collective, one of them after the timeout."""
+
     @override
     def on_validation_epoch_end(self) -> None:
         time.sleep(6 * self.global_rank)
