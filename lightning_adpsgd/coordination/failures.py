@@ -17,6 +17,7 @@ from lightning_adpsgd.files import printable
 from lightning_adpsgd.transport.base import PeerLost
 
 _DIVERGED = " diverged: "
+_UNNAMED = ("lost a super-learner", "lost another learner")
 
 # Gloo raises plain RuntimeErrors: its macros put the file and line in front, and one
 # message has none. The type of what a user's program raises is no evidence either way.
@@ -30,12 +31,17 @@ class SuperLearnerBroken(RuntimeError):
     """A learner of a super-learner did not join a collective."""
 
 
+def _is_lost_connection(error: BaseException) -> bool:
+    if isinstance(error, DistError | SuperLearnerBroken):
+        return True
+    return isinstance(error, RuntimeError) and bool(_GLOO.match(str(error)))
+
+
 class FailureReport:
     """Turns the loss of a connection into the failure that caused it.
 
     Args:
-        super_learner: ranks of the learners of this one's super-learner; empty if they
-            are not known yet.
+        super_learner: ranks of the learners of this one's super-learner.
     """
 
     def __init__(
@@ -46,8 +52,12 @@ class FailureReport:
         self._super_learner = super_learner
 
     @contextmanager
-    def named(self) -> Iterator[None]:
+    def named(self, collective: str = "") -> Iterator[None]:
         """A context for code in which a peer may turn out to be lost.
+
+        Args:
+            collective: what it does with other learners, such as "a broadcast of all
+                learners". Empty: allreduces of the super-learner.
 
         Raises:
             LearnerFailed: In learner 0, with the message of the failed learner.
@@ -58,18 +68,13 @@ class FailureReport:
         try:
             yield
         except PeerLost as error:
-            message = self._coordinator.explain(str(error))
-            unnamed = error.peer is None and "lost a super-learner" in message
-            if unnamed and (silent := self._coordinator.silent_learners()):
-                message += f". No sign of life from learner {silent}"
-            self._follow(message, error)
+            self._follow(self._whole(str(error)), error)
         except LearnerFailed as error:
             self._follow(self._coordinator.explain(str(error)), error)
         except RuntimeError as error:
-            by_name = isinstance(error, DistError | SuperLearnerBroken)
-            if not by_name and _GLOO.match(str(error)) is None:
+            if not _is_lost_connection(error):
                 raise
-            self._follow(self._coordinator.explain(self._lost_neighbour(error)), error)
+            self._follow(self._whole(self._lost_neighbour(error, collective)), error)
 
     def lost_peer(self, message: str) -> None:
         """Reports a lost peer; for communication threads."""
@@ -84,7 +89,23 @@ class FailureReport:
         what = f"{type(exception).__name__}: {printable(text)}".removesuffix(": ")
         diverged = isinstance(exception, FloatingPointError)
         verb = _DIVERGED if diverged else " raised "
-        self._coordinator.announce_failure(f"{self._name}{verb}{what}")
+        message = f"{self._name}{verb}{what}"
+        if not _is_lost_connection(exception):
+            self._coordinator.announce_failure(message)
+        # A collective of the program or of a metric may have met another's end.
+        elif (reason := self._coordinator.explain(message)) != message:
+            exception.add_note(reason)
+
+    def _whole(self, symptom: str) -> str:
+        """The failure behind a symptom, with who is silent if it names nobody."""
+        message = self._coordinator.explain(symptom)
+        # Outside of training, nobody says that it is alive.
+        is_known = not any(lost in message for lost in _UNNAMED)
+        if is_known or not self._super_learner:
+            return message
+        if silent := self._coordinator.silent_learners():
+            message += f". No sign of life from learner {silent}"
+        return message
 
     def _follow(self, message: str, cause: BaseException) -> None:
         if self._rank != 0:
@@ -95,11 +116,11 @@ class FailureReport:
         kind = LearnerDiverged if _DIVERGED in message else LearnerFailed
         raise kind(message) from (cause.__cause__ if repeats else cause)
 
-    def _lost_neighbour(self, error: RuntimeError) -> str:
-        if not self._super_learner:
+    def _lost_neighbour(self, error: BaseException, collective: str) -> str:
+        if collective:
             return (
-                f"{self._name} lost another learner outside of training: {error}. "
-                "Check what the others printed last"
+                f"{self._name} lost another learner in {collective}: {error}. Check "
+                "what the others printed last"
             )
         return (
             f"{self._name} lost another learner of its super-learner "

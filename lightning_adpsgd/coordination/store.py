@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch._C._distributed_c10d import Store, TCPStore
 
+from lightning_adpsgd.coordination.heartbeats import Heartbeats
 from lightning_adpsgd.transport.network_interfaces import family_of
 from lightning_adpsgd.weights.worker import CallTimedOut, TimedCalls
 
@@ -132,13 +133,15 @@ class Coordinator:
     to the training thread.
 
     Calls that look for a failure, or that follow one, have a time limit: the host of
-    the store may be stopped with its connections open. Meetings have none.
+    the store may be stopped with its connections open. Meetings have none, but they end
+    when a learner has given no sign of life for `timeout`.
 
     Args:
         store: store of the job, shared by all learners under a prefix that nothing else
             uses.
         timeout: time that a learner may take to end after it knows of a failure, before
-            its process is killed. A store that is silent for so long is a failure.
+            its process is killed. A store or a learner that is silent for so long is a
+            failure.
         when_failed: function called once, by the watch thread, when it sees a failure.
 
     Attributes:
@@ -159,6 +162,7 @@ class Coordinator:
         self._timeout, self._poll_s = timeout, poll.total_seconds()
         self._lock = threading.Lock()
         self._looks, self._watched = TimedCalls("adpsgd-look"), store
+        self._heartbeats = Heartbeats(store, rank, world_size, timeout)
         self._silent_turns = 0
         self._stopped = threading.Event()
         self._meetings = 0
@@ -212,8 +216,8 @@ class Coordinator:
         Only a failure of a learner ends it early.
 
         Raises:
-            LearnerFailed: A learner failed, or came to a different meeting, which means
-                that the learners' programs differ.
+            LearnerFailed: A learner failed, shows no sign of life, or came to a
+                different meeting, which means that the learners' programs differ.
         """
         key = f"meeting/{self._meetings}"
         self._meetings += 1
@@ -222,7 +226,7 @@ class Coordinator:
         while num_arrived < self._world_size:
             if meanwhile is not None:
                 meanwhile.while_waiting(name)
-            self.raise_if_failed()
+            self._raise_if_lost(f"at {name!r}")
             self._stopped.wait(pause_s(time.monotonic() - begin))
             num_arrived = self._store.add(f"{key}/arrived", 0)
         if meanwhile is not None:
@@ -233,11 +237,22 @@ class Coordinator:
         """Waits until a condition holds.
 
         Raises:
-            LearnerFailed: A learner failed meanwhile.
+            LearnerFailed: A learner failed meanwhile, or shows no sign of life.
         """
         while not condition():
-            self.raise_if_failed()
+            self._raise_if_lost("for an answer")
             self._stopped.wait(0.01)
+
+    def _raise_if_lost(self, where: str) -> None:
+        self.raise_if_failed()
+        if lost := self._heartbeats.lost():
+            message = (
+                f"learner {self._rank} waits {where} for learner {lost}, which has "
+                f"shown no sign of life for {self._timeout}: its process has died, or "
+                "is stopped. See what it printed last"
+            )
+            self.announce_failure(message)
+            raise LearnerFailed(self.failure or message)
 
     def silent_learners(self, patience: timedelta = timedelta(seconds=1)) -> list[int]:
         """Waits until all learners have seen the failure; returns those that have not.
@@ -324,6 +339,8 @@ class Coordinator:
     def _look(self) -> None:
         failure = self._announced()
         self._silent_turns = 0
+        with suppress(RuntimeError):  # the store is gone: `failure` says so
+            self._heartbeats.beat(self._watched)
         with self._lock:
             self.failure = self.failure or failure
 

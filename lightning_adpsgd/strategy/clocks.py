@@ -157,6 +157,22 @@ class BatchEnd:
         self._note_what_a_stop_would_lead_to(validates)
         return validates
 
+    def end_epoch(self) -> None:
+        """Meets all learners at the end of an epoch, where training may stop for all.
+
+        The metrics of an epoch would wait for all without an answer to learner 0, which
+        may wait for one at the end of its batch. And short epochs may leave no step
+        boundary at which all can agree on a stop.
+        """
+        key, store = f"end of epoch/{self._agreement.position}", self._job.store
+        with self._job.failures.named():
+            if self._is_learner_0:
+                store.set(key, str(int(any(stop.due() for stop in self._stops))))
+            self._job.meet("end of the epoch")
+            stops = store.get(key) == b"1"
+        if stops:
+            self._stops[0].act()
+
     def while_waiting(self, meeting: str) -> None:
         """Answers proposals while this learner waits in a meeting."""
         plan = self._plan_of_a_stop_in(meeting)

@@ -130,9 +130,16 @@ def _method_that(does: Callable[[CodeType], bool], trainer: pl.Trainer) -> str:
 
 
 def _asks_trainer(code: CodeType) -> bool:
-    # Without `trainer`, it is an attribute of the module itself.
+    # Without a trainer, it is an attribute of the module itself.
     variables = {*code.co_varnames, *code.co_freevars, *code.co_names}
-    return "trainer" in variables and any(map(variables.issuperset, _TOTALS))
+    has_trainer = "trainer" in variables or _is_hook_of_callback(code)
+    return has_trainer and any(map(variables.issuperset, _TOTALS))
+
+
+def _is_hook_of_callback(code: CodeType) -> bool:
+    """Whether it is a callback's hook, which gets the trainer under any name."""
+    hook = getattr(getattr(Callback, code.co_name, None), "__code__", None)
+    return hook is not None and hook.co_argcount == code.co_argcount
 
 
 def _sets_rate(code: CodeType) -> bool:

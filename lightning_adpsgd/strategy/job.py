@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, final
 
@@ -36,6 +36,7 @@ NAMESPACE = "lightning_adpsgd"
 BUFFERS = "buffers"
 """The key, in a learner's part of a checkpoint, of the buffers that no average has."""
 
+_AVERAGE = "an average of super-learners"
 END_OF_TRAINING = "end of training"
 """The name of the last meeting of all learners."""
 
@@ -278,7 +279,7 @@ class Job:
         with self.failures.named() if shares_gradients else nullcontext():
             gradients = partial(self._compute, closure)
             output = step(averaging_closure(gradients, self._before_update))
-        with self.failures.named():
+        with self.failures.named(_AVERAGE):
             self._communication.after_update()
         self._reset_if_reloaded()
         return output
@@ -290,7 +291,7 @@ class Job:
 
     def _before_update(self) -> None:
         assert self._communication is not None
-        with self.failures.named():
+        with self.failures.named(_AVERAGE):
             self._communication.before_update()
         self._reset_if_reloaded()
 
@@ -322,6 +323,29 @@ class Job:
         if self.asynchronous:
             self.meet(name)
 
+    def collective(self, of_all: str = "") -> AbstractContextManager[None]:
+        """Explains failures of a collective, after a meeting where one is needed.
+
+        Args:
+            of_all: name of a collective over all learners; empty for one over the
+                learners of this super-learner.
+        """
+        if of_all:
+            self.meet_if_asynchronous(of_all)
+        return self.failures.named(of_all)
+
+    def together(self, collective: str, of_all: bool) -> AbstractContextManager[None]:
+        """A context that explains why a collective fails; all its learners enter it.
+
+        Args:
+            collective: its name.
+            of_all: whether it is over all learners, who then meet before it.
+        """
+        if of_all:
+            self.meet_if_asynchronous(collective)
+        whom = "all" if of_all else "some"
+        return self.failures.named(f"{collective} of {whom} learners")
+
     def enter_consensus(
         self, occasion: str, adopts: bool = False, unmerged: bool = False
     ) -> Consensus | None:
@@ -332,7 +356,7 @@ class Job:
         if self._consensus is None:
             return None
         self.flat.rebind()
-        with self.failures.named():
+        with self.failures.named("the mean of all learners"):
             consensus = self._consensus.enter(occasion, adopts, unmerged)
         self._reset_if_reloaded()
         return consensus

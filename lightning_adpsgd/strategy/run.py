@@ -110,7 +110,7 @@ class TrainingRun:
             )
         self._batch_end = follow_clocks(trainer, job, overrides)
         epochs = trainer.fit_loop.epoch_loop
-        overrides.wrap(epochs, "run", self.scope.run_epoch)
+        overrides.wrap(epochs, "run", self._run_epoch)
         transfer_in_consensus(trainer, self.enter, job.leave_consensus, overrides)
         prune_together(trainer, job, overrides)
         agree_on_names(trainer, overrides)
@@ -146,6 +146,12 @@ class TrainingRun:
                 catch_up(self._trainer, position)
         if self.work_sharing is not None:
             self.work_sharing.begin_batch()
+
+    def _run_epoch(self, run: Callable[..., Any], data_fetcher: Any) -> Any:
+        result = self.scope.run_epoch(run, data_fetcher)
+        if self._batch_end is not None:
+            self._batch_end.end_epoch()
+        return result
 
     # --- the consensus model
 

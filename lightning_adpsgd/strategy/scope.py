@@ -13,7 +13,7 @@ the default process group.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
@@ -70,7 +70,10 @@ class CollectiveScope:
     def of_step(self) -> Iterator[None]:
         """A context of a training step, which may call `torch.distributed` itself."""
         before = _num_collectives()
-        yield
+        # With manual optimization, DDP's allreduces are in the step, too.
+        has_ddp = self._job.super_learner_size > 1
+        with self._job.failures.named() if has_ddp else nullcontext():
+            yield
         if _num_collectives() != before and self._is_apart():
             if self._sharing is not None:
                 self._sharing.takes_turns = True
@@ -91,6 +94,9 @@ class CollectiveScope:
         try:
             with _metrics_over(self):
                 return run(data_fetcher)
+        except dist.DistError:  # the store is gone, of which batches are claimed
+            with self._job.failures.named("a call of the job's store"):
+                raise
         except RuntimeError as error:
             is_apart = self._sharing is not None and self._is_apart()
             if not is_apart or not (caller := _caller_of_torchs(error)):

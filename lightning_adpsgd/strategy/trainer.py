@@ -65,6 +65,7 @@ from lightning_adpsgd.strategy.signals import SharedStop, end_alone
 from lightning_adpsgd.strategy.work_sharing import WorkSharing, prepare_training_loaders
 
 _Broadcast = TypeVar("_Broadcast")
+_Context = AbstractContextManager[None]
 
 
 class HADPSGDStrategy(ModelParallelInside):
@@ -145,16 +146,15 @@ class HADPSGDStrategy(ModelParallelInside):
                 prepare_training_loaders(trainer, None, self._place, self._overrides)
                 super().setup(trainer)
                 return
-        with self._together():
+        with self._together("set-up"):
             self._set_up_without_ddp(trainer, self._overrides, gossips)
 
-    def _together(self, meeting: str = "") -> AbstractContextManager[None]:
-        """In training, comes to a meeting, if named; else names another's failure."""
+    def _together(self, collective: str, of_all: bool = True) -> _Context:
+        """A context that explains why a collective fails; all its learners enter it."""
         if self._run is not None and self._run.job.running:
-            if meeting:
-                self._run.job.meet_if_asynchronous(meeting)
-            return nullcontext()
-        return self._outside.named() if self._outside is not None else nullcontext()
+            return self._run.job.together(collective, of_all)
+        out = self._outside
+        return out.named(f"{collective} of all learners") if out else nullcontext()
 
     def _set_up_without_ddp(
         self, trainer: pl.Trainer, overrides: Overrides, gossips: bool
@@ -275,7 +275,8 @@ class HADPSGDStrategy(ModelParallelInside):
         step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
         closure = self._unfreezing.checked(optimizer, closure)
         if self._run is None:
-            return step(closure)
+            with self._together("allreduce"):
+                return step(closure)
         output = self._run.job.update(step, closure)
         if self.work_sharing is not None:
             self.work_sharing.end_step()
@@ -359,7 +360,7 @@ class HADPSGDStrategy(ModelParallelInside):
         if self._interrupted():
             return
         if self._run is None or not self._is_running:
-            with self._together():
+            with self._together("barrier"):
                 super().barrier(*args, **kwargs)
             return
         name = args[0] if args else kwargs.get("name")
@@ -373,7 +374,7 @@ class HADPSGDStrategy(ModelParallelInside):
         if group is ALONE:
             return tensor
         is_of_all = group is None and isinstance(tensor, Tensor)
-        with self._together("reduce" if is_of_all else ""):
+        with self._together("reduce", is_of_all):
             return super().reduce(tensor, group, reduce_op)
 
     @override
@@ -383,7 +384,7 @@ class HADPSGDStrategy(ModelParallelInside):
         group = self._scope(group, "all_gather")
         if group is ALONE:
             return tensor.unsqueeze(0)
-        with self._together("all_gather" if group is None else ""):
+        with self._together("all_gather", group is None):
             return super().all_gather(tensor, group, sync_grads)
 
     @override

@@ -127,23 +127,23 @@ def test_a_failure_that_is_named_twice_keeps_its_cause() -> None:
     assert isinstance(failed.value.__cause__, PeerLost)
 
 
-def named(report: FailureReport, error: Exception) -> str:
-    """The message with which learner 0 ends by an error."""
+def named(report: FailureReport, error: Exception, collective: str = "") -> str:
+    """The message with which learner 0 ends by an error, in a collective if named."""
     coordinator: Any = report._coordinator
     for wait in ("explain", "silent_learners"):
         soon = partial(getattr(coordinator, wait), patience=timedelta(0))
         setattr(coordinator, wait, soon)
-    with pytest.raises(LearnerFailed) as failed, report.named():
+    with pytest.raises(LearnerFailed) as failed, report.named(collective):
         raise error
     return str(failed.value)
 
 
-def test_a_loss_outside_of_training_is_told_as_such() -> None:
+def test_a_loss_in_a_collective_of_all_names_the_collective() -> None:
     (report,) = reports(1)
-    report._super_learner = []
-    message = named(report, DistNetworkError("failed to recv, got 0 bytes"))
+    error = DistNetworkError("failed to recv, got 0 bytes")
+    message = named(report, error, "barrier of all learners")
     assert message.startswith("learner 0 on host ")
-    assert "lost another learner outside of training: failed to recv" in message
+    assert "lost another learner in barrier of all learners: failed to" in message
 
 
 def test_a_loss_in_an_allreduce_names_the_super_learner() -> None:
@@ -151,6 +151,36 @@ def test_a_loss_in_an_allreduce_names_the_super_learner() -> None:
     report._super_learner = [0, 3]
     message = named(report, SuperLearnerBroken("it did not share"))
     assert "another learner of its super-learner [0, 3] in an allreduce" in message
+
+
+def test_who_is_silent_is_named_where_a_collective_of_all_lost_somebody() -> None:
+    report, _ = reports(2)
+    message = named(report, DistNetworkError("reset"), "broadcast of all learners")
+    assert message.endswith(". No sign of life from learner [0, 1]")
+
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed"
+
+
+def test_the_reason_is_noted_on_a_connection_that_the_program_itself_has_lost() -> None:
+    fails, follows = reports(2)
+    fails.announce(KeyError("weights"))
+    error = RuntimeError(f"{GLOO} by peer [127.0.0.1]:23")
+    follows.announce(error)
+    assert error.__notes__ == [fails._coordinator.failure]
+    assert "raised KeyError" in error.__notes__[0]
+
+
+def test_a_connection_that_is_lost_without_a_reason_is_told_to_all() -> None:
+    (report,) = reports(1)
+    coordinator: Any = report._coordinator
+    coordinator.explain = partial(coordinator.explain, patience=timedelta(0))
+    error = RuntimeError(f"{GLOO} by peer [127.0.0.1]:23")
+    report.announce(error)
+    told = report._coordinator.failure or ""
+    assert told.startswith("learner 0 on host ")
+    assert f" raised RuntimeError: {GLOO}" in told
+    assert not hasattr(error, "__notes__")
 
 
 @pytest.mark.parametrize(("peer", "told"), [(None, True), (1, False)])

@@ -10,6 +10,7 @@ from unittest.mock import Mock, create_autospec, patch
 import pytest
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
+from lightning_adpsgd.coordination import heartbeats
 from lightning_adpsgd.coordination import store as store_module
 from lightning_adpsgd.coordination.store import (
     Coordinator,
@@ -294,6 +295,27 @@ def test_learners_that_show_no_sign_of_life_are_found() -> None:
     until(lambda: first.silent_learners(QUICK) == [2], "signs of life of two")
     for coordinator in (first, second):
         coordinator.stop()
+
+
+@pytest.mark.parametrize("wait", ["meeting", "condition"])
+def test_a_wait_for_a_learner_that_has_died_ends_and_names_it(
+    wait: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "_SHORTEST_PERIOD_S", 0.05)
+    store, soon = HashStore(), timedelta(seconds=0.3)
+    waits, lives, dies = (Coordinator(store, r, 3, soon, QUICK) for r in range(3))
+    for one in (waits, lives, dies):
+        one.start()
+    dies.stop()
+    begin = {
+        "meeting": lambda: waits.meet("validation"),
+        "condition": lambda: waits.wait_until(lambda: False),
+    }
+    with pytest.raises(LearnerFailed, match=r"for learner \[2\], which has shown no"):
+        begin[wait]()
+    until(lambda: lives.failure is not None, "the failure at the other learner")
+    for one in (waits, lives):
+        one.stop()
 
 
 def test_the_older_server_takes_the_socket_where_the_newer_one_does_not(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from torch import Tensor
 from typing_extensions import override
@@ -229,6 +230,31 @@ def test_checkpoints_by_time_hold_the_consensus(tmp_path: Path) -> None:
     for path, steps in zip(paths, zip(first, second, strict=True), strict=True):
         saved = torch.load(path, weights_only=True)["state_dict"]["weight"]
         torch.testing.assert_close(saved, consensus_at(list(steps)))
+
+
+def test_a_save_by_time_passes_learners_that_wait_outside_of_the_strategy(
+    tmp_path: Path,
+) -> None:
+    """As the metrics of an epoch do, which ask torch for a barrier."""
+
+    class Waits(Paced):
+        @override
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            time.sleep(0.0 if self.global_rank == 1 else 0.05)
+            return Linear.training_step(self, batch, batch_idx)
+
+        @override
+        def on_train_epoch_end(self) -> None:
+            dist.barrier()
+
+    def program(rank: int) -> int:
+        timed = ModelCheckpoint(tmp_path, train_time_interval=timedelta(seconds=0.2))
+        arguments = {"callbacks": [timed], "enable_checkpointing": True}
+        trainer = trainer_of(gossip(), 2, max_epochs=2, **arguments)
+        trainer.fit(Waits(), loader(20, rank, 2))
+        return trainer.global_step
+
+    assert values(learners(2, program)) == [20, 20]
 
 
 @by_time

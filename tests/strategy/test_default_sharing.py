@@ -127,6 +127,14 @@ class Asking(Callback):
         assert 0 < trainer.global_step / trainer.estimated_stepping_batches <= 1
 
 
+class AsksUnderOtherNames(Callback):
+    """Calls the trainer as it likes, as any callback may."""
+
+    @override
+    def on_train_start(self, t: pl.Trainer, m: Any) -> None:  # pyright: ignore
+        assert t.estimated_stepping_batches > 0
+
+
 class AsksLater(Callback):
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -506,6 +514,11 @@ CASES = {
     ),
     "a callback asks": Case(
         EQUAL, "`Asking.on_train_batch_end` asks how many", callbacks=[Asking()]
+    ),
+    "a callback asks a trainer of another name": Case(
+        EQUAL,
+        "`AsksUnderOtherNames.on_train_start` asks how many",
+        callbacks=[AsksUnderOtherNames()],
     ),
     "a function in a callback asks": Case(
         EQUAL, "`AsksLater.on_train_start` asks how many", callbacks=[AsksLater()]
