@@ -17,7 +17,8 @@ from lightning_adpsgd.files import printable
 from lightning_adpsgd.transport.base import PeerLost
 
 _DIVERGED = " diverged: "
-_UNNAMED = ("lost a super-learner", "lost another learner")
+# Failures that may not say which learner has ended.
+_UNNAMED = re.compile(r"lost (a super-|another )learner| raised \w+: \[\S*gloo")
 
 # Gloo raises plain RuntimeErrors: its macros put the file and line in front, and one
 # message has none. The type of what a user's program raises is no evidence either way.
@@ -70,7 +71,7 @@ class FailureReport:
         except PeerLost as error:
             self._follow(self._whole(str(error)), error)
         except LearnerFailed as error:
-            self._follow(self._coordinator.explain(str(error)), error)
+            self._follow(self._whole(str(error)), error)
         except RuntimeError as error:
             if not _is_lost_connection(error):
                 raise
@@ -94,14 +95,14 @@ class FailureReport:
             self._coordinator.announce_failure(message)
         # A collective of the program or of a metric may have met another's end.
         elif (reason := self._coordinator.explain(message)) != message:
-            exception.add_note(reason)
+            notes = getattr(exception, "__notes__", [])
+            exception.__notes__ = [*dict.fromkeys([*notes, reason])]
 
     def _whole(self, symptom: str) -> str:
         """The failure behind a symptom, with who is silent if it names nobody."""
         message = self._coordinator.explain(symptom)
         # Outside of training, nobody says that it is alive.
-        is_known = not any(lost in message for lost in _UNNAMED)
-        if is_known or not self._super_learner:
+        if _UNNAMED.search(message) is None or not self._super_learner:
             return message
         if silent := self._coordinator.silent_learners():
             message += f". No sign of life from learner {silent}"

@@ -5,6 +5,7 @@ others reads the counts now and then. A wait for a learner that is slow, or that
 evaluates for hours, has no limit; one for a learner that has died ends.
 """
 
+import math
 import time
 from datetime import timedelta
 
@@ -20,8 +21,10 @@ class Heartbeats:
     """The signs of life of all learners, as one of them sees them.
 
     Args:
-        timeout: time without a sign of life after which a learner is lost; at least 6
-            seconds.
+        timeout: time without a sign of life after which a learner is lost.
+
+    Attributes:
+        silence_s: the same in seconds, at least 6.
     """
 
     def __init__(
@@ -30,7 +33,9 @@ class Heartbeats:
         self._store, self._rank = store, rank
         self._others = [one for one in range(world_size) if one != rank]
         self._period_s = max(timeout.total_seconds() / _LOOKS, _SHORTEST_PERIOD_S)
+        self.silence_s = _LOOKS * self._period_s
         self._next_beat = self._next_look = 0.0
+        self._last_call = -math.inf
         self._counts: dict[int, int] = {}
         self._same = dict.fromkeys(self._others, 0)
 
@@ -41,18 +46,27 @@ class Heartbeats:
             self._next_beat = now + self._period_s / 4
 
     def lost(self) -> list[int]:
-        """The learners that have given no sign of life for `timeout`; for one thread.
+        """The learners that have given no sign of life for so long; for one thread.
 
-        It looks only if that is due, so a wait can call it often.
+        A wait calls it often. It takes a round trip for each learner, so it begins to
+        look only when a wait lasts.
         """
-        if (now := time.monotonic()) >= self._next_look:
+        if (now := time.monotonic()) - self._last_call > self._period_s:
+            # Another wait than before, or this process was stopped.
             self._next_look = now + self._period_s
-            for one in self._others:
-                count = self._store.add(_key(one), 0)
-                same = count == self._counts.get(one)
-                self._same[one] = self._same[one] + 1 if same else 0
-                self._counts[one] = count
+            self._same = dict.fromkeys(self._others, 0)
+        if now >= self._next_look:
+            self._next_look = now + self._period_s
+            self._look()
+        self._last_call = time.monotonic()
         return [one for one in self._others if self._same[one] >= _LOOKS]
+
+    def _look(self) -> None:
+        for one in self._others:
+            count = self._store.add(_key(one), 0)
+            same = count == self._counts.get(one)
+            self._same[one] = self._same[one] + 1 if same else 0
+            self._counts[one] = count
 
 
 def _key(rank: int) -> str:

@@ -247,9 +247,10 @@ class Coordinator:
         self.raise_if_failed()
         if lost := self._heartbeats.lost():
             message = (
-                f"learner {self._rank} waits {where} for learner {lost}, which has "
-                f"shown no sign of life for {self._timeout}: its process has died, or "
-                "is stopped. See what it printed last"
+                f"learner {self._rank} waits {where}; learner {lost} has shown no "
+                f"sign of life for {self._heartbeats.silence_s:.0f} s: its process has "
+                "died, is stopped, or is in a call that holds Python's interpreter "
+                "lock. See what it printed last"
             )
             self.announce_failure(message)
             raise LearnerFailed(self.failure or message)

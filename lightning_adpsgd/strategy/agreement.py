@@ -17,7 +17,9 @@ meeting that blocked it.
 
 No wait is in vain: a ready learner enters no meeting before the decision. Every other
 learner therefore reaches either a boundary, where it answers, or a meeting, where it
-waits and answers.
+waits and answers. Between two epochs it may also wait in a collective of the program or
+of a metric, for learner 0 too. So learners say when they are away there. Learner 0
+proposes nothing meanwhile, and withdraws a proposal if one stays away.
 """
 
 import time
@@ -28,7 +30,10 @@ from lightning_adpsgd.coordination.store import Coordinator
 
 # A look at the store takes a round trip: the pause after it is at least so long, and a
 # look takes no more than this part of the time.
-_SECONDS_BETWEEN_LOOKS, _PART_OF_TRAINING = 0.1, 0.05
+_SECONDS_BETWEEN_LOOKS, _PART_OF_TRAINING = 0.02, 0.05
+# How long learner 0 waits for the answer of one that is between two epochs.
+_SECONDS_AWAY = 1.0
+_AWAY = "agreement/away"
 
 
 class Agreement:
@@ -41,6 +46,8 @@ class Agreement:
         self._coordinator = coordinator
         self._number, self._proposal, self._answered = 0, None, False
         self._next_look, self._refused_at = 0.0, -1
+        self._is_away = self._is_mine = self._is_withdrawn = False
+        self._last_back = 0.0
 
     @property
     def position(self) -> int:
@@ -49,9 +56,17 @@ class Agreement:
 
     def propose(self, what: str) -> None:
         """Proposes an action, for learner 0; does nothing while none can be decided."""
-        if self._proposal is None and self._refused_at != self.position:
+        if self._proposal is not None or self._refused_at == self.position:
+            return
+        if not self._num_away():
             self._store.set(self._key("what"), what)
-            self._proposal = what
+            self._proposal, self._is_mine = what, True
+
+    def note_away(self, away: bool) -> None:
+        """Notes whether this learner comes to no boundary or meeting for a while."""
+        if away != self._is_away:
+            self._store.add(_AWAY, 1 if away else -1)
+            self._is_away = away
 
     def pending(self, at_once: bool = False) -> str | None:
         """The proposal to answer, if any; looks for one when due, or `at_once`."""
@@ -62,18 +77,44 @@ class Agreement:
 
     def agree(self, plan: str) -> bool:
         """Answers that this learner is ready, and waits for the decision."""
-        self.answer(plan)
+        self._compare(plan)
+        if self._is_mine:
+            # Its own answer is the last, so that nobody has acted if it withdraws.
+            self._last_back = time.monotonic()
+            self._coordinator.wait_until(self._knows_others)
+        self._count()
         self._coordinator.wait_until(lambda: self._decision() is not None)
         return self.decided() is True
 
     def answer(self, plan: str | None) -> None:
         """Answers with this learner's plan; None: it is busy. Does not wait."""
+        self._compare(plan)
+        self._count()
+
+    def _compare(self, plan: str | None) -> None:
         mine = f"{self.position} {plan}"
         first = plan and self._store.compare_set(self._key("plan"), "", mine).decode()
         if first != mine:
             self._store.add(self._key("busy"), 1)
+
+    def _count(self) -> None:
         self._store.add(self._key("answers"), 1)
         self._answered = True
+
+    def _knows_others(self) -> bool:
+        """Whether no further answer matters, or one is not to be waited for."""
+        answers = self._store.add(self._key("answers"), 0)
+        if answers == self._num_learners - 1 or self._store.add(self._key("busy"), 0):
+            return True
+        if not self._num_away():
+            self._last_back = time.monotonic()
+        self._is_withdrawn = time.monotonic() - self._last_back > _SECONDS_AWAY
+        if self._is_withdrawn:
+            self._store.add(self._key("busy"), 1)
+        return self._is_withdrawn
+
+    def _num_away(self) -> int:
+        return self._store.add(_AWAY, 0)
 
     def decided(self) -> bool | None:
         """Whether the action happens; None while that is undecided."""
@@ -92,10 +133,11 @@ class Agreement:
             self._close(decision=False)
 
     def _close(self, decision: bool) -> None:
-        if not decision:
+        if not decision and not self._is_withdrawn:
             self._refused_at = self.position
         self._number += 1
         self._proposal, self._answered = None, False
+        self._is_mine = self._is_withdrawn = False
 
     def _decision(self) -> bool | None:
         # In this order: a busy learner says so before it counts as an answer.

@@ -10,7 +10,8 @@ boundary comes last in a batch, after everything that Lightning does at certain 
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -138,11 +139,13 @@ class BatchEnd:
         self._stops = [_StopClock(trainer, timer) for timer in timers_of(trainer)]
         timed = validates_by_time(trainer)
         self._validation = _ValidationClock(trainer) if timed else None
-        found = (*self.saves, *self._stops, self._validation)
+        # In this order: saves that are always due must not keep a stop from its turn.
+        found = (*self._stops, *self.saves, self._validation)
         self.clocks: list[_Clock] = [clock for clock in found if clock is not None]
         num_learners = dist.get_world_size()
         self._agreement = Agreement(job.store, num_learners, job.coordinator)
         self._is_learner_0, self._answered_to = dist.get_rank() == 0, -1
+        self._is_outside = False
         # A step boundary after which this learner acts as it would after a stop.
         self._stop_here: tuple[tuple[int, ...], str | None] | None = None
 
@@ -157,24 +160,18 @@ class BatchEnd:
         self._note_what_a_stop_would_lead_to(validates)
         return validates
 
-    def end_epoch(self) -> None:
-        """Meets all learners at the end of an epoch, where training may stop for all.
-
-        The metrics of an epoch would wait for all without an answer to learner 0, which
-        may wait for one at the end of its batch. And short epochs may leave no step
-        boundary at which all can agree on a stop.
-        """
-        key, store = f"end of epoch/{self._agreement.position}", self._job.store
-        with self._job.failures.named():
-            if self._is_learner_0:
-                store.set(key, str(int(any(stop.due() for stop in self._stops))))
-            self._job.meet("end of the epoch")
-            stops = store.get(key) == b"1"
-        if stops:
-            self._stops[0].act()
+    @contextmanager
+    def epoch(self) -> Iterator[None]:
+        """A context of an epoch of batches, outside of which no batch ends."""
+        self._is_outside = False
+        self._agreement.note_away(False)
+        yield
+        self._is_outside = True
+        self._agreement.note_away(True)
 
     def while_waiting(self, meeting: str) -> None:
         """Answers proposals while this learner waits in a meeting."""
+        self._agreement.note_away(False)
         plan = self._plan_of_a_stop_in(meeting)
         if plan is not None:
             self._propose(self._stops)
@@ -188,6 +185,7 @@ class BatchEnd:
         """Acts if the last learner has agreed before it came."""
         self._act_if_agreed()
         self._agreement.give_up()
+        self._agreement.note_away(self._is_outside)
 
     def _act_if_agreed(self) -> None:
         if self._agreement.decided():
@@ -304,8 +302,11 @@ def _at_last_batch(trainer: pl.Trainer) -> bool:
 
 def _end_of_epoch(trainer: pl.Trainer) -> list[Any]:
     """What happens at the end of this epoch and not at the end of every epoch."""
-    epoch, savers = trainer.current_epoch, callbacks_of(trainer, ModelCheckpoint)
-    periods = [save_period(one, "every_n_epochs") for one in savers]
-    saves: list[Any] = [(epoch + 1) % every == 0 for every in periods if every]
+    epoch, saves = trainer.current_epoch, list[Any]()
+    for one in callbacks_of(trainer, ModelCheckpoint):
+        if every := save_period(one, "every_n_epochs"):
+            # It saves no step twice, and none before the first.
+            is_saved = one._last_global_step_saved == trainer.global_step
+            saves.append((epoch + 1) % every == 0 and not is_saved)
     averages = callbacks_of(trainer, StochasticWeightAveraging)
     return [*saves, epoch] if averages else saves

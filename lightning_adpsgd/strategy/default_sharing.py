@@ -139,7 +139,9 @@ def _asks_trainer(code: CodeType) -> bool:
 def _is_hook_of_callback(code: CodeType) -> bool:
     """Whether it is a callback's hook, which gets the trainer under any name."""
     hook = getattr(getattr(Callback, code.co_name, None), "__code__", None)
-    return hook is not None and hook.co_argcount == code.co_argcount
+    if hook is None or "trainer" not in hook.co_varnames:
+        return False
+    return hook.co_argcount == code.co_argcount
 
 
 def _sets_rate(code: CodeType) -> bool:

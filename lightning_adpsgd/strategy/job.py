@@ -323,17 +323,6 @@ class Job:
         if self.asynchronous:
             self.meet(name)
 
-    def collective(self, of_all: str = "") -> AbstractContextManager[None]:
-        """Explains failures of a collective, after a meeting where one is needed.
-
-        Args:
-            of_all: name of a collective over all learners; empty for one over the
-                learners of this super-learner.
-        """
-        if of_all:
-            self.meet_if_asynchronous(of_all)
-        return self.failures.named(of_all)
-
     def together(self, collective: str, of_all: bool) -> AbstractContextManager[None]:
         """A context that explains why a collective fails; all its learners enter it.
 

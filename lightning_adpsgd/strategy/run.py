@@ -2,7 +2,7 @@
 
 import os.path
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any, BinaryIO, final
 
 import lightning.pytorch as pl
@@ -148,10 +148,9 @@ class TrainingRun:
             self.work_sharing.begin_batch()
 
     def _run_epoch(self, run: Callable[..., Any], data_fetcher: Any) -> Any:
-        result = self.scope.run_epoch(run, data_fetcher)
-        if self._batch_end is not None:
-            self._batch_end.end_epoch()
-        return result
+        end = self._batch_end
+        with end.epoch() if end is not None else nullcontext():
+            return self.scope.run_epoch(run, data_fetcher)
 
     # --- the consensus model
 

@@ -13,7 +13,7 @@ the default process group.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
@@ -70,10 +70,7 @@ class CollectiveScope:
     def of_step(self) -> Iterator[None]:
         """A context of a training step, which may call `torch.distributed` itself."""
         before = _num_collectives()
-        # With manual optimization, DDP's allreduces are in the step, too.
-        has_ddp = self._job.super_learner_size > 1
-        with self._job.failures.named() if has_ddp else nullcontext():
-            yield
+        yield
         if _num_collectives() != before and self._is_apart():
             if self._sharing is not None:
                 self._sharing.takes_turns = True
@@ -94,10 +91,11 @@ class CollectiveScope:
         try:
             with _metrics_over(self):
                 return run(data_fetcher)
-        except dist.DistError:  # the store is gone, of which batches are claimed
-            with self._job.failures.named("a call of the job's store"):
-                raise
         except RuntimeError as error:
+            if isinstance(error, dist.DistError) and _is_own(error):
+                # The store is gone, of which batches are claimed.
+                with self._job.failures.named("a call of the job's store"):
+                    raise
             is_apart = self._sharing is not None and self._is_apart()
             if not is_apart or not (caller := _caller_of_torchs(error)):
                 raise
@@ -173,6 +171,13 @@ def _caller_of_torchs(error: RuntimeError) -> str:
     if is_other or not (waits_in_cpp or _is_over_all(inner)):
         return ""
     return f"`{frame.f_code.co_name}` ({frame.f_code.co_filename}:{line})"
+
+
+def _is_own(error: BaseException) -> bool:
+    """Whether this package made the call that raised, and not the program."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    callers = [one for one in map(_package_of, frames) if one != "torch"]
+    return callers[-1] == __name__.partition(".")[0]
 
 
 def _is_over_all(frames: Sequence[FrameType]) -> bool:

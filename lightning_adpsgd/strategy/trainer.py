@@ -275,8 +275,7 @@ class HADPSGDStrategy(ModelParallelInside):
         step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
         closure = self._unfreezing.checked(optimizer, closure)
         if self._run is None:
-            with self._together("allreduce"):
-                return step(closure)
+            return step(closure)
         output = self._run.job.update(step, closure)
         if self.work_sharing is not None:
             self.work_sharing.end_step()

@@ -311,7 +311,7 @@ def test_a_wait_for_a_learner_that_has_died_ends_and_names_it(
         "meeting": lambda: waits.meet("validation"),
         "condition": lambda: waits.wait_until(lambda: False),
     }
-    with pytest.raises(LearnerFailed, match=r"for learner \[2\], which has shown no"):
+    with pytest.raises(LearnerFailed, match=r"learner \[2\] has shown no sign"):
         begin[wait]()
     until(lambda: lives.failure is not None, "the failure at the other learner")
     for one in (waits, lives):

@@ -126,6 +126,38 @@ def test_a_refused_proposal_waits_for_the_meeting_in_its_way() -> None:
     coordinator.stop()
 
 
+def test_nothing_is_proposed_while_a_learner_is_away() -> None:
+    store = HashStore()
+    (_, first, _), (_, second, _) = (learner(store, rank, 2) for rank in range(2))
+    second.note_away(True)
+    second.note_away(True)
+    first.propose("save")
+    assert second.pending(at_once=True) is None
+    second.note_away(False)
+    first.propose("save")
+    assert second.pending(at_once=True) == "save"
+
+
+def test_a_proposal_is_withdrawn_if_a_learner_goes_away_and_made_again_later() -> None:
+    store = HashStore()
+    (_, first, _), (_, second, _), (_, third, _) = (
+        learner(store, rank, 3) for rank in range(3)
+    )
+    first.propose("stop")
+    third.note_away(True)
+
+    def agrees(agreement: Agreement) -> bool:
+        assert agreement.pending(at_once=True) == "stop"
+        return agreement.agree("epoch 1")
+
+    assert together([lambda: agrees(first), lambda: agrees(second)]) == [False, False]
+    third.note_away(False)
+    assert agrees(third) is False  # it comes late
+    first.propose("stop")
+    three = [lambda one=one: agrees(one) for one in (first, second, third)]
+    assert together(three) == [True, True, True]
+
+
 def test_looks_take_a_twentieth_of_the_time_where_the_store_is_far() -> None:
     class Far:
         num_looks = 0

@@ -25,7 +25,7 @@ class Played:
     def __init__(self, *callbacks: Any, by_time: bool = False) -> None:
         self.is_last = self.should_stop = self.training_done = False
         self.validates, self.can_stop = True, True
-        self.callbacks, self.current_epoch = callbacks, 2
+        self.callbacks, self.current_epoch, self.global_step = callbacks, 2, 7
         self._val_check_time_interval = 60.0 if by_time else None
         self._last_val_time = time.monotonic()
         batches = SimpleNamespace(total=SimpleNamespace(ready=7))
@@ -146,6 +146,13 @@ def test_a_plan_to_stop_tells_what_the_end_of_the_epoch_saves() -> None:
     assert clock.plan() == "validate True [True, False, True]"  # in the third epoch
 
 
+def test_a_plan_to_stop_leaves_out_a_checkpoint_that_is_there() -> None:
+    played = Played(ended_timer(), saver := ModelCheckpoint(every_n_epochs=1))
+    (clock,) = played.end().clocks
+    saver._last_global_step_saved = played.global_step
+    assert clock.plan() == "validate True [False]"
+
+
 def test_a_learner_that_waits_is_busy_but_for_a_stop_that_leads_there() -> None:
     played = Played(timed_checkpoint(1.0), ended_timer())
     played.should_stop = True  # nothing is due
@@ -153,7 +160,7 @@ def test_a_learner_that_waits_is_busy_but_for_a_stop_that_leads_there() -> None:
     played.finish_batch(end, lambda fetcher: True)
     answers = list[Any]()
     end._agreement.answer = answers.append  # pyright: ignore
-    for number in "01":  # of the checkpoint, and of the timer
+    for number in "10":  # of the checkpoint, and of the timer
         end._agreement.pending = lambda number=number: number  # pyright: ignore
         end.while_waiting(END_OF_TRAINING)
     assert answers == [None, "validate True []"]
