@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 from tests.programs import loaders, trainers
 from tests.programs.faults import LAST_HOOKS, PLANTED
+from tests.programs.program import Fault
 from tests.programs.report import Report, Run, Training
 
 # After a signal or an exception, and longer where no connection closes.
 END_S, STOPPED_END_S = 15.0, 25.0
-_FOLLOWS = ("LearnerFollows", "LearnerFailed")
+FAILED, FOLLOWS = "LearnerFailed", "LearnerFollows"
 # With these, an epoch need not have each row once.
 UNEVEN = {
     "data": ("stream", "own sampler", "distributed sampler"),
@@ -108,7 +109,7 @@ def _all_report(run: Run) -> Wrong:
 
 def _nobody_fails(run: Run) -> Wrong:
     errors = dict.fromkeys(report.error for report in _reports(run) if report.error)
-    own = [error for error in errors if not error.startswith(_FOLLOWS)]
+    own = [error for error in errors if not error.startswith((FAILED, FOLLOWS))]
     for error in own or errors:
         yield error[:60], error[60:]
 
@@ -116,28 +117,31 @@ def _nobody_fails(run: Run) -> Wrong:
 # --- what training has done
 
 
-def _weights_are_equal(run: Run) -> Wrong:
-    for name, ends in _trainings(run):
-        if len(weights := {end.weights for end in ends}) > 1:
-            yield name, f"{len(weights)} among {len(ends)} learners"
+def _equal(fact: Callable[[Training], object]) -> Callable[[Run], Wrong]:
+    """The invariant that something is the same in all learners."""
+
+    def invariant(run: Run) -> Wrong:
+        for name, ends in _trainings(run):
+            if len({str(fact(end)) for end in ends}) > 1:
+                yield name, ", ".join(str(fact(end)) for end in ends)
+
+    return invariant
 
 
-def _weights_are_finite(run: Run) -> Wrong:
-    for name, ends in _trainings(run):
-        if not all(end.is_finite for end in ends):
-            yield name, ""
+def _true(fact: Callable[[Training], bool]) -> Callable[[Run], Wrong]:
+    """The invariant that something is true of all learners."""
+
+    def invariant(run: Run) -> Wrong:
+        for name, ends in _trainings(run):
+            if not all(map(fact, ends)):
+                yield name, ""
+
+    return invariant
 
 
-def _training_finishes(run: Run) -> Wrong:
-    for name, ends in _trainings(run):
-        if not all(end.has_finished for end in ends):
-            yield name, ""
-
-
-def _epochs_are_equal(run: Run) -> Wrong:
-    for name, ends in _trainings(run):
-        if len({end.epochs for end in ends}) > 1:
-            yield name, str([end.epochs for end in ends])
+def _validation(end: Training) -> list[float]:
+    metrics = ("val_loss", "val_loss1", "validate_accuracy")
+    return [round(end.metrics[one], 5) for one in metrics if one in end.metrics]
 
 
 def _epochs_are_as_many(run: Run) -> Wrong:
@@ -175,14 +179,6 @@ def _rows_of_a_step(run: Run) -> int:
     return run.program.num_learners * batch
 
 
-def _validation_is_equal(run: Run) -> Wrong:
-    for name, ends in _trainings(run):
-        for metric in ("val_loss", "validate_accuracy"):
-            values = {f"{end.metrics.get(metric, 0.0):.5f}" for end in ends}
-            if len(values) > 1:
-                yield f"{name} {metric}", ", ".join(sorted(values))
-
-
 def _evaluations_are_equal(run: Run) -> Wrong:
     reports = _reports(run)
     for name, result in reports[0].evaluations.items():
@@ -204,8 +200,7 @@ def _no_threads_are_left(run: Run) -> Wrong:
 
 
 def _others_end_in_time(run: Run) -> Wrong:
-    fault = run.program.fault
-    assert fault is not None
+    fault = _fault(run)
     victim = run.reports[fault.learner]
     begin = run.faulted or (victim.ended if victim is not None else None)
     longest = STOPPED_END_S if fault.kind == "stop" else END_S
@@ -214,19 +209,25 @@ def _others_end_in_time(run: Run) -> Wrong:
             yield f"learner {rank}", f"{report.ended - begin:.0f} s later"
 
 
-def _others_name_it(run: Run) -> Wrong:
-    fault = run.program.fault
-    assert fault is not None
-    if not _must_be_named(run):
-        return
+def _others_say_who_failed(run: Run) -> Wrong:
+    fault = _fault(run)
+    words = [f"learner {fault.learner}", FOLLOWS]
+    # A hook of all may have raised in several. The end of a process may come through
+    # a connection that does not tell whose end it was.
+    words += [PLANTED] if fault.kind == "raise" else [FAILED]
     for rank, report in enumerate(run.reports):
-        if rank != fault.learner and (report is None or not _names(report, run)):
-            yield f"learner {rank}", report.error if report is not None else ""
+        error = report.error if report is not None else "no report"
+        if _must_be_told(run) and rank != fault.learner and not _has(error, words):
+            yield f"learner {rank}", error
 
 
-def _must_be_named(run: Run) -> bool:
-    fault = run.program.fault
-    assert fault is not None
+def _has(error: str, words: list[str]) -> bool:
+    return any(word in error for word in words)
+
+
+def _must_be_told(run: Run) -> bool:
+    """Whether a learner has failed while the others could not do without it."""
+    fault = _fault(run)
     victim = run.reports[fault.learner]
     if fault.kind == "raise":
         has_raised = victim is not None and PLANTED in victim.error
@@ -234,12 +235,9 @@ def _must_be_named(run: Run) -> bool:
     return fault.kind != "term" and run.faulted is not None and victim is None
 
 
-def _names(report: Report, run: Run) -> bool:
-    fault = run.program.fault
-    assert fault is not None
-    # A hook of all may have raised in several.
-    words = f"learner {fault.learner}", PLANTED, _FOLLOWS[0]
-    return any(word in report.error for word in words)
+def _fault(run: Run) -> Fault:
+    assert run.program.fault is not None
+    return run.program.fault
 
 
 ENDING: Invariants = {
@@ -248,13 +246,13 @@ ENDING: Invariants = {
     "a learner fails": _nobody_fails,
 }
 INVARIANTS: Invariants = {
-    "weights differ": _weights_are_equal,
-    "weights are not finite": _weights_are_finite,
-    "training has not finished": _training_finishes,
-    "epochs differ": _epochs_are_equal,
+    "weights differ": _equal(lambda end: end.weights),
+    "weights are not finite": _true(lambda end: end.is_finite),
+    "training has not finished": _true(lambda end: end.has_finished),
+    "epochs differ": _equal(lambda end: end.epochs),
     "epochs are not as many as asked for": _epochs_are_as_many,
     "rows are not seen once": _each_row_is_seen,
-    "validation differs": _validation_is_equal,
+    "validation differs": _equal(_validation),
     "evaluations differ": _evaluations_are_equal,
     "a file is wrong": _files_hold_what_was_trained,
     "a thread is left": _no_threads_are_left,
@@ -262,5 +260,5 @@ INVARIANTS: Invariants = {
 FAULTY: Invariants = {
     "a learner does not end": _all_end,
     "a learner ends late": _others_end_in_time,
-    "a learner does not name the one that failed": _others_name_it,
+    "a learner does not say who failed": _others_say_who_failed,
 }
