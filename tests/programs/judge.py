@@ -16,21 +16,21 @@ from tests.programs.report import Report, Run, Training
 # After a signal or an exception, and longer where no connection closes.
 END_S, STOPPED_END_S = 15.0, 25.0
 FAILED, FOLLOWS = "LearnerFailed", "LearnerFollows"
-# With these, an epoch need not have each row once.
-UNEVEN = {
-    "data": ("stream", "own sampler", "distributed sampler"),
-    "limit": ("steps", "steps alone", "batches", "part of batches", "overfit"),
-    "extra": ("no sampler", "fast run"),
-    "hook": ("skips epochs",),
-}
-_UNEVEN_DATA = ("combined", "cycled", "list")
 _STOPPING = ("early stopping", "stops later")
-_CALLBACKS = {"callback": _STOPPING, "second callback": _STOPPING}
 # Their epochs are not those of `max_epochs`.
 SHORT: Mapping[str, tuple[str, ...]] = {
     "limit": ("steps", "steps alone"),
     "extra": ("fast run",),
-    **_CALLBACKS,
+    "callback": _STOPPING,
+    "second callback": _STOPPING,
+}
+_DEALT = ("stream", "own sampler", "distributed sampler")
+# With these, an epoch need not have each row once.
+UNEVEN: Mapping[str, tuple[str, ...]] = {
+    **SHORT,
+    "data": (*_DEALT, "combined", "cycled", "list"),
+    "limit": ("steps", "steps alone", "batches", "part of batches", "overfit"),
+    "extra": ("no sampler", "fast run"),
 }
 
 
@@ -48,7 +48,8 @@ class Finding(NamedTuple):
     detail: str = ""
 
     def __str__(self) -> str:
-        return ": ".join(filter(None, self))
+        what = "" if self.detail.startswith(self.what) else self.what
+        return ": ".join(filter(None, (self.name, what, self.detail)))
 
 
 def judge(run: Run) -> list[Finding]:
@@ -110,8 +111,8 @@ def _all_report(run: Run) -> Wrong:
 def _nobody_fails(run: Run) -> Wrong:
     errors = dict.fromkeys(report.error for report in _reports(run) if report.error)
     own = [error for error in errors if not error.startswith((FAILED, FOLLOWS))]
-    for error in own or errors:
-        yield error[:60], error[60:]
+    for error in own or list(errors)[:1]:
+        yield error[:60], error
 
 
 # --- what training has done
@@ -154,7 +155,7 @@ def _epochs_are_as_many(run: Run) -> Wrong:
 
 def _each_row_is_seen(run: Run) -> Wrong:
     """Once an epoch; a batch of each learner may be filled up, or dropped."""
-    if run.program.has(UNEVEN) or run.program.has({"data": _UNEVEN_DATA, **_CALLBACKS}):
+    if run.program.has(UNEVEN):
         return
     num_rows = run.program.pick("rows", loaders.ROWS)
     is_dropping = run.program.has({"last batch": ("dropped",)})

@@ -43,17 +43,6 @@ class Recurrent(nn.Module):
         return self.out(self.lstm(rows.view(-1, 3, 2))[0][:, -1])
 
 
-class Embedded(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.out = nn.Embedding(10, 6), nn.Linear(6, 3)
-
-    @override
-    def forward(self, rows: Tensor) -> Tensor:
-        places = (rows[:, 0].abs() * 3).long().clamp(max=9)
-        return self.out(self.embedding(places) + rows)
-
-
 class Centred(nn.Module):
     """Has buffers of several kinds, two of which change in training."""
 
@@ -93,7 +82,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "tied": _tied,
     "recurrent": Recurrent,
     "frozen": _frozen,
-    "embedded": Embedded,
     "buffers": Centred,
     "dropout": _with_dropout,
     "partly unused": PartlyUnused,

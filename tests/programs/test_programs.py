@@ -104,7 +104,7 @@ def test_a_learner_that_says_nothing_is_found() -> None:
 def test_an_error_counts_once_and_not_those_that_follow() -> None:
     follows = Report(error="LearnerFailed: learner 0 raised KeyError: 1")
     run = run_of(Report(error="KeyError: 1"), follows)
-    assert judge(run) == [Finding("a learner fails", "KeyError: 1")]
+    assert judge(run) == [Finding("a learner fails", *2 * ("KeyError: 1",))]
 
 
 def test_only_what_all_refuse_is_a_refusal() -> None:
@@ -195,7 +195,7 @@ def test_the_summary_has_a_command_for_each_finding(tmp_path: Path) -> None:
 
 
 # Of different algorithms, models, data and optimizers.
-SEEDS = (9, 6, 17, 19, 21)
+SEEDS = (3, 9, 15, 17, 56)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

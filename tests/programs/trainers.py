@@ -64,12 +64,13 @@ LOGGERS: dict[str, Callable[[], Arguments]] = {
     "one": lambda: _logging("logs"),
     "two": lambda: _logging("first", "second"),
 }
-_BY_NAME: dict[str, Arguments] = {"adpsgd": NAMES["adpsgd"], **NAMES}
-# The super-learners of a name that has their sizes in it.
-_LARGE: Arguments = {**NAMES["adpsgd"], "find_unused_parameters": True}
+# Inside large super-learners, DDP must know that a module may have unused weights.
+_UNUSED: Arguments = {"find_unused_parameters": True}
+_LARGE: Arguments = {**NAMES["adpsgd"], **_UNUSED}
 STRATEGY: dict[str, dict[str, Arguments]] = {
     "algorithm": {
-        **_BY_NAME,
+        **{"adpsgd": NAMES["adpsgd"], **NAMES},
+        "hadpsgd": {**NAMES["hadpsgd"], **_UNUSED},
         "super-learners of two": {**_LARGE, "super_learner_size": 2},
         "super-learners of two and one": {**_LARGE, "super_learner_size": (2, 1)},
     },
