@@ -79,6 +79,8 @@ def draw(seed: int, fault: str = "none") -> Program:
     """The program of a seed; its faults are "none", "raise" or "kill"."""
     rng = random.Random(seed)
     choices = _choices(rng)
+    if fault != "none":
+        choices.pop("returned", None)  # steps without a loss fail by themselves
     if fault == "kill":
         choices.update(LONG)
     program = Program(seed, choices)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import os
 import signal
 import threading
@@ -41,6 +42,8 @@ HOOKS = (
 # When these run, the others may have ended.
 LAST_HOOKS = ("on_fit_end", "teardown")
 PLANTED = "planted in"
+# More than the others may take to notice that a learner is stopped.
+LONGEST_STOP_S = 30.0
 T = TypeVar("T")
 
 
@@ -103,7 +106,8 @@ def _send(program: Program, folder: Path, over: threading.Event) -> None:
     with suppress(ProcessLookupError):
         os.kill(number, SIGNALS[fault.kind])
         (folder / "sent").write_text(str(time.monotonic()))
-        if fault.kind == "stop" and _come(_others_end(fault, program, folder), over):
+        if fault.kind == "stop":
+            _come(_others_end(fault, program, folder), over, LONGEST_STOP_S)
             os.kill(number, signal.SIGKILL)
 
 
@@ -112,9 +116,10 @@ def _others_end(fault: Fault, program: Program, folder: Path) -> list[Path]:
     return [folder / f"ends-{rank}" for rank in ranks]
 
 
-def _come(files: list[Path], over: threading.Event) -> bool:
+def _come(files: list[Path], over: threading.Event, seconds: float = math.inf) -> bool:
     """Waits for files; returns whether they came before all was over."""
+    deadline = time.monotonic() + seconds
     while not all(file.exists() for file in files):
-        if over.wait(0.01):
+        if over.wait(0.01) or time.monotonic() > deadline:
             return False
     return True
