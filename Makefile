@@ -12,6 +12,8 @@ ONLY ?=
 MINUTES ?= 30
 SEED ?= 0
 NUMBER ?= 330
+SEEDS ?= 0 100
+FAULTS ?= none
 WORKERS ?= 5
 # A file stays with one worker, for its fixtures; tests/conftest.py puts slow files first.
 # Compiled modules are kept: else each of hundreds of processes compiles what it imports.
@@ -26,7 +28,7 @@ PYTHON ?= $(shell for name in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-core matrix mutants lint ci bench soak notebooks peers clean
+.PHONY: help demo test test-core matrix mutants programs lint ci bench soak notebooks peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s%s\n", $$1, $$2}' Makefile
@@ -50,6 +52,9 @@ matrix: $(STAMP) ## a part of the tests with other versions; ONLY="floor newest"
 
 mutants: $(STAMP) ## do tests notice changes of the code? NUMBER=330 SEED=0; up to an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants --number $(NUMBER) --seed $(SEED)
+
+programs: $(STAMP) ## random Lightning programs; SEEDS="0 100" FAULTS=none, raise or kill
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.programs --seeds $(SEEDS) --faults $(FAULTS)
 
 lint: $(STAMP) ## formatting, rules, types
 	$(BIN)/ruff format --check .

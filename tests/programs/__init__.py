@@ -1,0 +1,1 @@
+"""Random Lightning programs, which must train as they do under `ddp`."""
