@@ -51,6 +51,27 @@ def test_what_exchanges_changed_is_read_at_once_and_merged_at_a_boundary() -> No
         assert torch.equal(read(replica), weights)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_memory_that_an_exchange_may_read_is_named_while_no_change_waits(
+    dtype: torch.dtype,
+) -> None:
+    weights = torch.arange(3, dtype=dtype)
+    replica = replica_of(weights)
+    ((part,),) = (chunk.parts for chunk in replica.chunks)
+    assert part.plain is not None
+    assert torch.equal(part.plain, weights)
+    change_everything(replica, torch.ones(3, dtype=dtype))
+    assert part.plain is None
+    replica.merge()
+    assert torch.equal(part.plain, weights)  # pyright: ignore
+
+
+def test_half_precision_has_no_memory_that_an_exchange_may_read() -> None:
+    replica = replica_of(torch.arange(3.0).bfloat16())
+    ((part,),) = (chunk.parts for chunk in replica.chunks)
+    assert part.plain is None
+
+
 def test_an_exchange_reads_the_newest_weights() -> None:
     weights = torch.zeros(6)
     replica = replica_of(weights)
