@@ -57,7 +57,9 @@ def learn(program: Program, folder: Path, is_ddp: bool, rank: int) -> Report:
     except BaseException as error:
         traceback.print_exc()
         is_of_arguments = isinstance(error, ValueError | MisconfigurationException)
-        report.error = f"{type(error).__name__}: {error}"[:600]
+        notes = " ".join(getattr(error, "__notes__", []))
+        error_text = f"{type(error).__name__}: {error}"[:600]
+        report.error = f"{error_text} {notes}".strip()[:900]
         report.is_refusal = is_of_arguments and not net.has_stepped
     report.ended = time.monotonic()
     say_that_it_ends(rank)
