@@ -68,9 +68,7 @@ class FailureReport:
         """
         try:
             yield
-        except PeerLost as error:
-            self._follow(self._whole(str(error)), error)
-        except LearnerFailed as error:
+        except (PeerLost, LearnerFailed) as error:
             self._follow(self._whole(str(error)), error)
         except RuntimeError as error:
             if not _is_lost_connection(error):
@@ -93,10 +91,12 @@ class FailureReport:
         message = f"{self._name}{verb}{what}"
         if not _is_lost_connection(exception):
             self._coordinator.announce_failure(message)
-        # A collective of the program or of a metric may have met another's end.
-        elif (reason := self._coordinator.explain(message)) != message:
-            notes = getattr(exception, "__notes__", [])
-            exception.__notes__ = [*dict.fromkeys([*notes, reason])]
+            return
+        # A collective of the program or of a metric may have met another's end. The
+        # report of the job and that of all else may both note it.
+        reason = self._coordinator.explain(message)
+        if reason not in (message, *getattr(exception, "__notes__", ())):
+            exception.add_note(reason)
 
     def _whole(self, symptom: str) -> str:
         """The failure behind a symptom, with who is silent if it names nobody."""

@@ -175,9 +175,8 @@ def _caller_of_torchs(error: RuntimeError) -> str:
 
 def _is_own(error: BaseException) -> bool:
     """Whether this package made the call that raised, and not the program."""
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    callers = [one for one in map(_package_of, frames) if one != "torch"]
-    return callers[-1] == __name__.partition(".")[0]
+    callers = [f for f, _ in walk_tb(error.__traceback__) if _package_of(f) != "torch"]
+    return _package_of(callers[-1]) == __name__.partition(".")[0]
 
 
 def _is_over_all(frames: Sequence[FrameType]) -> bool:

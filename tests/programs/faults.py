@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lightning_adpsgd.files import written_whole
 from tests.programs.program import Fault, Program
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
@@ -71,9 +72,8 @@ def _raising(method: Callable[..., Any], fault: Fault) -> Callable[..., Any]:
 
 def say_that_fit_begins(rank: int) -> None:
     """Leaves this process's number where the one that sends signals looks for it."""
-    partial = Path(f"begins-{rank}.part")
-    partial.write_text(str(os.getpid()))
-    partial.rename(f"begins-{rank}")
+    with written_whole(Path(f"begins-{rank}")) as file:
+        file.write(str(os.getpid()))
 
 
 def say_that_it_ends(rank: int) -> None:

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,16 +129,11 @@ def _nothing(session: Session) -> None:
     pass
 
 
-def _validate(session: Session) -> None:
+def _evaluate(name: str, session: Session) -> None:
     arguments = evaluation_arguments(session.program, session.arguments)
-    result = session.trainer.validate(session.net, **arguments, verbose=False)
-    session.report.evaluations["validate"] = result
-
-
-def _test(session: Session) -> None:
-    arguments = evaluation_arguments(session.program, session.arguments)
-    result = session.trainer.test(session.net, **arguments, verbose=False)
-    session.report.evaluations["test"] = result
+    evaluate = getattr(session.trainer, name)
+    result = evaluate(session.net, **arguments, verbose=False)
+    session.report.evaluations[name] = result
 
 
 def _predict(session: Session) -> None:
@@ -173,8 +169,8 @@ def _fit_again(session: Session) -> None:
 
 AFTER: dict[str, Callable[[Session], None]] = {
     "nothing": _nothing,
-    "validate": _validate,
-    "test": _test,
+    "validate": partial(_evaluate, "validate"),
+    "test": partial(_evaluate, "test"),
     "predict": _predict,
     "save": _save,
     "resume": _resume,

@@ -84,6 +84,7 @@ RETURNED: dict[str, Callable[[Tensor, int], Any]] = {
     "none at times": lambda loss, batch_idx: loss if batch_idx % 3 < 2 else None,
 }
 SLOW: dict[str, int | None] = {"none": None, "learner 0": 0, "learner 1": 1}
+# What learners wait in a step: long enough for exchanges, and for one to fall behind.
 _STEP_S, _SLOW_STEP_S = 0.003, 0.03
 
 
