@@ -110,8 +110,7 @@ class FailureReport:
 
     def _follow(self, message: str, cause: BaseException) -> None:
         if self._rank != 0:
-            # Learner 0 reports the reason first: a launcher may end all after one.
-            self._coordinator.silent_learners()
+            self._coordinator.show_for_learner_0()
             raise LearnerFollows(1) from cause
         repeats = isinstance(cause, LearnerFailed)
         kind = LearnerDiverged if _DIVERGED in message else LearnerFailed

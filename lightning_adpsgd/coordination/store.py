@@ -163,7 +163,7 @@ class Coordinator:
         self._lock = threading.Lock()
         self._looks, self._watched = TimedCalls("adpsgd-look"), store
         self._heartbeats = Heartbeats(store, rank, world_size, timeout)
-        self._silent_turns = 0
+        self._silent_turns, self._has_ended, self._is_alone = 0, False, False
         self._stopped = threading.Event()
         self._meetings = 0
         self.num_meetings = 0
@@ -202,7 +202,23 @@ class Coordinator:
         while self.failure is None and time.perf_counter() < deadline:
             self._stopped.wait(0.02)
         self.announce_failure(symptom)
+        self._note_seen()
         return self.failure or symptom
+
+    def show_for_learner_0(self) -> None:
+        """Shows the failure, for one that only follows, if learner 0 cannot show it.
+
+        If it can, this waits until it does, because a launcher may end all learners
+        once one of them has ended.
+        """
+        silent = self.silent_learners()
+        others = [r for r in range(self._rank) if r not in silent]
+        if 0 in silent and not others and self.failure is not None:
+            self._show(self.failure)
+
+    def note_end(self) -> None:
+        """Notes that all learners have ended training: now a store may go."""
+        self._has_ended = True
 
     def raise_if_failed(self) -> None:
         """Raises `LearnerFailed` once any learner of the job has failed."""
@@ -273,9 +289,7 @@ class Coordinator:
             ranks = range(self._world_size)
             return [r for r in ranks if not self._store.check([f"failure/seen/{r}"])]
 
-        with suppress(RuntimeError, CallTimedOut):
-            return _in_time(look)
-        return []
+        return self._ask(look, [])
 
     def _check_same_meeting(self, key: str, name: str) -> None:
         mine = f"{name}\t{self._rank}"
@@ -299,7 +313,8 @@ class Coordinator:
             publish = partial(self._store.compare_set, "failure", "", message)
             return _in_time(publish).decode()
         except RuntimeError:
-            return message
+            self._is_alone = True
+            return self._show(message)
         except CallTimedOut:
             return self._show(f"{message}; {_SILENT_HOST}")
 
@@ -331,30 +346,47 @@ class Coordinator:
             # At once: a launcher may kill this process before its exception is shown.
             print(f"Training ends: {self.failure}", file=sys.stderr, flush=True)
         self._when_failed()
-        with suppress(RuntimeError, CallTimedOut):  # the store is gone, or its host is
-            seen = partial(self._store.set, f"failure/seen/{self._rank}", "")
-            _in_time(seen)
+        self._note_seen()
         if not self._stopped.wait(self._timeout.total_seconds()):
             self._end_process()
 
+    def _note_seen(self) -> None:
+        self._ask(partial(self._store.set, f"failure/seen/{self._rank}", ""), None)
+
+    def _ask(self, call: Callable[[], T], otherwise: T) -> T:
+        """What the store answers, after a failure; it may be gone, or its host stopped.
+
+        A store that is gone is not asked again: torch shows a trace each time.
+        """
+        with suppress(RuntimeError, CallTimedOut):
+            return otherwise if self._is_alone else _in_time(call)
+        return otherwise
+
     def _look(self) -> None:
-        failure = self._announced()
-        self._silent_turns = 0
-        with suppress(RuntimeError):  # the store is gone: `failure` says so
+        try:
+            failure = self._announced()
             self._heartbeats.beat(self._watched)
+        except RuntimeError as error:
+            self._note_that_the_store_is_gone(error)
+            return
+        finally:
+            self._silent_turns = 0
         with self._lock:
             self.failure = self.failure or failure
 
     def _announced(self) -> str | None:
-        try:
-            if self._watched.check(["failure"]):
-                return self._watched.get("failure").decode()
-        except RuntimeError as error:
-            return (
-                f"the learner that hosts the job's store is gone ({error}); see what "
-                "learner 0 printed last"
-            )
+        if self._watched.check(["failure"]):
+            return self._watched.get("failure").decode()
         return None
+
+    def _note_that_the_store_is_gone(self, error: RuntimeError) -> None:
+        symptom, self._is_alone = str(error).partition("\n")[0], True
+        with self._lock:
+            if self.failure is None and not self._has_ended:
+                self.failure = self._show(
+                    f"the learner that hosts the job's store is gone ({symptom}); see "
+                    "what learner 0 printed last"
+                )
 
     def _show(self, failure: str) -> str:
         # Learner 0 shows what others have announced. It cannot show this.

@@ -131,25 +131,49 @@ def refuse_unsupported(
     _refuse_ddp_arguments(super_learner_size, strategy)
     is_on_cpu = strategy.root_device.type == "cpu"
     _refuse_layer_sync(strategy._layer_sync, super_learner_size, is_on_cpu)
-    for name, module in trainer.lightning_module.named_modules():
-        if isinstance(module, torch.nn.SyncBatchNorm):
-            raise ValueError(
-                f"`{name}` must not be a SyncBatchNorm: use batch-norm, and "
-                "`sync_batchnorm=True` to synchronise it inside super-learners"
-            )
-        if isinstance(module, FullyShardedDataParallel):
-            raise ValueError(
-                f"`{name}` must not be a `FullyShardedDataParallel`: use `fully_shard` "
-                'with `inside="model_parallel"`'
-            )
+    _refuse_layers(
+        trainer.lightning_module,
+        "use batch-norm, and `sync_batchnorm=True` to synchronise it inside "
+        "super-learners",
+    )
     if inside == "model_parallel":
         _refuse_with_shards(trainer, strategy)
-        return
-    for name, parameter in trainer.lightning_module.named_parameters():
+    else:
+        _refuse_shards(trainer.lightning_module)
+
+
+def refuse_unsupported_in_fabric(
+    module: torch.nn.Module, device: torch.device, ddp: Mapping[str, Any], size: int
+) -> None:
+    """Refuses what the strategy cannot honour in Fabric while learners gossip.
+
+    Args:
+        ddp: arguments of `DistributedDataParallel` by name.
+        size: number of learners in a super-learner.
+    """
+    check_device(device)
+    _refuse_without_allreduce(size, {"mixed_precision": ddp.get("mixed_precision")})
+    _refuse_layers(module, "it would wait for learners that gossip; use batch-norm")
+    _refuse_shards(module)
+
+
+def _refuse_layers(module: torch.nn.Module, remedy: str) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.nn.SyncBatchNorm):
+            raise ValueError(f"`{name}` must not be a SyncBatchNorm: {remedy}")
+        if isinstance(layer, FullyShardedDataParallel):
+            raise ValueError(
+                f"`{name}` must not be a `FullyShardedDataParallel`: use `fully_shard` "
+                'with `inside="model_parallel"` and a Trainer'
+            )
+
+
+def _refuse_shards(module: torch.nn.Module) -> None:
+    for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor):
             raise ValueError(
                 f"`{name}` must be a whole tensor in each learner, got a shard of one: "
-                'set `inside="model_parallel"`'
+                'set `inside="model_parallel"`, with a Trainer'
             )
 
 
@@ -230,7 +254,11 @@ def _refuse_ddp_arguments(size: int, strategy: DDPStrategy) -> None:
         "ddp_comm_wrapper": strategy._ddp_comm_wrapper,
         "mixed_precision": strategy._ddp_kwargs.get("mixed_precision"),
     }
-    for name, value in of_an_allreduce.items():
+    _refuse_without_allreduce(size, of_an_allreduce)
+
+
+def _refuse_without_allreduce(size: int, arguments: Mapping[str, Any]) -> None:
+    for name, value in arguments.items():
         if size == 1 and value is not None:
             raise ValueError(
                 f"`{name}` must not be set with `super_learner_size=1`, got {value}: a "
@@ -354,5 +382,6 @@ def explain_unused_parameters(exception: BaseException) -> None:
     if any("Expected to have finished reduction" in str(a) for a in exception.args):
         exception.args = (
             "the loss does not depend on all parameters. If that is intended, pass "
+            "`find_unused_parameters=True` to the strategy's class, as in "
             "`HADPSGDStrategy(..., find_unused_parameters=True)`",
         )

@@ -33,9 +33,13 @@ from lightning_adpsgd.strategy.checkpoints.rng_state import (
     set_generator_states,
 )
 from lightning_adpsgd.strategy.checkpoints.saving import snapshot_of
-from lightning_adpsgd.strategy.compatibility import check_device
+from lightning_adpsgd.strategy.compatibility import refuse_unsupported_in_fabric
 from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
 from lightning_adpsgd.strategy.job import NAMESPACE, Job
+from lightning_adpsgd.strategy.launchers import (
+    checked_launch,
+    failures_outside_training,
+)
 from lightning_adpsgd.strategy.module_jobs import ModuleJobs
 from lightning_adpsgd.strategy.options import HADPSGDOptions
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -122,6 +126,14 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         Overrides().wrap(self._launcher, "launch", self.jobs.launch)
 
     @override
+    def setup_environment(self) -> None:
+        self._set_world_ranks()
+        with checked_launch(self, self.dials):
+            super().setup_environment()
+        place = self.global_rank, self.world_size
+        self.jobs.outside = failures_outside_training(*place, self.dials.timeout)
+
+    @override
     def setup_module(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, module: nn.Module
     ) -> nn.Module:
@@ -131,11 +143,16 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         self._unfreezing.note(module, is_trained or is_alone)
         if not is_trained:
             return module
-        if not self.check_peers():
+        with self.jobs.together("setup"):
+            if self.check_peers():
+                return self._set_up(module)
             return self._unfreezing.make(module, partial(super().setup_module, module))
+
+    def _set_up(self, module: nn.Module) -> nn.Module:
+        """Makes the job of a module, with DDP only inside a super-learner."""
         self._check_one_module()
-        check_device(self.root_device)
-        self.jobs.meet("setup")
+        given = self.root_device, self._ddp_kwargs, max(self.partition.sizes)
+        refuse_unsupported_in_fabric(module, *given)
         reset = partial(self.jobs.reset_optimizers, module)
         arguments = module, self.dials, self.partition, reset
         job = self.jobs.set_up(module, partial(set_up_job, *arguments))
@@ -290,7 +307,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         if not (jobs := self.jobs.running):
-            super().barrier(*args, **kwargs)
+            with self.jobs.together("barrier"):
+                super().barrier(*args, **kwargs)
             return
         name = args[0] if args else kwargs.get("name")
         jobs[0].meet(str(name or "barrier"))
@@ -299,22 +317,20 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def all_reduce(
         self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean"
     ) -> Tensor:
-        if _is_world(group):
-            self.jobs.meet("all_reduce")
-        return super().all_reduce(tensor, group, reduce_op)
+        with self.jobs.together("all_reduce", _is_world(group)):
+            return super().all_reduce(tensor, group, reduce_op)
 
     @override
     def all_gather(
         self, tensor: Tensor, group: Any = None, sync_grads: bool = False
     ) -> Tensor:
-        if _is_world(group):
-            self.jobs.meet("all_gather")
-        return super().all_gather(tensor, group, sync_grads)
+        with self.jobs.together("all_gather", _is_world(group)):
+            return super().all_gather(tensor, group, sync_grads)
 
     @override
     def broadcast(self, obj: _Broadcast, src: int = 0) -> _Broadcast:
-        self.jobs.meet("broadcast")
-        return super().broadcast(obj, src)
+        with self.jobs.together("broadcast"):
+            return super().broadcast(obj, src)
 
 
 @final

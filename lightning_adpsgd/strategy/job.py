@@ -211,6 +211,8 @@ class Job:
         with self.failures.named():
             (self.island or self._communication).stop()
         self._forget()
+        self._meet = self.coordinator.meet
+        self.coordinator.note_end()
         self.has_finished = True
         atexit.register(_in_process, os.getpid(), _destroy_groups)
         return consensus
@@ -311,8 +313,15 @@ class Job:
     def meet(self, name: str) -> None:
         """Waits until all learners have come; raises at once if one of them fails."""
         if self.running:
-            with self.failures.named():
-                self._meet(name)
+            self.meet_at_any_time(name)
+
+    def meet_at_any_time(self, name: str) -> None:
+        """Waits until all learners have come, even before the start or after the end.
+
+        In contrast to a collective, this wait has no time limit.
+        """
+        with self.failures.named():
+            self._meet(name)
 
     def meet_if_asynchronous(self, name: str) -> None:
         """Waits for all learners before a collective, if their steps may differ.

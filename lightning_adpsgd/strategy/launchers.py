@@ -1,17 +1,19 @@
-"""The start of a Trainer's learners: the launch, its checks, and the checkpoint.
+"""The start of the learners: the launch, its checks, and a Trainer's checkpoint.
 
 The Trainer chooses its checkpoint before it sets up its strategy. Both happen in the
 launcher, which is therefore the first of our objects to see the Trainer.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
 import torch.distributed as dist
+from lightning.fabric.strategies.ddp import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch.strategies import DDPStrategy
 from torch._C._distributed_c10d import PrefixStore, Store
 
@@ -24,13 +26,32 @@ from lightning_adpsgd.coordination.startup.checks import (
 from lightning_adpsgd.coordination.store import Coordinator
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.strategy.checkpoints.last_good import whole_checkpoint_path
+from lightning_adpsgd.strategy.compatibility import one_gpu_per_learner
 from lightning_adpsgd.strategy.job import NAMESPACE
 from lightning_adpsgd.strategy.overrides import Overrides
 
 _PROGRAMS = itertools.count()
 
 
-def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:
+@contextmanager
+def checked_launch(
+    strategy: DDPStrategy | FabricDDPStrategy, dials: Dials
+) -> Iterator[None]:
+    """A context in which Lightning connects the learners, once all are there and fit.
+
+    Raises:
+        StartUpError: A learner did not come, or a check failed.
+    """
+    # Held until torch has its own connection, which then shares the listener.
+    store = _check_launch(strategy, dials)
+    with one_gpu_per_learner():
+        yield
+    del store
+
+
+def _check_launch(
+    strategy: DDPStrategy | FabricDDPStrategy, dials: Dials
+) -> Store | None:
     """Waits for all learners; returns the job's store, or None for a single learner."""
     environment = strategy.cluster_environment
     rank, size = strategy.global_rank, strategy.world_size
@@ -49,8 +70,13 @@ def check_launch(strategy: DDPStrategy, dials: Dials) -> Store | None:
 
 def failures_outside_training(
     rank: int, size: int, timeout: timedelta
-) -> FailureReport:
-    """Makes the report of failures outside of training; all learners must call it."""
+) -> FailureReport | None:
+    """Makes the report of failures outside of training; all learners must call it.
+
+    A single learner has none.
+    """
+    if size == 1:
+        return None
     root = dist.distributed_c10d._get_default_store()
     # All learners run the same program, and so come here equally often.
     store = PrefixStore(f"{NAMESPACE}/outside/{next(_PROGRAMS)}", root)

@@ -5,7 +5,7 @@ end with an error when its process exits.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, final
 from weakref import WeakKeyDictionary
@@ -15,8 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_adpsgd.coordination.failures import FailureReport
 from lightning_adpsgd.mixing.consensus import Consensus
-from lightning_adpsgd.strategy.compatibility import check_optimizers
+from lightning_adpsgd.strategy.compatibility import (
+    check_optimizers,
+    explain_unused_parameters,
+)
 from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.optimizer_reset import InitialState
@@ -37,7 +41,11 @@ class ModuleJobs:
 
     Attributes:
         watches: watches of the modules in training, which end with it.
+        outside: report of failures while no module is in training; None before the
+            launch, and with a single learner.
     """
+
+    outside: FailureReport | None = None
 
     def __init__(self) -> None:
         self._all: list[Job] = []
@@ -111,6 +119,16 @@ class ModuleJobs:
         for job in self.running[:1]:
             job.meet_if_asynchronous(name)
 
+    def together(
+        self, collective: str, of_all: bool = True
+    ) -> AbstractContextManager[None]:
+        """A context that explains why a collective fails; all its learners enter it."""
+        for job in self.running[:1]:
+            return job.together(collective, of_all)
+        whom = "all" if of_all else "some"
+        out = self.outside
+        return out.named(f"{collective} of {whom} learners") if out else nullcontext()
+
     # --- the end
 
     def launch(
@@ -132,12 +150,19 @@ class ModuleJobs:
                 output = program(*args, **kwargs)
             self.finish()
         except BaseException as exception:
-            for job in self:
-                if not job.closed:
-                    job.fail(exception)
-                    job.close()
+            explain_unused_parameters(exception)
+            self._fail(exception)
             raise
         return output
+
+    def _fail(self, exception: BaseException) -> None:
+        was_running = bool(self.running)
+        for job in self:
+            if not job.closed:
+                job.fail(exception)
+                job.close()
+        if self.outside is not None and not was_running:
+            self.outside.announce(exception)
 
     def finish(self) -> list[Consensus]:
         """Ends training in the consensus model; returns the consensus distances."""

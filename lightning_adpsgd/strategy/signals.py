@@ -9,6 +9,7 @@ those of a job that is one super-learner.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import final
 
@@ -49,12 +50,21 @@ class SharedStop:
     They agree after each batch. A signal after the last one ends nothing, because the
     others come to the end of `fit`, and may wait for this learner there.
 
+    Args:
+        together: context that explains why a collective of this name fails.
+
     Attributes:
         is_told: whether this learner has received SIGTERM.
     """
 
-    def __init__(self, trainer: pl.Trainer, overrides: Overrides) -> None:
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        overrides: Overrides,
+        together: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
         self._trainer, self.is_told = trainer, False
+        self._together = together
         loop, connector = trainer.fit_loop.epoch_loop, trainer._signal_connector
         check = partial(_stop_if_signalled, trainer)
         overrides.replace(loop, "_broadcast_sigterm_tensor", check)
@@ -70,7 +80,8 @@ class SharedStop:
         save()
         device = self._trainer.strategy.root_device
         told = torch.tensor(int(self.is_told), device=device)
-        dist.all_reduce(told, dist.ReduceOp.MAX)
+        with self._together("all_reduce"):
+            dist.all_reduce(told, dist.ReduceOp.MAX)
         if told.item():
             self._trainer._signal_connector.received_sigterm = True
 

@@ -47,12 +47,11 @@ from lightning_adpsgd.strategy.compatibility import (
     check_optimizers,
     explain_unused_parameters,
     forget_loader_without_iterator,
-    one_gpu_per_learner,
     refuse_unsupported,
 )
 from lightning_adpsgd.strategy.gradients import clip_on_all_meshes
 from lightning_adpsgd.strategy.launchers import (
-    check_launch,
+    checked_launch,
     failures_outside_training,
     launch_from_whole,
 )
@@ -114,14 +113,10 @@ class HADPSGDStrategy(ModelParallelInside):
     @override
     def setup_environment(self) -> None:
         self.set_world_ranks()
-        # Held until torch has its own connection, which then shares the listener.
-        store = check_launch(self, self.dials)
-        with one_gpu_per_learner():
+        with checked_launch(self, self.dials):
             super().setup_environment()
-        del store
-        rank, size = self.global_rank, self.world_size
-        if size > 1:
-            self._outside = failures_outside_training(rank, size, self.dials.timeout)
+        place = self.global_rank, self.world_size
+        self._outside = failures_outside_training(*place, self.dials.timeout)
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -141,7 +136,7 @@ class HADPSGDStrategy(ModelParallelInside):
             size, inside = max(self.partition.sizes), self.dials.inside
             refuse_unsupported(trainer, self, size, inside)
         elif self.world_size > 1:
-            self._stop = SharedStop(trainer, self._overrides)
+            self._stop = SharedStop(trainer, self._overrides, self._together)
             if not self.is_sharded:
                 prepare_training_loaders(trainer, None, self._place, self._overrides)
                 super().setup(trainer)
@@ -275,7 +270,8 @@ class HADPSGDStrategy(ModelParallelInside):
         step = partial(super().optimizer_step, optimizer, model=model, **kwargs)
         closure = self._unfreezing.checked(optimizer, closure)
         if self._run is None:
-            return step(closure)
+            with self._together("allreduce of gradients"):
+                return step(closure)
         output = self._run.job.update(step, closure)
         if self.work_sharing is not None:
             self.work_sharing.end_step()
@@ -358,12 +354,13 @@ class HADPSGDStrategy(ModelParallelInside):
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         if self._interrupted():
             return
-        if self._run is None or not self._is_running:
+        name = args[0] if args else kwargs.get("name")
+        if self._run is not None:
+            self._run.job.meet_at_any_time(str(name or "barrier"))
+        if not self._is_running:
+            # Learner 0 may end next, and the store of a meeting with it.
             with self._together("barrier"):
                 super().barrier(*args, **kwargs)
-            return
-        name = args[0] if args else kwargs.get("name")
-        self._run.job.meet(str(name or "barrier"))
 
     @override
     def reduce(

@@ -2,6 +2,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -183,16 +184,59 @@ def test_the_host_of_the_store_lingers_until_all_have_seen_the_failure() -> None
     other.stop()
 
 
-def test_a_store_that_is_gone_is_a_failure_which_says_so() -> None:
+def store_that_is_gone() -> Any:
     store = mocked_store()
-    store.check.side_effect = RuntimeError("Connection reset by peer")
-    coordinator = Coordinator(store, 1, 2, LONG, QUICK)
+    for call in ("check", "compare_set", "set"):
+        reset = RuntimeError("Connection reset by peer\nframe #0: a trace")
+        getattr(store, call).side_effect = reset
+    return store
+
+
+def test_a_store_that_is_gone_is_a_failure_which_each_shows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store, called = store_that_is_gone(), threading.Event()
+    coordinator = Coordinator(store, 1, 2, LONG, QUICK, called.set)
     coordinator.start()
-    until(lambda: coordinator.failure is not None, "the failure")
+    assert called.wait(PATIENCE_S)
     coordinator.stop()
-    assert coordinator.failure is not None
-    assert "hosts the job's store is gone" in coordinator.failure
-    assert "learner 0" in coordinator.failure
+    failure = coordinator.failure or ""
+    assert "hosts the job's store is gone (Connection reset by peer); see" in failure
+    assert "learner 0" in failure
+    assert capsys.readouterr().err == f"learner 1 ends: {failure}\n"
+    # torch shows a trace of each call.
+    assert store.check.call_count == 1
+    assert coordinator.silent_learners() == []
+    assert store.check.call_count == 1
+    store.set.assert_not_called()
+
+
+def test_a_store_may_go_when_all_have_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    store = store_that_is_gone()
+    coordinator = Coordinator(store, 1, 2, LONG, QUICK)
+    coordinator.note_end()
+    coordinator.start()
+    until(lambda: store.check.call_count > 1, "looks")
+    coordinator.stop()
+    assert coordinator.failure is None
+    assert not capsys.readouterr().err
+
+
+def test_the_first_that_is_alive_speaks_for_a_learner_0_that_does_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = coordinators(3)
+    for one in (second, third):
+        one.explain("lost super-learner 0", QUICK)
+        seen = partial(one.silent_learners, QUICK)
+        monkeypatch.setattr(one, "silent_learners", seen)
+    third.show_for_learner_0()
+    assert not capsys.readouterr().err
+    second.show_for_learner_0()
+    assert capsys.readouterr().err == "learner 1 ends: lost super-learner 0\n"
+    first.explain("lost super-learner 1", QUICK)
+    second.show_for_learner_0()
+    assert not capsys.readouterr().err
 
 
 class StoppedHost:

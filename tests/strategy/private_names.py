@@ -49,6 +49,7 @@ READ = (
     _of("DDPStrategy", "_setup_model", "trainer", "wraps a module with DDP"),
     _of("DDPStrategy", "_determine_ddp_device_ids", "fabric", _GIVEN),
     _of("DDPStrategy", "_backward_sync_control", "fabric", "skips the allreduce"),
+    _of("DDPStrategy", "_set_world_ranks", "fabric", "before the check of the launch"),
     _of("Strategy", "_launcher", "trainer fabric", "runs the program"),
     _of("Strategy", "_configure_launcher", "trainer fabric", "makes it"),
     _of("Strategy", "_checkpoint_io", "options", "has another default"),

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from lightning_adpsgd.strategy.compatibility import (
     explain_unused_parameters,
     forget_loader_without_iterator,
+    refuse_unsupported_in_fabric,
 )
 
 
@@ -47,3 +48,31 @@ def test_an_error_of_ddp_on_unused_weights_names_our_remedy_and_no_other_does() 
         explain_unused_parameters(error)
     assert "find_unused_parameters=True" in str(ddps)
     assert other.args == ("out of memory", 3)
+
+
+@pytest.mark.parametrize(
+    ("module", "device", "ddp", "size", "message"),
+    [
+        (torch.nn.SyncBatchNorm(3), "cpu", {}, 1, "must not be a SyncBatchNorm"),
+        (torch.nn.Linear(1, 1), "mps", {}, 1, "`accelerator` must be 'cpu' or 'cuda'"),
+        (
+            torch.nn.Linear(1, 1),
+            "cpu",
+            {"mixed_precision": "bf16"},
+            1,
+            "`mixed_precision` must not be set with `super_learner_size=1`, got bf16",
+        ),
+    ],
+)
+def test_what_fabric_cannot_honour_is_refused(
+    module: torch.nn.Module, device: str, ddp: dict[str, Any], size: int, message: str
+) -> None:
+    given = torch.device(device), ddp, size
+    with pytest.raises(ValueError, match=message):
+        refuse_unsupported_in_fabric(torch.nn.Sequential(module), *given)
+
+
+def test_what_fabric_can_honour_is_not_refused() -> None:
+    module, cpu = torch.nn.Linear(1, 1), torch.device("cpu")
+    refuse_unsupported_in_fabric(module, cpu, {"gradient_as_bucket_view": True}, 1)
+    refuse_unsupported_in_fabric(module, cpu, {"mixed_precision": "bf16"}, 2)

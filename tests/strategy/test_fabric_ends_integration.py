@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
+from torch import nn
 
 from lightning_adpsgd.registration import NAMES
 from tests import warm
@@ -122,6 +123,64 @@ def test_an_exception_ends_all_and_is_named(mode: Any, rank: int) -> None:
 @pytest.mark.parametrize("mode", [MODES[1], MODES[3]])
 def test_a_killed_learner_ends_the_rest_and_is_named(mode: Any) -> None:
     expect_death_named(failing(mode, 2, kill))
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_death_before_a_collective_is_named_with_the_collective(size: int) -> None:
+    def training(fabric: Fabric) -> None:
+        module = Slope()
+        fabric.setup(module, sgd(module))
+        if fabric.global_rank == 2:
+            kill()
+        fabric.all_reduce(torch.ones(1))
+
+    def program(rank: int) -> None:
+        strategy = gossip("ring", "sync", super_learner_size=size)
+        fabric_of(strategy, 4).launch(training)
+
+    outcomes = learners(4, program)
+    expect_ends(outcomes, 2, kill)
+    expected = r"LearnerFailed: learner \d on host \S+ lost another learner in "
+    assert re.search(expected + "all_reduce of all learners: ", outcomes[0].error)
+
+
+def test_who_has_failed_before_there_is_a_job_is_named() -> None:
+    def training(fabric: Fabric) -> None:
+        if fabric.global_rank == 1:
+            raise_error()
+        fabric.barrier()
+
+    def program(rank: int) -> None:
+        fabric_of(gossip(), 2).launch(training)
+
+    first, second = learners(2, program)
+    message = r"learner 1 on host \S+ raised ValueError: the answer is 42"
+    assert re.search(message, first.error)
+    assert "ValueError: the answer is 42" in second.error
+
+
+def test_learners_that_were_given_different_options_are_told() -> None:
+    def program(rank: int) -> None:
+        launched(gossip(mixing_gain=(0.5, 0.25)[rank]), 2)
+
+    for outcome in learners(2, program):
+        assert "`mixing_gain` differs: 0.5 in learner 0" in outcome.error
+
+
+def test_unused_parameters_need_an_option_which_the_error_names() -> None:
+    def training(fabric: Fabric) -> None:
+        layers = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+        layers.forward = layers[0].forward
+        model, optimizer = fabric.setup(layers, sgd(layers))
+        for _ in range(2):
+            fabric.backward(model(torch.ones(1, 1)).sum())
+            optimizer.step()
+
+    def program(rank: int) -> None:
+        fabric_of(gossip(super_learner_size=2), 2).launch(training)
+
+    for outcome in learners(2, program):
+        assert "`find_unused_parameters=True` to the strategy's class" in outcome.error
 
 
 def test_the_exit_of_one_learner_ends_all() -> None:

@@ -40,6 +40,9 @@ def test_a_failure_of_an_earlier_program_is_none_of_a_later_one(
     distributed = dist.distributed_c10d
     monkeypatch.setattr(distributed, "_get_default_store", lambda: store)
     earlier, later = (failures_outside_training(1, 2, PATIENCE) for _ in range(2))
+    assert earlier is not None
+    assert later is not None
     earlier.announce(ValueError("of the earlier one"))
     look = timedelta(seconds=0)
     assert later._coordinator.explain("a symptom", look) == "a symptom"
+    assert failures_outside_training(0, 1, PATIENCE) is None

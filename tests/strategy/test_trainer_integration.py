@@ -728,9 +728,38 @@ def test_a_killed_learner_ends_the_rest_and_is_named(mode: Any) -> None:
     expect_death_named(failing(mode, 2, kill))
 
 
-def test_the_death_of_the_host_of_the_store_ends_the_rest() -> None:
-    outcomes = failing(("ring", "async", 1), 0, kill)
+# With four learners in the only super-learner, no job watches them.
+@pytest.mark.parametrize("size", [1, 4])
+def test_the_death_of_the_host_of_the_store_ends_the_rest_who_say_so(
+    size: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = failing(("ring", "async", size), 0, kill)
     assert all("LearnerFollows" in outcome.error for outcome in outcomes[1:])
+    shown = capfd.readouterr().err
+    assert all(f"learner {rank} ends: " in shown for rank in (1, 2, 3))
+
+
+def test_a_death_in_the_only_super_learner_names_the_collective() -> None:
+    outcomes = failing(("ring", "async", 4), 2, kill)
+    assert "in allreduce of gradients of all learners: [" in outcomes[0].error
+    assert "LearnerFailed" in outcomes[0].error
+
+
+def test_a_hook_after_the_last_step_may_take_longer_than_the_timeout() -> None:
+    """Such as a test by learner 0 alone."""
+
+    class Slow(Linear):
+        @override
+        def on_train_end(self) -> None:
+            time.sleep(2.5 * (self.global_rank == 0))
+
+    def program(rank: int) -> Tensor:
+        module, strategy = Slow(), gossip(timeout=1)
+        trainer_of(strategy, 2).fit(module, loader(8, rank, 2))
+        return module.weight.detach()
+
+    for final in values(learners(2, program)):
+        torch.testing.assert_close(final, consensus_after(8, 2))
 
 
 # Lightning ends a process for each of these in a way of its own.

@@ -61,7 +61,7 @@ class LaunchPlacement(NamedTuple):
     """The placement of a learner by its launcher.
 
     Attributes:
-        per_machine: number of the Trainer's learners on each machine, `devices`.
+        per_machine: number of learners on each machine, `devices`.
         own: number of this learner on its machine, from 0.
     """
 
@@ -69,11 +69,11 @@ class LaunchPlacement(NamedTuple):
     own: int
 
     def trouble(self) -> str:
-        """The reason why the Trainer has no device for this learner; may be empty."""
+        """The reason why Lightning has no device for this learner; may be empty."""
         if self.own < self.per_machine:
             return ""
         return (
-            f"it is learner {self.own + 1} of its machine, and `Trainer(devices=)` is "
+            f"it is learner {self.own + 1} of its machine, and `devices` is "
             f"{self.per_machine}. Start as many learners on each host as `devices` says"
         )
 

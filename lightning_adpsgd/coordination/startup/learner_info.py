@@ -22,7 +22,8 @@ _MOST_HOSTS = 8
 _REMEDIES = {
     "version": "Install the same versions on all hosts, or use one container image",
     "dial": "Start the same program with the same arguments on all hosts",
-    "job": "Give the launcher of every host the same job, and the Trainer its size",
+    "job": "Give the launcher of every host the same job, and the Trainer or Fabric "
+    "its size",
 }
 
 
@@ -105,7 +106,7 @@ def scattered(locations: Sequence[LearnerLocation], size: int) -> list[str]:
     return [
         '`super_learner_size="node"` makes a super-learner of the learners of one '
         f"machine, but {describe(broken[0])} would form one across machines. Start as "
-        f"many learners on each host as `Trainer(devices=)` says (there are {counts}), "
+        f"many learners on each host as `devices` says (there are {counts}), "
         "numbered host by host: with SLURM use `srun --distribution=block`, with Open "
         "MPI `mpirun --map-by slot`. Or set `super_learner_size` to a number"
     ]

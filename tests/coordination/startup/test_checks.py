@@ -203,7 +203,7 @@ def test_ranks_dealt_in_turn_are_refused_with_the_launchers_option() -> None:
 def test_hosts_with_unequal_numbers_are_refused_with_the_numbers() -> None:
     (line,) = scattered([location(r, "aaab"[r]) for r in range(4)], 2)
     assert "learners 2-3 (hosts a, b) would form one across machines" in line
-    assert "as `Trainer(devices=)` says (there are 3 on a, 1 on b)" in line
+    assert "as `devices` says (there are 3 on a, 1 on b)" in line
 
 
 # --- which learners one probes
@@ -491,7 +491,7 @@ def test_a_learner_beyond_the_devices_of_its_machine_is_told() -> None:
     assert LaunchPlacement(2, 1).trouble() == ""
     told = LaunchPlacement(2, 2).trouble()
     assert told.startswith("it is learner 3 of its machine")
-    assert "`Trainer(devices=)` is 2" in told
+    assert "`devices` is 2" in told
 
 
 def test_of_many_reasons_eight_are_told_and_the_others_counted() -> None:

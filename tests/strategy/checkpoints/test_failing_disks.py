@@ -217,7 +217,7 @@ def test_sigterm_ends_a_training_that_waits_for_a_full_disk(
 
 def test_a_learner_ends_soon_before_its_super_learner_has_agreed_to() -> None:
     trainer, strategy = trainer_of("ddp", 1), gossip()
-    strategy._stop = SharedStop(trainer, Overrides())
+    strategy._stop = SharedStop(trainer, Overrides(), strategy._together)
     assert not strategy._ends_soon()
     frame: Any = None
     trainer._signal_connector._sigterm_notifier_fn(signal.SIGTERM, frame)
