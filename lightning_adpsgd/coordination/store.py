@@ -200,6 +200,8 @@ class Coordinator:
         """
         deadline = time.perf_counter() + patience.total_seconds()
         while self.failure is None and time.perf_counter() < deadline:
+            if self._thread is None:
+                self._ask(self._look, None)
             self._stopped.wait(0.02)
         self.announce_failure(symptom)
         self._note_seen()
@@ -272,7 +274,7 @@ class Coordinator:
             raise LearnerFailed(self.failure or message)
 
     def silent_learners(self, patience: timedelta = timedelta(seconds=1)) -> list[int]:
-        """Waits until all learners have seen the failure; returns those that have not.
+        """Waits until all others have seen the failure; returns those that have not.
 
         They are dead or stuck. The process that hosts the store calls this before it
         ends, because the store ends with it.
@@ -286,8 +288,10 @@ class Coordinator:
 
     def _unseen(self) -> list[int]:
         def look() -> list[int]:
-            ranks = range(self._world_size)
-            return [r for r in ranks if not self._store.check([f"failure/seen/{r}"])]
+            ranks = set(range(self._world_size)) - {self._rank}
+            return [
+                r for r in sorted(ranks) if not self._store.check([f"failure/seen/{r}"])
+            ]
 
         return self._ask(look, [])
 

@@ -220,9 +220,6 @@ class Job:
     def fail(self, exception: BaseException) -> None:
         """Ends after an exception in this learner, and tells the others."""
         self.failures.announce(exception)
-        if self._rank == 0:
-            # The others read the reason in a store that ends with this process.
-            self.coordinator.silent_learners()
         self._abort()
 
     def close(self) -> None:
