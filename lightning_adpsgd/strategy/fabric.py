@@ -254,15 +254,13 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
     def _gather_learners(self) -> list[list[Any]]:
         _let_go()
-        self.jobs.meet("checkpoint of learners")
-        return [
-            gather_learners(
-                job,
-                plain([one.state_dict() for one in self.jobs.optimizers_of(job)]),
-                {"generators": generator_states(self.root_device)},
-            )
-            for job in self.jobs.running
-        ]
+        with self.jobs.together("checkpoint of learners"):
+            return [self._gather(job) for job in self.jobs.running]
+
+    def _gather(self, job: Job) -> list[Any]:
+        states = [one.state_dict() for one in self.jobs.optimizers_of(job)]
+        generators = generator_states(self.root_device)
+        return gather_learners(job, plain(states), {"generators": generators})
 
     def _restore_learners(self, saved: list[Any], modules: list[nn.Module]) -> None:
         _let_go()

@@ -77,8 +77,7 @@ class Job:
     """One learner's part in a job, which `set_up_job` makes.
 
     The training thread drives it. It communicates between `start` and `finish` (or
-    `fail`, or `close`). Before and after, `update` is a plain optimizer step and `meet`
-    does nothing.
+    `fail`, or `close`). Before and after, `update` is a plain optimizer step.
 
     The training thread writes `_communication`. The coordinator's watch thread reads
     it, and releases peers when a learner has failed.
@@ -308,12 +307,7 @@ class Job:
     # --- what all learners call
 
     def meet(self, name: str) -> None:
-        """Waits until all learners have come; raises at once if one of them fails."""
-        if self.running:
-            self.meet_at_any_time(name)
-
-    def meet_at_any_time(self, name: str) -> None:
-        """Waits until all learners have come, even before the start or after the end.
+        """Waits until all learners have come; raises at once if one of them fails.
 
         In contrast to a collective, this wait has no time limit.
         """
@@ -321,12 +315,8 @@ class Job:
             self._meet(name)
 
     def meet_if_asynchronous(self, name: str) -> None:
-        """Waits for all learners before a collective, if their steps may differ.
-
-        In contrast to the collective, this wait has no time limit, and a failure of
-        another learner ends it.
-        """
-        if self.asynchronous:
+        """Waits for all learners before a collective, if their steps may differ."""
+        if self.asynchronous and self.running:
             self.meet(name)
 
     def together(self, collective: str, of_all: bool) -> AbstractContextManager[None]:

@@ -114,11 +114,6 @@ class ModuleJobs:
         for optimizer in self.optimizers_of(self._jobs[module]):
             self._initial_states[optimizer].restore(optimizer)
 
-    def meet(self, name: str) -> None:
-        """Waits for all learners before a collective."""
-        for job in self.running[:1]:
-            job.meet_if_asynchronous(name)
-
     def together(
         self, collective: str, of_all: bool = True
     ) -> AbstractContextManager[None]:

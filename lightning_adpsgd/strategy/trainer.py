@@ -356,7 +356,7 @@ class HADPSGDStrategy(ModelParallelInside):
             return
         name = args[0] if args else kwargs.get("name")
         if self._run is not None:
-            self._run.job.meet_at_any_time(str(name or "barrier"))
+            self._run.job.meet(str(name or "barrier"))
         if not self._is_running:
             # Learner 0 may end next, and the store of a meeting with it.
             with self._together("barrier"):

@@ -170,9 +170,18 @@ def test_a_checkpoint_holds_the_weights_with_which_training_goes_on(
     job._consensus = None
 
 
-def test_outside_of_a_training_nobody_meets(job: Job) -> None:
-    job.meet("a barrier")
+def test_outside_of_a_training_nobody_meets_before_a_collective(job: Job) -> None:
+    job.meet_if_asynchronous("a reduce")
     assert job.coordinator.num_meetings == 0
     job.start()
-    job.meet("a barrier")
+    job.meet_if_asynchronous("a reduce")
     assert job.coordinator.num_meetings == 1
+
+
+def test_a_barrier_waits_for_all_after_the_end_too(job: Job) -> None:
+    job.meet("a barrier")
+    job.start()
+    job.finish()
+    job.meet("a barrier")
+    # The end of training is one, too.
+    assert job.coordinator.num_meetings == 3
