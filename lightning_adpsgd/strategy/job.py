@@ -210,7 +210,6 @@ class Job:
         with self.failures.named():
             (self.island or self._communication).stop()
         self._forget()
-        self._meet = self.coordinator.meet
         self.coordinator.note_end()
         self.has_finished = True
         atexit.register(_in_process, os.getpid(), _destroy_groups)
@@ -255,6 +254,7 @@ class Job:
     def _forget(self) -> None:
         self.statistics()
         self._communication = self.island = self._consensus = None
+        self._meet = self.coordinator.meet
 
     # --- the step
 
