@@ -80,16 +80,9 @@ class FailureReport:
         self._coordinator.explain(f"{self._name} {message}")
 
     def announce(self, exception: BaseException) -> None:
-        """Tells all learners about this one's exception, unless it only followed.
-
-        Learner 0 waits until they have read it: the store may end with its process.
-        """
-        if not isinstance(exception, LearnerFailed | LearnerFollows):
-            self._tell(exception)
-        if self._rank == 0:
-            self._coordinator.silent_learners()
-
-    def _tell(self, exception: BaseException) -> None:
+        """Tells all learners about this one's exception, unless it only followed."""
+        if isinstance(exception, LearnerFailed | LearnerFollows):
+            return
         text = " ".join(str(exception).split())[:500]
         # A file name may not be valid text, which the store would refuse.
         what = f"{type(exception).__name__}: {printable(text)}".removesuffix(": ")

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -129,8 +128,9 @@ class Coordinator:
 
     `_lock` guards `failure`. The watch thread, its look at the store, and
     `announce_failure` in any thread write it; the training thread reads it. The watch
-    thread counts `_silent_turns`, and its look sets them to 0. Everything else belongs
-    to the training thread.
+    thread counts `_silent_turns`, and its look sets them to 0. Any of them may set
+    `_no_store`, once, when the store has not answered. The training thread writes
+    `has_ended`, which a look reads. Everything else belongs to the training thread.
 
     Calls that look for a failure, or that follow one, have a time limit: the host of
     the store may be stopped with its connections open. Meetings have none, but they end
@@ -147,6 +147,7 @@ class Coordinator:
     Attributes:
         failure: message of the failure; None while nothing has failed.
         num_meetings: number of meetings that this learner has returned from.
+        has_ended: whether all learners have ended training, so that the store may go.
     """
 
     def __init__(
@@ -163,13 +164,15 @@ class Coordinator:
         self._lock = threading.Lock()
         self._looks, self._watched = TimedCalls("adpsgd-look"), store
         self._heartbeats = Heartbeats(store, rank, world_size, timeout)
-        self._silent_turns, self._has_ended, self._is_alone = 0, False, False
+        self._silent_turns = 0
+        self._no_store: str | None = None
         self._stopped = threading.Event()
         self._meetings = 0
         self.num_meetings = 0
         self._thread: threading.Thread | None = None
         self._when_failed = when_failed
         self.failure: str | None = None
+        self.has_ended = False
 
     def start(self) -> None:
         """Starts the thread that watches for failures of others."""
@@ -217,10 +220,6 @@ class Coordinator:
         others = [r for r in range(self._rank) if r not in silent]
         if 0 in silent and not others and self.failure is not None:
             self._show(self.failure)
-
-    def note_end(self) -> None:
-        """Notes that all learners have ended training: now a store may go."""
-        self._has_ended = True
 
     def raise_if_failed(self) -> None:
         """Raises `LearnerFailed` once any learner of the job has failed."""
@@ -313,21 +312,16 @@ class Coordinator:
             raise LearnerFailed(message)
 
     def _publish(self, message: str) -> str:
-        try:
-            publish = partial(self._store.compare_set, "failure", "", message)
-            return _in_time(publish).decode()
-        except RuntimeError:
-            self._is_alone = True
-            return self._show(message)
-        except CallTimedOut:
-            return self._show(f"{message}; {_SILENT_HOST}")
+        publish = partial(self._store.compare_set, "failure", "", message)
+        first = self._ask(publish, None)
+        return first.decode() if first else self._show(f"{message}{self._no_store}")
 
     def _watch(self) -> None:
         try:
             self._look_until_failure()
         finally:
             self._looks.stop(1.0)
-        if not self._stopped.is_set():
+        if self.failure is not None and not self._stopped.is_set():
             self._follow_failure()
 
     def _look_until_failure(self) -> None:
@@ -336,6 +330,8 @@ class Coordinator:
                 self._looks.run(self._look, self._poll_s)
             except CallTimedOut:
                 self._judge_silence()
+            if self.has_ended and self._no_store is not None:
+                return
 
     def _judge_silence(self) -> None:
         # Counted in turns: while this process is stopped, the store is not silent.
@@ -360,10 +356,16 @@ class Coordinator:
     def _ask(self, call: Callable[[], T], otherwise: T) -> T:
         """What the store answers, after a failure; it may be gone, or its host stopped.
 
-        A store that is gone is not asked again: torch shows a trace each time.
+        Without an answer it is not asked again: torch shows a trace each time.
         """
-        with suppress(RuntimeError, CallTimedOut):
-            return otherwise if self._is_alone else _in_time(call)
+        if self._no_store is not None:
+            return otherwise
+        try:
+            return _in_time(call)
+        except RuntimeError:
+            self._no_store = ""
+        except CallTimedOut:
+            self._no_store = f"; {_SILENT_HOST}"
         return otherwise
 
     def _look(self) -> None:
@@ -384,9 +386,9 @@ class Coordinator:
         return None
 
     def _note_that_the_store_is_gone(self, error: RuntimeError) -> None:
-        symptom, self._is_alone = str(error).partition("\n")[0], True
+        symptom, self._no_store = str(error).partition("\n")[0], ""
         with self._lock:
-            if self.failure is None and not self._has_ended:
+            if self.failure is None and not self.has_ended:
                 self.failure = self._show(
                     f"the learner that hosts the job's store is gone ({symptom}); see "
                     "what learner 0 printed last"

@@ -127,6 +127,9 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
     @override
     def setup_environment(self) -> None:
+        if self.jobs.outside is not None:  # a launch once more, perhaps of some alone
+            super().setup_environment()
+            return
         self._set_world_ranks()
         with checked_launch(self, self.dials):
             super().setup_environment()

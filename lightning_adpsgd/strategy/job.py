@@ -187,6 +187,7 @@ class Job:
         )
         self._communication, self.island = communication, island
         self._num_reloads, self.has_finished = 0, False
+        self.coordinator.has_ended = False
         if island is None:
             communication.start()
             return None
@@ -210,7 +211,7 @@ class Job:
         with self.failures.named():
             (self.island or self._communication).stop()
         self._forget()
-        self.coordinator.note_end()
+        self.coordinator.has_ended = True
         self.has_finished = True
         atexit.register(_in_process, os.getpid(), _destroy_groups)
         return consensus
@@ -218,6 +219,9 @@ class Job:
     def fail(self, exception: BaseException) -> None:
         """Ends after an exception in this learner, and tells the others."""
         self.failures.announce(exception)
+        if self._rank == 0:
+            # The others read the reason in a store that ends with this process.
+            self.coordinator.silent_learners()
         self._abort()
 
     def close(self) -> None:
@@ -311,7 +315,7 @@ class Job:
 
         In contrast to a collective, this wait has no time limit.
         """
-        with self.failures.named():
+        with self.failures.named(f"a meeting of all learners ({name})"):
             self._meet(name)
 
     def meet_if_asynchronous(self, name: str) -> None:

@@ -354,13 +354,16 @@ class HADPSGDStrategy(ModelParallelInside):
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         if self._interrupted():
             return
-        name = args[0] if args else kwargs.get("name")
-        if self._run is not None:
+        if self._run is not None and self._is_running:
+            name = args[0] if args else kwargs.get("name")
             self._run.job.meet(str(name or "barrier"))
-        if not self._is_running:
-            # Learner 0 may end next, and the store of a meeting with it.
-            with self._together("barrier"):
-                super().barrier(*args, **kwargs)
+            return
+        if self._run is not None and self._run.job.has_finished:
+            # Without a limit of time, because a hook may take long in one learner.
+            self._run.job.meet("barrier after training")
+        # Learner 0 may end next, and the store of a meeting with it.
+        with self._together("barrier"):
+            super().barrier(*args, **kwargs)
 
     @override
     def reduce(

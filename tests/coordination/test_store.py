@@ -212,14 +212,17 @@ def test_a_store_that_is_gone_is_a_failure_which_each_shows(
 
 
 def test_a_store_may_go_when_all_have_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    store = store_that_is_gone()
-    coordinator = Coordinator(store, 1, 2, LONG, QUICK)
-    coordinator.note_end()
+    store, called = store_that_is_gone(), threading.Event()
+    coordinator = Coordinator(store, 1, 2, LONG, QUICK, called.set)
+    coordinator.has_ended = True
     coordinator.start()
-    until(lambda: store.check.call_count > 1, "looks")
+    assert coordinator._thread is not None
+    coordinator._thread.join(PATIENCE_S)
     coordinator.stop()
     assert coordinator.failure is None
+    assert not called.is_set()
     assert not capsys.readouterr().err
+    assert store.check.call_count == 1
 
 
 def test_the_first_that_is_alive_speaks_for_a_learner_0_that_does_not(

@@ -179,6 +179,13 @@ def test_outside_of_a_training_nobody_meets_before_a_collective(job: Job) -> Non
     assert job.coordinator.num_meetings == 1
 
 
+def test_a_store_may_go_only_until_training_begins_again(job: Job) -> None:
+    """As after a search for a learning rate."""
+    job.coordinator.has_ended = True
+    job.start()
+    assert not job.coordinator.has_ended
+
+
 def test_a_barrier_waits_for_all_after_the_end_too(job: Job) -> None:
     job.meet("a barrier")
     meanwhile: Any = create_autospec(Meanwhile, instance=True)
