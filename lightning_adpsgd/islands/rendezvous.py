@@ -290,8 +290,8 @@ def serve(
     Raises:
         OSError: The address is in use, or does not belong to this host.
     """
-    bounds = bounds.within(_most_files())
-    with _listener(host, port) as listener:
+    # Bounded from the start, because the store itself needs a connection, too.
+    with _listener(host, port) as listener, _bounded(port, bounds):
         found, _ = socket.getnameinfo(listener.getsockname(), _AS_NUMBERS)
         # The store takes over the socket, and closes it in the end.
         store = store_at(
@@ -302,9 +302,30 @@ def serve(
             wait_for_workers=False,
             timeout=_OWN_CONNECT,
         )
-    on_ready(found)
+        on_ready(found)
+        stop.wait()
+    del store
+
+
+@contextmanager
+def _bounded(port: int, bounds: Bounds) -> Iterator[None]:
+    """A context in which a thread closes connections beyond the limits."""
+    over, most = threading.Event(), bounds.within(_most_files())
+    arguments = port, most, over
+    thread = threading.Thread(
+        target=_keep_within, args=arguments, name="adpsgd-bounds", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _keep_within(port: int, bounds: Bounds, over: threading.Event) -> None:
     known, told_at = set[int](), -math.inf
-    while not stop.wait(bounds.look_s):
+    while not over.wait(bounds.look_s):
         known, num_closed = _close_newest(port, known, bounds)
         now = time.monotonic()
         if num_closed and now - told_at > _QUIET_S:
@@ -314,7 +335,6 @@ def serve(
                 "one address",
                 *(num_closed, bounds.connections, bounds.of_address),
             )
-    del store
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -330,14 +350,15 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def _close_newest(port: int, known: set[int], bounds: Bounds) -> tuple[set[int], int]:
-    """Closes connections beyond the limits; keeps known ones.
+    """Closes connections beyond the limits; keeps the store's own and known ones.
 
     Returns:
         The inodes of the kept connections, and the number of the closed ones.
     """
     kept, of_address = set[int](), Counter[str]()
-    found = list(_connections_at(port))
-    for inode, host in sorted(found, key=lambda one: one[0] not in known):
+    found, own = list(_connections_at(port)), _own_ends(port)
+    found.sort(key=lambda one: (one[1:] not in own, one[0] not in known))
+    for inode, host, _ in found:
         is_full = of_address[host] >= bounds.of_address
         if is_full or len(kept) >= bounds.connections:
             continue
@@ -351,12 +372,23 @@ def _close_newest(port: int, known: set[int], bounds: Bounds) -> tuple[set[int],
     return kept, len(found) - len(kept)
 
 
-def _connections_at(port: int) -> Iterator[tuple[int, str]]:
+def _connections_at(port: int) -> Iterator[tuple[int, str, int]]:
+    """The connections that came in at a port: their inodes, and their other ends."""
     for sock in _sockets():
         with suppress(OSError):
             if _is_at(sock, port):
-                host, _ = _host_and_port(sock.getpeername())
-                yield os.fstat(sock.fileno()).st_ino, host
+                inode = os.fstat(sock.fileno()).st_ino
+                yield inode, *_host_and_port(sock.getpeername())
+
+
+def _own_ends(port: int) -> set[tuple[str, int]]:
+    """The ends at which this process itself has connected to a port."""
+    found = set[tuple[str, int]]()
+    for sock in _sockets():
+        with suppress(OSError):
+            if sock.getpeername()[1] == port:
+                found.add(_host_and_port(sock.getsockname()))
+    return found
 
 
 def _is_at(sock: socket.socket, port: int) -> bool:

@@ -23,6 +23,8 @@ from lightning_adpsgd.islands.rendezvous import (
     Rendezvous,
     RendezvousAddress,
     RendezvousUnreachable,
+    _close_newest,
+    _keep_within,
     serve,
 )
 from lightning_adpsgd.transport.links.sockets import Address
@@ -178,7 +180,7 @@ def test_a_flood_is_told_once_a_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    flood = [(inode, "192.0.2.1") for inode in range(99)]
+    flood = [(inode, "192.0.2.1", 4242) for inode in range(99)]
     monkeypatch.setattr(rendezvous_module, "_connections_at", lambda port: flood)
     monkeypatch.setattr(rendezvous_module, "_sockets", lambda: [])
     clock = still_clock(monkeypatch, rendezvous_module)
@@ -187,11 +189,23 @@ def test_a_flood_is_told_once_a_minute(
         clock.now += seconds
         return clock.now > 280.0
 
-    stop: Any = SimpleNamespace(wait=wait)
-    serve("127.0.0.1", free_port(), stop, Bounds(1, 1))
+    over: Any = SimpleNamespace(wait=wait)
+    _keep_within(free_port(), Bounds(1, 1), over)
     told = [one.message for one in caplog.records if "of one address" in one.message]
     assert len(told) == 3
     assert told[0].startswith("closed 98 connections")
+
+
+def test_its_own_connection_is_the_last_to_be_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = [(inode, "127.0.0.1", 4000 + inode) for inode in range(3)]
+    monkeypatch.setattr(rendezvous_module, "_connections_at", lambda port: found)
+    monkeypatch.setattr(rendezvous_module, "_sockets", lambda: [])
+    own = {("127.0.0.1", 4001)}
+    monkeypatch.setattr(rendezvous_module, "_own_ends", lambda port: own)
+    assert _close_newest(80, {2}, Bounds(1, 1)) == ({1}, 2)
+    assert _close_newest(80, {2}, Bounds(2, 2)) == ({1, 2}, 1)
 
 
 def _answers(client: Rendezvous) -> bool:
@@ -315,6 +329,50 @@ def test_a_flood_beyond_the_descriptors_ends_no_rendezvous() -> None:
         client.close()
         server.kill()
         server.wait()
+
+
+_SERVE_AFTER_A_FLOOD = """
+import resource, sys, threading
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+from lightning_adpsgd.islands import rendezvous
+store_at = rendezvous.store_at
+def late(*place, **options):
+    sys.stdin.readline()
+    return store_at(*place, **options)
+rendezvous.store_at = late
+ready = lambda found: print("ready", flush=True)
+rendezvous.serve("127.0.0.1", {}, threading.Event(), on_ready=ready)
+"""
+
+
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.6."), reason="its server ends (store.store_at)"
+)
+def test_a_flood_before_its_own_connection_ends_no_rendezvous() -> None:
+    """Which waited for a descriptor, and nobody closed one meanwhile."""
+    port, pipe = free_port(), subprocess.PIPE
+    program = [warm.python(), "-c", _SERVE_AFTER_A_FLOOD.format(port)]
+    with (
+        subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True) as server,
+        ExitStack() as stack,
+    ):
+        assert server.stdin is not None
+        assert server.stdout is not None
+        stack.callback(server.kill)
+        until(lambda: _listens(port), "the socket")
+        flood = [stack.enter_context(socket.socket()) for _ in range(120)]
+        for one in flood:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+        server.stdin.write("\n")
+        server.stdin.flush()
+        assert server.stdout.readline() == "ready\n"
+        until(lambda: sum(map(_is_closed, flood)) > 80, "closed connections")
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_the_bounds_leave_room_for_other_files() -> None:
