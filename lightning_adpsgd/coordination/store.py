@@ -287,10 +287,8 @@ class Coordinator:
 
     def _unseen(self) -> list[int]:
         def look() -> list[int]:
-            ranks = set(range(self._world_size)) - {self._rank}
-            return [
-                r for r in sorted(ranks) if not self._store.check([f"failure/seen/{r}"])
-            ]
+            others = (r for r in range(self._world_size) if r != self._rank)
+            return [r for r in others if not self._store.check([f"failure/seen/{r}"])]
 
         return self._ask(look, [])
 

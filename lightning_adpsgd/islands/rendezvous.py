@@ -356,7 +356,7 @@ def _close_newest(port: int, known: set[int], bounds: Bounds) -> tuple[set[int],
         The inodes of the kept connections, and the number of the closed ones.
     """
     kept, of_address = set[int](), Counter[str]()
-    found, own = list(_connections_at(port)), _own_ends(port)
+    found, own = _connections_at(port)
     found.sort(key=lambda one: (one[1:] not in own, one[0] not in known))
     for inode, host, _ in found:
         is_full = of_address[host] >= bounds.of_address
@@ -372,23 +372,22 @@ def _close_newest(port: int, known: set[int], bounds: Bounds) -> tuple[set[int],
     return kept, len(found) - len(kept)
 
 
-def _connections_at(port: int) -> Iterator[tuple[int, str, int]]:
-    """The connections that came in at a port: their inodes, and their other ends."""
+def _connections_at(
+    port: int,
+) -> tuple[list[tuple[int, str, int]], set[tuple[str, int]]]:
+    """Connections that came in at a port, and where this process's own to it begin.
+
+    Those that came in are given by their inodes and their other ends.
+    """
+    found, own = list[tuple[int, str, int]](), set[tuple[str, int]]()
     for sock in _sockets():
         with suppress(OSError):
             if _is_at(sock, port):
                 inode = os.fstat(sock.fileno()).st_ino
-                yield inode, *_host_and_port(sock.getpeername())
-
-
-def _own_ends(port: int) -> set[tuple[str, int]]:
-    """The ends at which this process itself has connected to a port."""
-    found = set[tuple[str, int]]()
-    for sock in _sockets():
-        with suppress(OSError):
-            if sock.getpeername()[1] == port:
-                found.add(_host_and_port(sock.getsockname()))
-    return found
+                found.append((inode, *_host_and_port(sock.getpeername())))
+            elif sock.getpeername()[1] == port:
+                own.add(_host_and_port(sock.getsockname()))
+    return found, own
 
 
 def _is_at(sock: socket.socket, port: int) -> bool:

@@ -323,18 +323,6 @@ class Job:
         if self.asynchronous and self.running:
             self.meet(name)
 
-    def together(self, collective: str, of_all: bool) -> AbstractContextManager[None]:
-        """A context that explains why a collective fails; all its learners enter it.
-
-        Args:
-            collective: its name.
-            of_all: whether it is over all learners, who then meet before it.
-        """
-        if of_all:
-            self.meet_if_asynchronous(collective)
-        whom = "all" if of_all else "some"
-        return self.failures.named(f"{collective} of {whom} learners")
-
     def enter_consensus(
         self, occasion: str, adopts: bool = False, unmerged: bool = False
     ) -> Consensus | None:
@@ -401,3 +389,22 @@ class Job:
             self._restored_position = position
         elif position is not None:
             self._communication.go_on_from(*position)
+
+
+def together(
+    job: Job | None, outside: FailureReport | None, collective: str, of_all: bool = True
+) -> AbstractContextManager[None]:
+    """A context that explains why a collective fails; all its learners enter it.
+
+    Args:
+        job: the job, if there is one.
+        outside: report of failures while no job communicates; None: a single learner.
+        collective: its name.
+        of_all: whether it is over all learners, who then meet before it.
+    """
+    if job is not None and job.running:
+        outside = job.failures
+        if of_all:
+            job.meet_if_asynchronous(collective)
+    named = f"{collective} of {'all' if of_all else 'some'} learners"
+    return nullcontext() if outside is None else outside.named(named)

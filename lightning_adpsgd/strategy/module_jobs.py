@@ -5,7 +5,7 @@ end with an error when its process exits.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, final
 from weakref import WeakKeyDictionary
@@ -22,7 +22,7 @@ from lightning_adpsgd.strategy.compatibility import (
     explain_unused_parameters,
 )
 from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
-from lightning_adpsgd.strategy.job import Job
+from lightning_adpsgd.strategy.job import Job, together
 from lightning_adpsgd.strategy.optimizer_reset import InitialState
 
 _UNFINISHED = (
@@ -118,11 +118,8 @@ class ModuleJobs:
         self, collective: str, of_all: bool = True
     ) -> AbstractContextManager[None]:
         """A context that explains why a collective fails; all its learners enter it."""
-        for job in self.running[:1]:
-            return job.together(collective, of_all)
-        whom = "all" if of_all else "some"
-        out = self.outside
-        return out.named(f"{collective} of {whom} learners") if out else nullcontext()
+        job = next(iter(self.running), None)
+        return together(job, self.outside, collective, of_all)
 
     # --- the end
 

@@ -50,6 +50,7 @@ from lightning_adpsgd.strategy.compatibility import (
     refuse_unsupported,
 )
 from lightning_adpsgd.strategy.gradients import clip_on_all_meshes
+from lightning_adpsgd.strategy.job import together
 from lightning_adpsgd.strategy.launchers import (
     checked_launch,
     failures_outside_training,
@@ -146,10 +147,8 @@ class HADPSGDStrategy(ModelParallelInside):
 
     def _together(self, collective: str, of_all: bool = True) -> _Context:
         """A context that explains why a collective fails; all its learners enter it."""
-        if self._run is not None and self._run.job.running:
-            return self._run.job.together(collective, of_all)
-        out = self._outside
-        return out.named(f"{collective} of all learners") if out else nullcontext()
+        job = self._run.job if self._run is not None else None
+        return together(job, self._outside, collective, of_all)
 
     def _set_up_without_ddp(
         self, trainer: pl.Trainer, overrides: Overrides, gossips: bool

@@ -180,7 +180,7 @@ def test_a_flood_is_told_once_a_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    flood = [(inode, "192.0.2.1", 4242) for inode in range(99)]
+    flood = [(inode, "192.0.2.1", 4242) for inode in range(99)], set[Any]()
     monkeypatch.setattr(rendezvous_module, "_connections_at", lambda port: flood)
     monkeypatch.setattr(rendezvous_module, "_sockets", lambda: [])
     clock = still_clock(monkeypatch, rendezvous_module)
@@ -200,10 +200,9 @@ def test_its_own_connection_is_the_last_to_be_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = [(inode, "127.0.0.1", 4000 + inode) for inode in range(3)]
-    monkeypatch.setattr(rendezvous_module, "_connections_at", lambda port: found)
+    ends = found, {("127.0.0.1", 4001)}
+    monkeypatch.setattr(rendezvous_module, "_connections_at", lambda port: ends)
     monkeypatch.setattr(rendezvous_module, "_sockets", lambda: [])
-    own = {("127.0.0.1", 4001)}
-    monkeypatch.setattr(rendezvous_module, "_own_ends", lambda port: own)
     assert _close_newest(80, {2}, Bounds(1, 1)) == ({1}, 2)
     assert _close_newest(80, {2}, Bounds(2, 2)) == ({1, 2}, 1)
 

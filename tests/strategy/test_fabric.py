@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
+from lightning_adpsgd.coordination.failures import FailureReport
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy import fabric as fabric_strategy
 from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
@@ -113,6 +114,7 @@ def test_an_optimizer_that_a_program_has_replaced_is_in_no_checkpoint(
     """One with a scheduler may be in a cycle, and the collector has not run since."""
     strategy, module = gossip(), Slope()
     job = create_autospec(Job, instance=True, running=True)
+    job.failures = create_autospec(FailureReport, instance=True)
     strategy.jobs.set_up(module, lambda: job)
     monkeypatch.setattr(
         fabric_strategy, "gather_learners", lambda _, states, *__: states
