@@ -2,8 +2,8 @@
 
 Super-learner i has the weights w_i, row i of the matrix W; G(W) has the gradients
 g_i(w_i) as its rows. T is the mixing matrix of a step, doubly stochastic: T[j, i] is
-the share of w_j that super-learner i takes (the identity where no round is due). The
-virtual cluster, threads and processes are tested against this page.
+the share of w_j that super-learner i takes. Without a round, T is the identity. Tests
+compare the virtual cluster, threads and processes with this page.
 """
 
 import itertools
@@ -12,9 +12,8 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-# Gives G(W) for W, [S, length], and the number of the step, from 0.
+# G(W) for W, [S, length], and T, [S, S]; both also for the number of the step, from 0.
 Gradients = Callable[[Tensor, int], Tensor]
-# Gives T, [S, S], for the number of the step.
 Mixing = Callable[[int], Tensor]
 
 

@@ -34,7 +34,7 @@ FLOORS = (
 LIGHTNING_FROM = "dials"
 # Public names and entry points import what they need when they are asked for it.
 FACES = ("__init__", "registration")
-MOST_FLOORS, MOST_FLAT_FILES, MOST_CORE_LINES = 11, 6, 31_999
+MOST_FLOORS, MOST_FLAT_FILES, MOST_CORE_LINES = 11, 6, 31_998
 MOST_METHODS, MOST_CLASS_LINES = 30, 350
 # A module of the first kinds imports none of the later ones.
 ASR_TOWER = ("scoring", "frames", "search", "model")
@@ -215,6 +215,10 @@ def test_no_class_is_too_large_to_be_read(folder: str) -> None:
             assert lines <= MOST_CLASS_LINES, f"{path}: {found.name} has {lines} lines"
             methods = len(methods_of(found))
             assert methods <= MOST_METHODS, f"{path}: {found.name} has {methods}"
+
+
+def test_the_algorithm_fits_on_one_page() -> None:
+    assert (PACKAGE / "reference.py").read_text().count("\n") <= 100
 
 
 def test_the_core_stays_small() -> None:

@@ -279,9 +279,7 @@ class Coordinator:
         ends, because the store ends with it.
         """
         deadline = time.perf_counter() + patience.total_seconds()
-        while silent := self._unseen():
-            if time.perf_counter() > deadline:
-                break
+        while (silent := self._unseen()) and time.perf_counter() < deadline:
             self._stopped.wait(0.05)
         return silent
 

@@ -89,7 +89,6 @@ class Job:
         island: this learner's island; None before the start, and without `islands`.
         unfinished: error announced to the others if the process exits during training.
         closed: whether the job has ended for good.
-        has_finished: whether all learners have ended in the consensus model.
         has_departed: whether this island has left the others with a goodbye.
     """
 
@@ -122,7 +121,7 @@ class Job:
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
         self.unfinished = RuntimeError("its process ended within training")
-        self.closed = self.has_finished = self.has_departed = False
+        self.closed = self.has_departed = False
         # Torch aborts a process that exits while threads run torch's code.
         self._at_exit = partial(_in_process, os.getpid(), self._end_at_exit)
         atexit.register(self._at_exit)
@@ -133,6 +132,11 @@ class Job:
     def running(self) -> bool:
         """Whether the job communicates at present."""
         return self._communication is not None
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether all learners have ended in the consensus model."""
+        return self.coordinator.has_ended
 
     @property
     def asynchronous(self) -> bool:
@@ -186,8 +190,7 @@ class Job:
             ),
         )
         self._communication, self.island = communication, island
-        self._num_reloads, self.has_finished = 0, False
-        self.coordinator.has_ended = False
+        self._num_reloads, self.coordinator.has_ended = 0, False
         if island is None:
             communication.start()
             return None
@@ -212,7 +215,6 @@ class Job:
             (self.island or self._communication).stop()
         self._forget()
         self.coordinator.has_ended = True
-        self.has_finished = True
         atexit.register(_in_process, os.getpid(), _destroy_groups)
         return consensus
 
