@@ -342,7 +342,8 @@ def _rendezvous(chosen: argparse.Namespace) -> None:
         signal.signal(number, lambda *_: stop.set())
     host, port = chosen.host, chosen.port
     try:
-        rendezvous.serve(host, port, stop, on_ready=partial(_say_where, host, port))
+        say_where = partial(_say_where, host, port)
+        rendezvous.serve(host, port, stop, on_ready=say_where, has_process=True)
     except socket.gaierror as error:
         raise ValueError(
             f"`--host` must be a name or an address of this machine, got {host!r}: "

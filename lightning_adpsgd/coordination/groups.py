@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,8 @@ from lightning_adpsgd.weights.sections import Section
 from lightning_adpsgd.weights.shards import DATA_PARALLEL, TENSOR_PARALLEL
 from lightning_adpsgd.weights.streams import side_stream, wait_for_stream
 
-_RETIRED: list[dist.ProcessGroup] = []
+# Weakly: a program may end all process groups, and with them the job's store.
+_RETIRED = WeakSet[dist.ProcessGroup]()
 
 
 class Groups(NamedTuple):
@@ -109,7 +111,7 @@ def retire(*groups: dist.ProcessGroup | None) -> None:
 
     All learners call that, and so have used them for the last time.
     """
-    _RETIRED.extend(group for group in groups if group is not None)
+    _RETIRED.update(group for group in groups if group is not None)
 
 
 def _end_retired() -> None:

@@ -11,10 +11,9 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-# A learner is lost if so many looks in a row find the same count. They are counted, and
-# not timed, because this process may be stopped between two of them.
-_LOOKS = 3
-_SHORTEST_PERIOD_S = 2.0
+from lightning_adpsgd.coordination.silence import SilenceWatch
+
+_SHORTEST_SILENCE_S, _LOOKS = 6.0, 5
 
 
 class Heartbeats:
@@ -27,25 +26,22 @@ class Heartbeats:
         silence_s: the same in seconds, at least 6.
     """
 
-    def __init__(
-        self, store: Store, rank: int, world_size: int, timeout: timedelta
-    ) -> None:
-        self._store, self._rank = store, rank
+    def __init__(self, rank: int, world_size: int, timeout: timedelta) -> None:
+        self._rank = rank
         self._others = [one for one in range(world_size) if one != rank]
-        self._period_s = max(timeout.total_seconds() / _LOOKS, _SHORTEST_PERIOD_S)
-        self.silence_s = _LOOKS * self._period_s
+        self.silence_s = max(timeout.total_seconds(), _SHORTEST_SILENCE_S)
+        self._period_s = self.silence_s / _LOOKS
         self._next_beat = self._next_look = 0.0
         self._last_call = -math.inf
-        self._counts: dict[int, int] = {}
-        self._same = dict.fromkeys(self._others, 0)
+        self._watch, self._lost = SilenceWatch[int](self.silence_s), list[int]()
 
     def beat(self, store: Store) -> None:
         """Gives a sign of life, if one is due, over a connection; for one thread."""
         if (now := time.monotonic()) >= self._next_beat:
             store.add(_key(self._rank), 1)
-            self._next_beat = now + self._period_s / 4
+            self._next_beat = now + self._period_s / 2
 
-    def lost(self) -> list[int]:
+    def lost(self, store: Store) -> list[int]:
         """The learners that have given no sign of life for so long; for one thread.
 
         A wait calls it often. It takes a round trip for each learner, so it begins to
@@ -53,20 +49,13 @@ class Heartbeats:
         """
         if (now := time.monotonic()) - self._last_call > self._period_s:
             # Another wait than before, or this process was stopped.
-            self._next_look = now + self._period_s
-            self._same = dict.fromkeys(self._others, 0)
+            self._next_look, self._lost = now + self._period_s, []
         if now >= self._next_look:
             self._next_look = now + self._period_s
-            self._look()
+            counts = {one: store.add(_key(one), 0) for one in self._others}
+            self._lost = self._watch.look(counts, now)
         self._last_call = time.monotonic()
-        return [one for one in self._others if self._same[one] >= _LOOKS]
-
-    def _look(self) -> None:
-        for one in self._others:
-            count = self._store.add(_key(one), 0)
-            same = count == self._counts.get(one)
-            self._same[one] = self._same[one] + 1 if same else 0
-            self._counts[one] = count
+        return self._lost
 
 
 def _key(rank: int) -> str:

@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from lightning_adpsgd.coordination.heartbeats import Heartbeats
 from lightning_adpsgd.transport.network_interfaces import family_of
@@ -163,7 +163,7 @@ class Coordinator:
         self._timeout, self._poll_s = timeout, poll.total_seconds()
         self._lock = threading.Lock()
         self._looks, self._watched = TimedCalls("adpsgd-look"), store
-        self._heartbeats = Heartbeats(store, rank, world_size, timeout)
+        self._heartbeats = Heartbeats(rank, world_size, timeout)
         self._silent_turns = 0
         self._no_store: str | None = None
         self._stopped = threading.Event()
@@ -187,7 +187,8 @@ class Coordinator:
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(5 * self._poll_s + 1)
-        self._watched = self._store  # closes the connection
+        # Closes the connections: the store ends with its process group.
+        self._store = self._watched = HashStore()
 
     def announce_failure(self, message: str) -> None:
         """Tells all learners; the first message of the job wins."""
@@ -262,7 +263,7 @@ class Coordinator:
 
     def _raise_if_lost(self, where: str) -> None:
         self.raise_if_failed()
-        if lost := self._heartbeats.lost():
+        if lost := self._heartbeats.lost(self._store):
             message = (
                 f"learner {self._rank} waits {where}; learner {lost} has shown no "
                 f"sign of life for {self._heartbeats.silence_s:.0f} s: its process has "

@@ -125,7 +125,7 @@ class SharedBatches:
         self._last, self._pool = self.state(), lambda: None
 
     def retire(self) -> None:
-        """Lets go of the epoch and the pool, which keeps this object and a connection.
+        """Lets go of the epoch, and of the pool and the job's store with it.
 
         The pool may still ask how many units are finished.
         """
@@ -133,6 +133,7 @@ class SharedBatches:
             number = self.under_way.number
             self._finished = number, self._num_finished(number)
         self._pool, self.under_way = (lambda: None), None
+        del self._broadcast
         self._held.clear()
 
     def start_epoch(self, number: int) -> None:

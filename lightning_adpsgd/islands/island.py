@@ -177,13 +177,21 @@ class Island:
             self.engine.start()
             self._listen()
             self.started_from = self._joining.take_up_weights()
-            if not self.membership.enter(self._timeouts.pull.total_seconds()):
-                _log.warning(
-                    "this island is not on the member list yet (%s): it trains, and "
-                    "exchanges with no other until it is",
-                    self.membership.outage or "no answer yet",
-                )
+            self._enter()
         self._connections.start()
+
+    def _enter(self) -> None:
+        deadline = time.monotonic() + self._timeouts.pull.total_seconds()
+        self.membership.enter()
+        while not self.membership.is_in and time.monotonic() < deadline:
+            self.engine.threads.raise_if_failed()
+            self.membership.refresh(_LOOK_S)
+        if not self.membership.is_in:
+            _log.warning(
+                "this island is not on the member list yet (%s): it trains, and "
+                "exchanges with no other until it is",
+                self.membership.outage or "no answer yet",
+            )
 
     def depart(self) -> None:
         """Merges all exchanges into the weights, then stops.

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from lightning_adpsgd.transport.links.sockets import Address
 
-# A silence is counted over so many observations or more.
-_LEAST_OBSERVATIONS = 4
 _MOST, _MOST_DIGITS, _LONGEST_TEXT, _MOST_ADDRESSES = 1 << 31, 18, 256, 1 << 12
 _MOST_EPOCHS, _GOODBYE = 1 << 62, "goodbye"
 
@@ -206,47 +204,3 @@ class Heartbeat:
     interval_s: float = 0.5
     silence_s: float = 3.0
     empty_s: float = 6.0
-
-
-class SilenceWatch:
-    """Measures how long heartbeats have been silent, by the observer's own clock.
-
-    At most a quarter of `silence_s` counts between two observations. So no member
-    counts as dead because the whole machine was suspended, whichever process wakes
-    first.
-    """
-
-    def __init__(self, silence_s: float) -> None:
-        self._silence_s = silence_s
-        self._observed_at = 0.0
-        self._silent_for: dict[tuple[str, int], float] = {}
-        self._numbers: dict[str, int] = {}
-
-    def look(self, beats: Mapping[str, Beat | None], now: float) -> list[str]:
-        """Takes note of the heartbeats of the watched members.
-
-        Only a rising heartbeat is a sign of life; an old one that is written again is
-        not.
-
-        Args:
-            beats: heartbeats by incarnation; None for a member without one.
-            now: seconds of a clock that never goes back.
-
-        Returns:
-            The incarnations that were silent for too long while watched.
-        """
-        known, self._numbers = self._numbers, {}
-        for name, beat in beats.items():
-            found = None if beat is None else beat.number
-            self._numbers[name] = max(known.get(name, 0), found or 0)
-        passed_s = min(now - self._observed_at, self._silence_s / _LEAST_OBSERVATIONS)
-        self._observed_at, before = now, self._silent_for
-        self._silent_for = {
-            seen: before[seen] + passed_s if seen in before else 0.0
-            for seen in self._numbers.items()
-        }
-        return [n for (n, _), s in self._silent_for.items() if s > self._silence_s]
-
-    def forget(self) -> None:
-        """Resets all silences, because the observer itself was inactive for long."""
-        self._silent_for.clear()

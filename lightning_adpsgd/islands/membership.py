@@ -25,12 +25,12 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 from typing_extensions import override
 
+from lightning_adpsgd.coordination.silence import SilenceWatch
 from lightning_adpsgd.islands.member_list import (
     Beat,
     Heartbeat,
     Member,
     MemberList,
-    SilenceWatch,
     ahead_of,
 )
 from lightning_adpsgd.islands.member_store import Edit, MemberStore
@@ -93,7 +93,7 @@ class Membership(ServiceThread):
         self.left = frozenset[str]()
         self._wanted, self._was_in, self._was_stopped = False, False, False
         self._version, self._num_heartbeats, self._unread = b"", 0, 0
-        self._watch = SilenceWatch(heartbeat.silence_s)
+        self._watch = SilenceWatch[str](heartbeat.silence_s)
         self._away_since = 0.0
         self._store: MemberStore | None = None
         self._begins_list, self._empty_since = False, 0.0
@@ -323,7 +323,8 @@ class Membership(ServiceThread):
         watched = [self.members.by_number[number] for number in self._to_watch()]
         version, beats = store.beats(watched)
         self.steps_of = {of: beat.steps for of, beat in beats.items() if beat}
-        return version, self._watch.look(beats, time.monotonic())
+        counts = {of: beat and beat.number for of, beat in beats.items()}
+        return version, self._watch.look(counts, time.monotonic())
 
     def _to_watch(self) -> list[int]:
         """Eight members, and one of another training; all of them before it is in."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch._C._distributed_c10d import Store
+from torch.distributed import DistNetworkError
 from typing_extensions import override
 
 from lightning_adpsgd.islands.member_list import Heartbeat, Member, MemberList
@@ -75,7 +76,13 @@ class MembershipReader(ServiceThread):
 
     @override
     def _take_turn(self) -> None:
-        if self._read():
+        try:
+            is_new = self._read()
+        except DistNetworkError:
+            # A broken connection stays broken. The coordinator says who has ended.
+            self._ending = True
+            return
+        if is_new:
             self._on_change()
 
     def _read(self) -> bool:

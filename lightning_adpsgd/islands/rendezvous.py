@@ -8,6 +8,7 @@ also waits forever for a server that hangs, so `TimedCalls` uses it in a separat
 thread. This module does not decide who is alive.
 """
 
+import ctypes
 import logging
 import math
 import os
@@ -47,8 +48,9 @@ _ANSWER_S = 2.0
 # The least time between two warnings, so that a flood fills no disk.
 _QUIET_S = 60.0
 _NO_CREDENTIALS = Credentials()
-# How long a client tries to connect.
-_CONNECT = timedelta(seconds=1)
+# How long a client tries to connect, twice as long each time. torch also looks up the
+# name of the other end, and a name server may not answer.
+_CONNECT, _LONGEST_CONNECT = timedelta(seconds=1), timedelta(seconds=32)
 # The same for the server's own client: a busy host is no reason to end.
 _OWN_CONNECT = timedelta(minutes=1)
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -118,6 +120,7 @@ class Rendezvous:
         self._line: socket.socket | None = None
         self._calls = TimedCalls("adpsgd-rendezvous")
         self._server: tuple[str, int] | None = None
+        self._patience = _CONNECT
 
     def ask(self, action: Callable[[Store], T]) -> T:
         """Runs an action on the store of this job, and returns its result.
@@ -151,8 +154,8 @@ class Rendezvous:
         if self._line is None:
             self._in_time(self._make_line)
         if self._store is None:
-            store = self._in_time(self._make_store)
-            self._store = cast(Store, _TimedStore(store, self._in_time))
+            self._in_time(self._make_store)
+        assert self._store is not None
         return self._store
 
     def _make_line(self) -> None:
@@ -165,15 +168,23 @@ class Rendezvous:
         self._host, _ = socket.getnameinfo(place, _AS_NUMBERS)
         self._server, self._line = _host_and_port(place), line
 
-    def _make_store(self) -> Store:
+    def _make_store(self) -> None:
+        # As with a line, a late one serves the next request.
+        if self._store is not None:
+            return
+        patience = self._patience
+        self._patience = min(2 * patience, _LONGEST_CONNECT)
         plain = TCPStore(
             self._host,
             self.address.port,
-            timeout=_CONNECT,
+            timeout=patience,
             is_master=False,
             wait_for_workers=False,
         )
-        return PrefixStore(f"islands/{self.address.job}", plain)
+        plain.set_timeout(_CONNECT)
+        self._patience = _CONNECT
+        store = PrefixStore(f"islands/{self.address.job}", plain)
+        self._store = cast(Store, _TimedStore(store, self._in_time))
 
     def _in_time(self, action: Callable[[], T]) -> T:
         return self._calls.run(action, self._answer_s)
@@ -239,7 +250,8 @@ def _borrowed(number: int) -> Iterator[socket.socket]:
         # The program's default timeout for sockets would make torch's non-blocking.
         is_blocking = os.get_blocking(number)
         sock = socket.socket(fileno=number)
-        os.set_blocking(number, is_blocking)
+        if socket.getdefaulttimeout() is not None:
+            os.set_blocking(number, is_blocking)
     try:
         yield sock
     finally:
@@ -280,18 +292,22 @@ def serve(
     stop: threading.Event,
     bounds: Bounds = _BOUNDS,
     on_ready: Callable[[str], None] = lambda found: None,
+    has_process: bool = False,
 ) -> None:
     """Serves the store from memory until `stop` is set.
 
     Args:
         host: address or name of the interface to listen at; empty: all interfaces.
         on_ready: called once the store is served, with the address that it listens at.
+        has_process: whether nothing else in this process looks up names of hosts.
 
     Raises:
         OSError: The address is in use, or does not belong to this host.
     """
     # Bounded from the start, because the store itself needs a connection, too.
     with _listener(host, port) as listener, _bounded(port, bounds):
+        if has_process:
+            _ask_no_name_server()
         found, _ = socket.getnameinfo(listener.getsockname(), _AS_NUMBERS)
         # The store takes over the socket, and closes it in the end.
         store = store_at(
@@ -305,6 +321,16 @@ def serve(
         on_ready(found)
         stop.wait()
     del store
+
+
+def _ask_no_name_server() -> None:
+    """Makes this process look up names of hosts in /etc/hosts alone.
+
+    torch's server looks up the name of each client, in its only thread: a name server
+    that does not answer would keep all islands waiting.
+    """
+    with suppress(AttributeError, OSError):  # a function of glibc
+        ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")
 
 
 @contextmanager
@@ -364,12 +390,13 @@ def _close_newest(port: int, known: set[int], bounds: Bounds) -> tuple[set[int],
             continue
         of_address[host] += 1
         kept.add(inode)
-    if len(kept) < len(found):
-        for sock in _sockets():
-            with suppress(OSError):
-                if _is_at(sock, port) and os.fstat(sock.fileno()).st_ino not in kept:
-                    sock.shutdown(socket.SHUT_RDWR)
-    return kept, len(found) - len(kept)
+    # Not all that are not kept: a new one may be the store's own.
+    closed = {inode for inode, *_ in found} - kept
+    for sock in _sockets() if closed else ():
+        with suppress(OSError):
+            if os.fstat(sock.fileno()).st_ino in closed:
+                sock.shutdown(socket.SHUT_RDWR)
+    return kept, len(closed)
 
 
 def _connections_at(

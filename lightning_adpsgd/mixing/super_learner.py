@@ -67,10 +67,15 @@ class SuperLearnerGroup:
         sections: Sequence[Sequence[Section]] | None = None,
         replicated: "SuperLearnerGroup | None" = None,
     ) -> None:
-        self.holders = self if holds_all else replicated
         self._group, self.holds_all, self._sections = group, holds_all, sections
+        self._replicated = replicated
         self.index = dist.get_rank(group) if group is not None else 0
         self.size = dist.get_world_size(group) if group is not None else 1
+
+    @property
+    def holders(self) -> "SuperLearnerGroup | None":
+        """The learners that hold the weights which no single learner owns, if any."""
+        return self if self.holds_all else self._replicated
 
     def own(self, vectors: Sequence[Tensor]) -> list[list[Tensor]]:
         """Views of the parts that this learner exchanges, by section."""

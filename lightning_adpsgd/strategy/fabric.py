@@ -127,7 +127,8 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
     @override
     def setup_environment(self) -> None:
-        if self.jobs.outside is not None:  # a launch once more, perhaps of some alone
+        if self.jobs.outside is not None and dist.is_initialized():
+            # A launch once more, perhaps of some learners alone.
             super().setup_environment()
             return
         self._set_world_ranks()

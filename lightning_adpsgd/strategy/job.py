@@ -16,7 +16,7 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import HashStore, Store
 
 from lightning_adpsgd.coordination.failures import FailureReport
 from lightning_adpsgd.coordination.groups import Groups, retire
@@ -194,7 +194,8 @@ class Job:
         if island is None:
             communication.start()
             return None
-        island.start(position)
+        with self.failures.named("the start of an island"):
+            island.start(position)
         return island.started_from
 
     def depart(self) -> str:
@@ -211,10 +212,11 @@ class Job:
         if self._communication is None:
             return None
         consensus = self.enter_consensus(END_OF_TRAINING)
+        # From here on no learner needs another, and any of them may end its process.
+        self.coordinator.has_ended = True
         with self.failures.named():
             (self.island or self._communication).stop()
         self._forget()
-        self.coordinator.has_ended = True
         atexit.register(_in_process, os.getpid(), _destroy_groups)
         return consensus
 
@@ -234,10 +236,10 @@ class Job:
             # Not `gradients`: a module in DDP may be evaluated after its training.
             groups = self.groups
             retire(*groups.counterparts, groups.shards, groups.tensor_parallel)
-            none = {"counterparts": (), "shards": None, "tensor_parallel": None}
-            self.groups = groups._replace(**none)
+            self.groups = Groups((), None, None, groups.on_device, groups.partition)
         self.closed = True
         self._on_reload = lambda: None  # which may hold the module
+        self.store = HashStore()
         self.coordinator.stop()
 
     def _end_at_exit(self) -> None:

@@ -77,10 +77,20 @@ def failures_outside_training(
     """
     if size == 1:
         return None
-    root = dist.distributed_c10d._get_default_store()
     # All learners run the same program, and so come here equally often.
-    store = PrefixStore(f"{NAMESPACE}/outside/{next(_PROGRAMS)}", root)
+    store: Any = _DefaultStore(f"{NAMESPACE}/outside/{next(_PROGRAMS)}")
     return FailureReport(Coordinator(store, rank, size, timeout), rank, [])
+
+
+class _DefaultStore:
+    """A part of the store of torch's default group, which it does not keep alive."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def __getattr__(self, name: str) -> Any:
+        root = dist.distributed_c10d._get_default_store()
+        return getattr(PrefixStore(self._prefix, root), name)
 
 
 def launch_from_whole(

@@ -190,10 +190,11 @@ class TrainingRun:
 
     def close(self) -> None:
         """Releases all resources, and waits for no learner."""
+        gradients = self.job.groups.gradients
         self._collections.close()
         self.job.close()
         if self.job.has_finished:
-            retire(self.job.groups.gradients)
+            retire(gradients)
         if self.work_sharing is not None:
             self.work_sharing.leave()
         for folder in self._folders:

@@ -124,10 +124,13 @@ class WorkSharing:
             self._island_pool.start()
 
     def leave(self) -> None:
-        """Gives back the batches that this island has claimed and not trained on."""
+        """Ends for good; an island gives back what it has not trained on."""
         if self._batches is not None and self._island_pool is not None:
             self._batches.close()
             self._island_pool.leave(_GOODBYE_S)
+        elif self._batches is not None:
+            self._batches.retire()  # the Trainer keeps its loader
+            self._batches = None
 
     # --- the epoch
 

@@ -27,14 +27,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def three(timeout_s: float) -> tuple[HashStore, list[Heartbeats]]:
     store, timeout = HashStore(), timedelta(seconds=timeout_s)
-    return store, [Heartbeats(store, rank, 3, timeout) for rank in range(3)]
+    return store, [Heartbeats(rank, 3, timeout) for rank in range(3)]
 
 
 def seconds_until_lost(
-    clock: Clock, one: Heartbeats, others: Callable[[], object]
+    clock: Clock, one: Heartbeats, store: HashStore, others: Callable[[], object]
 ) -> float:
     begin = clock.now
-    while not one.lost():
+    while not one.lost(store):
         clock.now += 0.1
         others()
         if clock.now > begin + 1000:
@@ -48,8 +48,8 @@ def test_a_learner_without_a_sign_of_life_is_lost_after_the_timeout(
 ) -> None:
     store, (waits, lives, dies) = three(timeout_s)
     dies.beat(store)
-    took = seconds_until_lost(clock, waits, lambda: lives.beat(store))
-    assert waits.lost() == [2]
+    took = seconds_until_lost(clock, waits, store, lambda: lives.beat(store))
+    assert waits.lost(store) == [2]
     assert least_s - 1e-6 <= took <= 1.5 * least_s
 
 
@@ -60,14 +60,14 @@ def test_learners_that_give_signs_of_life_are_waited_for(clock: Clock) -> None:
         for one in others:
             one.beat(store)
 
-    assert seconds_until_lost(clock, waits, live) == float("inf")
+    assert seconds_until_lost(clock, waits, store, live) == float("inf")
 
 
 def test_a_learner_that_was_itself_stopped_takes_nobody_for_lost(clock: Clock) -> None:
-    _, (waits, *_) = three(30.0)
-    assert waits.lost() == []
+    store, (waits, *_) = three(30.0)
+    assert waits.lost(store) == []
     clock.now += 3600
-    assert waits.lost() == []
+    assert waits.lost(store) == []
 
 
 def test_a_sign_of_life_is_given_several_times_in_a_look(clock: Clock) -> None:
@@ -80,8 +80,8 @@ def test_a_sign_of_life_is_given_several_times_in_a_look(clock: Clock) -> None:
 
 def test_a_learner_that_comes_back_is_lost_no_longer(clock: Clock) -> None:
     store, (waits, comes, other) = three(30.0)
-    seconds_until_lost(clock, waits, lambda: other.beat(store))
+    seconds_until_lost(clock, waits, store, lambda: other.beat(store))
     comes.beat(store)
     clock.now += 20
     other.beat(store)
-    assert waits.lost() == []
+    assert waits.lost(store) == []

@@ -36,7 +36,7 @@ def groups() -> list[SuperLearnerGroup]:
     holders = ThreadSuperLearner.connect(2, sections=owned)
     found = ThreadSuperLearner.connect(2, False, exchanged)
     for group, of_group in zip(found, holders, strict=True):
-        group.holders = of_group
+        group._replicated = of_group
     return [*found]
 
 

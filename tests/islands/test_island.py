@@ -5,10 +5,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from lightning_adpsgd.coordination.store import LearnerFailed
 from lightning_adpsgd.gossip.engine import GossipOptions
 from lightning_adpsgd.gossip.protocol import Position, Pulled
 from lightning_adpsgd.islands import island as island_module
@@ -32,6 +34,22 @@ def played(**parts: Any) -> Any:
     island: Any = Island.__new__(Island)
     vars(island).update(parts)
     return island
+
+
+# --- the way onto the list
+
+
+def test_a_failure_ends_the_wait_for_the_member_list() -> None:
+    """Such as that of the island's first learner, which keeps the list."""
+    never = Timeouts(pull=timedelta(days=1))
+    threads = SimpleNamespace(raise_if_failed=Mock(side_effect=LearnerFailed("why")))
+    island = played(
+        membership=SimpleNamespace(enter=lambda: False, is_in=False),
+        engine=SimpleNamespace(threads=threads),
+        _timeouts=never,
+    )
+    with pytest.raises(LearnerFailed, match="why"):
+        island._enter()
 
 
 # --- the way back

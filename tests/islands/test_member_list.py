@@ -9,7 +9,6 @@ from lightning_adpsgd.islands.member_list import (
     Beat,
     Member,
     MemberList,
-    SilenceWatch,
     ahead_of,
     furthest_origin,
 )
@@ -215,31 +214,3 @@ def test_rows_that_are_not_genuine_are_counted() -> None:
     assert (found.epoch, set(found.by_number), found.num_invalid) == (5, {2}, 2)
     assert MemberList.from_json("") == MemberList()
     assert MemberList.from_json(listed.to_json()).num_invalid == 0
-
-
-def test_only_a_heartbeat_that_rises_shows_life() -> None:
-    """An old one that somebody writes once more does not, nor one that is gone."""
-    watch, told = SilenceWatch(silence_s=3.0), list[str]()
-    later: list[Beat | None] = [Beat(7, 0), None, Beat(None, 0), Beat(8, 0)]
-    for half_seconds in range(10):
-        beats: dict[str, Beat | None] = {"rises": Beat(half_seconds, 0)}
-        beats["old"] = Beat(8, 0) if half_seconds == 0 else later[half_seconds % 4]
-        told = watch.look(beats, now=100 + half_seconds / 2)
-    assert told == ["old"]
-
-
-def test_who_comes_back_under_watch_is_measured_by_its_new_heartbeats() -> None:
-    """Its counter began at 1 again, below what was seen of it before."""
-    watch = SilenceWatch(silence_s=3.0)
-    watch.look({"a": Beat(50, 0)}, now=100.0)
-    watch.look({}, now=100.5)
-    for half_seconds in range(20):
-        beat = Beat(1 + half_seconds, 0)
-        assert watch.look({"a": beat}, now=101 + half_seconds / 2) == []
-
-
-def test_a_silence_of_just_the_bound_is_none() -> None:
-    watch = SilenceWatch(silence_s=4.0)
-    for second in range(5):
-        assert watch.look({"a": Beat(1, 0)}, now=100.0 + second) == []
-    assert watch.look({"a": Beat(1, 0)}, now=104.5) == ["a"]

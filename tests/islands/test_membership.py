@@ -12,13 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_adpsgd.islands.member_list import (
-    Beat,
-    Heartbeat,
-    Member,
-    MemberList,
-    SilenceWatch,
-)
+from lightning_adpsgd.islands.member_list import Heartbeat, Member, MemberList
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.rendezvous import (
     Rendezvous,
@@ -66,51 +60,11 @@ def test_the_members_after_a_number_wrap_around() -> None:
     assert listed.after(5) == [6, 8, 1, 4]
 
 
-def first_told(watch: SilenceWatch, beats: dict[str, Beat], begin: float) -> float:
-    """When a watch that looks each half second first tells of somebody."""
-    looks = (begin + 0.5 * number for number in range(100))
-    return next(now for now in looks if watch.look(beats, now))
-
-
-def test_a_beat_that_stands_still_for_too_long_is_told() -> None:
-    watch = SilenceWatch(silence_s=3.0)
-    assert watch.look({"a": Beat(1, 0), "b": Beat(1, 0)}, now=100.0) == []
-    assert first_told(watch, {"a": Beat(2, 0), "b": Beat(1, 0)}, 100.5) == 103.5
-    assert watch.look({"a": Beat(3, 0), "b": Beat(1, 0)}, now=103.6) == ["b"]
-    assert watch.look({"a": Beat(3, 0), "b": Beat(2, 0)}, now=104.1) == []
-
-
 def test_a_member_counts_as_dead_after_three_seconds_and_an_outage_is_shorter() -> None:
     """The default; a lost rendezvous must show before its silence kills anybody."""
-    watch = SilenceWatch(Heartbeat().silence_s)
-    watch.look({"a": Beat(1, 0)}, now=100.0)
-    assert first_told(watch, {"a": Beat(1, 0)}, 100.5) == 103.5
+    assert Heartbeat().silence_s == 3.0
     one = Rendezvous(RendezvousAddress("127.0.0.1", 1, "job"))
     assert one._answer_s < Heartbeat().silence_s
-
-
-def test_an_observer_that_was_away_itself_begins_to_count_anew() -> None:
-    watch = SilenceWatch(silence_s=3.0)
-    watch.look({"a": Beat(1, 0)}, now=100.0)
-    watch.forget()
-    assert first_told(watch, {"a": Beat(1, 0)}, 200.0) == 203.5
-
-
-def test_a_machine_that_stood_still_finds_nobody_dead() -> None:
-    """Whoever wakes first sees the beats of before, for a turn or two."""
-    watch = SilenceWatch(silence_s=3.0)
-    watch.look({"a": Beat(1, 0)}, now=100.0)
-    assert watch.look({"a": Beat(1, 0)}, now=200.0) == []
-    assert watch.look({"a": Beat(1, 0)}, now=200.5) == []
-    assert watch.look({"a": Beat(2, 0)}, now=201.0) == []
-    assert first_told(watch, {"a": Beat(2, 0)}, 201.5) == 204.5
-
-
-def test_who_was_not_watched_meanwhile_is_not_called_silent() -> None:
-    watch = SilenceWatch(silence_s=3.0)
-    watch.look({"a": Beat(1, 0)}, now=100.0)
-    watch.look({}, now=101.0)
-    assert watch.look({"a": Beat(1, 0)}, now=200.0) == []
 
 
 def test_a_jump_of_the_wall_clock_evicts_nobody(

@@ -6,9 +6,11 @@ The threads stand still; `test_wide_islands.py` has whole islands of several lea
 import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
+from torch.distributed import DistNetworkError
 
 from lightning_adpsgd.islands import membership_reader
 from lightning_adpsgd.islands.member_list import Heartbeat, Member, MemberList
@@ -130,6 +132,22 @@ def test_who_waits_is_woken_by_what_the_first_learner_tells(pair: Pair) -> None:
         thread.join(PATIENCE_S)
     pair.reader.stop(PATIENCE_S)
     assert said == dict.fromkeys(waits, True)
+
+
+def test_a_reader_ends_without_a_word_when_the_store_is_gone(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The coordinator says it, and torch shows a trace for each further call."""
+    publish(first_learner(), pair.store)
+    pair.reader._take_turn()
+    gone = DistNetworkError("Broken pipe")
+    pair.reader._store = store = create_autospec(Store, instance=True)
+    store.check.side_effect = gone
+    pair.reader.start()
+    pair.reader._thread.join(PATIENCE_S)
+    assert not pair.reader._thread.is_alive()
+    store.check.assert_called_once()
+    assert (pair.reader.num_errors, caplog.text, pair.num_changes) == (0, "", 1)
 
 
 def test_the_end_of_a_reader_is_waited_for_no_longer_than_a_turn() -> None:

@@ -1,5 +1,6 @@
 """The store of islands: what else is in the process, and who else connects."""
 
+import ctypes
 import logging
 import os
 import resource
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +31,7 @@ from lightning_adpsgd.islands.rendezvous import (
 )
 from lightning_adpsgd.transport.links.sockets import Address
 from tests import warm
-from tests.helpers import PATIENCE_S, default_timeout, free_port, until
+from tests.helpers import PATIENCE_S, default_timeout, forked, free_port, until
 from tests.islands.archipelago import rendezvous, still_clock
 
 _FIRST_FD_TOO_HIGH_FOR_SELECT = 1024
@@ -103,6 +105,76 @@ def test_a_name_that_is_looked_up_for_long_is_an_outage(
         until(lambda: _answers(client), "an answer")
         assert all(in_time)
         client.close()
+
+
+def test_a_store_that_comes_late_serves_the_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch's client looks up the name of the other end, which may take seconds."""
+    found, made = threading.Event(), list[TCPStore]()
+
+    def connects(*place: Any, **options: Any) -> TCPStore:
+        assert found.wait(PATIENCE_S)
+        made.append(TCPStore(*place, **options))
+        return made[-1]
+
+    with rendezvous() as server:
+        monkeypatch.setattr(rendezvous_module, "TCPStore", connects)
+        client = Rendezvous(server.address, answer_s=0.05)
+        for _ in range(2):
+            with pytest.raises(RendezvousUnreachable, match=r"no answer within 0.05 s"):
+                client.ask(lambda store: store.check(["key"]))
+        found.set()
+        until(lambda: _answers(client), "an answer")
+        assert len(made) == 1
+        client.close()
+
+
+def test_a_client_that_could_not_connect_tries_for_twice_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to a bound, and from the beginning once it has connected."""
+    waited = list[float]()
+
+    def connects(*place: Any, timeout: timedelta, **options: Any) -> TCPStore:
+        waited.append(timeout.total_seconds())
+        if len(waited) in (8, 9):
+            return TCPStore(*place, timeout=timeout, **options)
+        raise DistNetworkError("timed out")
+
+    with rendezvous() as server:
+        monkeypatch.setattr(rendezvous_module, "TCPStore", connects)
+        client = Rendezvous(server.address, answer_s=PATIENCE_S)
+        until(lambda: _answers(client), "an answer")
+        client.close()
+        assert _answers(client)
+        client.close()
+    assert waited == [1, 2, 4, 8, 16, 32, 32, 32, 1]
+
+
+def test_the_process_of_a_rendezvous_asks_no_name_server() -> None:
+    """torch's server looks up each client's name: one that is slow stops all others."""
+
+    def program(rank: int) -> tuple[bool, list[Any]]:
+        real, asked = ctypes.CDLL, list[Any]()
+
+        def library(name: None) -> Any:
+            configure = real(name)["__nss_configure_lookup"]
+            note = partial(_noted, asked, configure)
+            return SimpleNamespace(__nss_configure_lookup=note)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ctypes, "CDLL", library)
+            rendezvous_module._ask_no_name_server()
+        return bool(socket.getaddrinfo("localhost", 80)), asked
+
+    if not hasattr(ctypes.CDLL(None), "__nss_configure_lookup"):
+        pytest.skip("this system has no glibc")
+    assert forked(1, program)[0].value == (True, [(b"hosts", b"files", 0)])
+
+
+def _noted(asked: list[Any], configure: Any, *words: bytes) -> None:
+    asked.append((*words, configure(*words)))
 
 
 def test_the_store_is_asked_at_the_address_of_a_name_that_answers(
@@ -205,6 +277,23 @@ def test_its_own_connection_is_the_last_to_be_closed(
     monkeypatch.setattr(rendezvous_module, "_sockets", lambda: [])
     assert _close_newest(80, {2}, Bounds(1, 1)) == ({1}, 2)
     assert _close_newest(80, {2}, Bounds(2, 2)) == ({1, 2}, 1)
+
+
+def test_a_connection_that_came_after_the_look_is_not_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be the store's own."""
+    with ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in range(3)]
+        for one in (end for pair in pairs for end in pair):
+            stack.enter_context(one)
+        kept, beyond, late = (near for near, _ in pairs)
+        inodes = [os.fstat(one.fileno()).st_ino for one in (kept, beyond)]
+        ends = [(inode, "10.0.0.1", 4000) for inode in inodes], set[tuple[str, int]]()
+        monkeypatch.setattr(rendezvous_module, "_connections_at", lambda port: ends)
+        monkeypatch.setattr(rendezvous_module, "_sockets", lambda: [kept, beyond, late])
+        assert _close_newest(80, set(), Bounds(1, 1)) == ({inodes[0]}, 1)
+        assert [_is_closed(far) for _, far in pairs] == [False, True, False]
 
 
 def _answers(client: Rendezvous) -> bool:

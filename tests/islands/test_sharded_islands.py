@@ -275,7 +275,7 @@ def sharing_layers(server: Server, row: Tensor) -> Wide:
     for group, holders in zip(
         groups, ThreadSuperLearner.connect(2, sections=owned), strict=True
     ):
-        group.holders = holders
+        group._replicated = holders
     store = HashStore()
     return [Trained(server, row, group=group, store=store) for group in groups]
 

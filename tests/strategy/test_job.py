@@ -186,6 +186,30 @@ def test_a_store_may_go_only_until_training_begins_again(job: Job) -> None:
     assert not job.coordinator.has_ended
 
 
+def test_others_may_be_gone_before_a_learner_has_stopped(
+    job: Job, engines: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have the consensus model: a store that is gone is no failure."""
+    seen = list[bool]()
+    monkeypatch.setattr(job, "enter_consensus", lambda _: None)
+    monkeypatch.setattr(job_module.atexit, "register", lambda *_: None)
+    job.start()
+    engines[0].stop.side_effect = lambda: seen.append(job.has_finished)
+    job.finish()
+    assert seen == [True]
+
+
+def test_a_closed_job_keeps_no_store_and_no_group_of_its_own(job: Job) -> None:
+    """A program may end its process group, and its store, and make another."""
+    store = job.store
+    job.groups = job.groups._replace(gradients=create_autospec(dist.ProcessGroup))
+    job.coordinator.has_ended = True
+    job.close()
+    assert job.store is not store
+    assert job.coordinator._store is not store
+    assert job.groups.gradients is None
+
+
 def test_a_barrier_waits_for_all_after_the_end_too(job: Job) -> None:
     job.meet("a barrier")
     meanwhile: Any = create_autospec(Meanwhile, instance=True)

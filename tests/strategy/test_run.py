@@ -23,7 +23,7 @@ DIALS = HADPSGDStrategy(islands="tcp://10.0.0.1:29400").dials
 
 
 def island_job() -> Any:
-    job = create_autospec(Job, instance=True, island=Mock())
+    job = create_autospec(Job, instance=True, island=Mock(), groups=Mock())
     job.depart.return_value, job.has_finished = "3-abc", False
     return job
 
