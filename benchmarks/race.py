@@ -136,11 +136,36 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     ):
         help_ = "; ".join(known)
         add(f"--{name}", nargs="+", choices=known, default=known, help=help_)
-    add("--seconds", type=float, default=race.seconds, help="of a run (%(default)s)")
-    add("--seeds", type=int, default=race.num_seeds, help="reported (%(default)s)")
-    add("--choosing-seeds", type=int, default=race.choosing_seeds, help="(%(default)s)")
-    add("--most-trials", type=int, default=race.most_trials, help="(%(default)s)")
-    add("--folder", type=Path, default=FOLDER, help="of finished runs (runs/race)")
+    add(
+        "--seconds",
+        type=float,
+        default=race.seconds,
+        help="length of a run (%(default)s)",
+    )
+    add(
+        "--seeds",
+        type=int,
+        default=race.num_seeds,
+        help="number of reported seeds (%(default)s)",
+    )
+    add(
+        "--choosing-seeds",
+        type=int,
+        default=race.choosing_seeds,
+        help="number of seeds that choose rates (%(default)s)",
+    )
+    add(
+        "--most-trials",
+        type=int,
+        default=race.most_trials,
+        help="most settings of a method that are tried (%(default)s)",
+    )
+    add(
+        "--folder",
+        type=Path,
+        default=FOLDER,
+        help="folder of finished runs (runs/race)",
+    )
     add("--report", action="store_true", help="run nothing; report what is there")
     add("--estimate", action="store_true", help="only say how long it will take")
     return parser.parse_args(arguments)

@@ -99,7 +99,7 @@ class FailureReport:
             exception.add_note(reason)
 
     def _whole(self, symptom: str) -> str:
-        """The failure behind a symptom, with who is silent if it names nobody."""
+        """The failure behind a symptom, with who is silent if it names no learner."""
         message = self._coordinator.explain(symptom)
         # Outside of training, nobody says that it is alive.
         if _UNNAMED.search(message) is None or not self._super_learner:

@@ -307,7 +307,7 @@ class ClaimCounter:
         num_units: Callable[[Terms], int],
         num_finished: Callable[[], int],
     ) -> Terms:
-        """Begins an epoch, and ends the previous one; returns the terms of all.
+        """Begins an epoch, ends the previous one; returns the terms that all agree on.
 
         `num_finished` gives the number of units from here whose training is complete;
         any thread may call it.

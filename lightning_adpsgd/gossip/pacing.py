@@ -142,9 +142,9 @@ class Traffic:
     """All exchanges of one learner: which may begin, and when to pause.
 
     `_state` guards `_under_way` and `is_paused`. It is notified when an exchange or a
-    rest ends, and when one that was first is admitted, is requested or begins, so that
-    it holds up no other for long. The training thread appends to `_steps`, which ask
-    threads copy.
+    rest ends. So that a peer that was first holds up no other for long, it is notified
+    too when that one is admitted, is requested or begins. The training thread appends
+    to `_steps`, which ask threads copy.
 
     Attributes:
         hurry: set while the training thread waits, so that no exchange rests.

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """The value in a JSON file, which must be of a type."""
+    """The value in a JSON file; raises ValueError unless it is of this kind."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:

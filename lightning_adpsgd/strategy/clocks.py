@@ -1,11 +1,11 @@
 """Actions of Lightning that are due at a time, for learners at different steps.
 
 With `max_time`, `ModelCheckpoint(train_time_interval=...)` and
-`val_check_interval="..."`, Lightning reads a clock after each batch: learner 0's, which
-costs a collective in every step, or each learner's own, so that learners act at
-different steps. Here only the clock of learner 0 is read. The others are asked only
-when an action is due. It happens at a step boundary of all learners (`agreement`). The
-boundary comes last in a batch, after everything that Lightning does at certain steps.
+`val_check_interval="..."`, Lightning reads a clock after each batch. Learner 0's costs
+a collective in every step; with their own, learners act at different steps. Here only
+the clock of learner 0 is read, and the others are asked only when an action is due. It
+happens at a step boundary of all learners (`agreement`), which comes last in a batch,
+after everything that Lightning does at certain steps.
 """
 
 import math

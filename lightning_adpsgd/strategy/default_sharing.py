@@ -98,7 +98,7 @@ def problem_of(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> str:
     problem = next(problems_with_work_sharing(trainer), "")
     if not problem and (name := _method_that(_asks_trainer, trainer)):
         problem = (
-            f"`{name}` asks how many steps or batches there will be, which nobody "
+            f"`{name}` asks how many steps or batches there will be, which no learner "
             "would know (`trainer.current_epoch` is the same in all learners)"
         )
     if not problem and (name := _method_that(_sets_rate, trainer)):
@@ -307,7 +307,7 @@ def problems_with_loader(loader: Any, num_loaders: int = 1) -> Iterator[str]:
     if reads_out_of_order(loader):
         yield (
             "`in_order` of the training loader must be True with `work_sharing`, got "
-            "False: nobody would know which claimed batches were trained on"
+            "False: no learner would know which of its claims were trained on"
         )
     sampler = getattr(loader.batch_sampler, "sampler", None)
     whole = isinstance(sampler, BlockSampler)  # knows the order of all samples

@@ -55,9 +55,9 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     The learning rate is the one for the global batch (learners x local batch), because
     gradients are means; nothing is divided by the number of learners.
 
-    The constructor documents the arguments. Four of them differ from the Trainer's:
-    `work_sharing=True` and `inside="model_parallel"` are refused; `save_learners` keeps
-    neither schedules nor the place in the epoch, which belong to your program;
+    The constructor documents the arguments. Four of them differ from the Trainer's.
+    `work_sharing=True` and `inside="model_parallel"` are refused. `save_learners` keeps
+    neither schedules nor the place in the epoch, which belong to your program. And
     `after_evaluation` applies at the end of `consensus`.
     """
 

@@ -1,9 +1,9 @@
 """Which iterators over a training loader are those of Lightning's training loop.
 
 A program may iterate over `trainer.train_dataloader` in any hook, to look at a batch or
-to fill a memory bank. What a loader keeps of the epoch must not move then: the batches
-that a learner claims, the place to which it returns, and the persistent workers, of
-which a loader has one set.
+to fill a memory bank. What a loader keeps of the epoch must not move then. It keeps the
+batches that a learner claims, the place to which it returns, and its one set of
+persistent workers.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class LoopIterators:
     """Knows when the training loop makes an iterator.
 
     Lightning makes the first one at set-up. A data set may be ready only after the
-    hooks at the start of an epoch, so nothing need be read before them: `is_missing`
+    hooks at the start of an epoch, so nothing need be read before them. `is_missing`
     says whether the epoch that starts needs another iterator.
 
     Attributes:

@@ -260,8 +260,8 @@ def prepare_training_loaders(
 ) -> None:
     """Replaces Lightning's preparation of loaders, if epochs are shared or resumed.
 
-    A shared epoch replaces its `DistributedSampler`, and takes precedence: it keeps its
-    own record of the remaining batches. A resume within an epoch, at `place`, follows.
+    A shared epoch takes the place of Lightning's `DistributedSampler`. It precedes a
+    resume at `place`, because it keeps its own record of the remaining batches.
     """
     if work_sharing is None and place is None:
         return

@@ -293,7 +293,7 @@ class AsynchronousLearners(VirtualLearners):
 def make_learners(
     module: nn.Module, dials: Dials, scenario: Scenario
 ) -> VirtualLearners:
-    """Makes the super-learners for the communication of the options."""
+    """Makes the super-learners that communicate as the options say."""
     kind = LockstepLearners if dials.in_lockstep else AsynchronousLearners
     return kind(module, dials, scenario)
 

@@ -35,10 +35,17 @@ def parser() -> argparse.ArgumentParser:
         help="folder of a finished recipes.demo or recipes.switchboard, for its "
         "features and alignment; prepared below --out if left out",
     )
-    add("--minutes", type=float, default=24.0, help="of speech to generate")
-    add("--layers", type=int, default=1, help="of the speech model (%(default)s)")
-    add("--hidden", type=int, default=32, help="its cells per direction (%(default)s)")
-    add("--cores", type=int, default=2, help="to prepare speech with (%(default)s)")
+    add("--minutes", type=float, default=24.0, help="minutes of speech to generate")
+    add(
+        "--layers", type=int, default=1, help="layers of the speech model (%(default)s)"
+    )
+    add(
+        "--hidden",
+        type=int,
+        default=32,
+        help="cells of each layer per direction (%(default)s)",
+    )
+    add("--cores", type=int, default=2, help="cores that prepare speech (%(default)s)")
     for name, kind, what in _DIALS:
         add(f"--{name.replace('_', '-')}", type=kind, help=what)
     return arguments
@@ -65,21 +72,21 @@ _DIALS: tuple[tuple[str, Callable[[str], object], str], ...] = (
     ),
     ("baseline_batch", int, "global batch of SSGD that all are compared with"),
     ("batches", _numbers, "global batches, 128,256 say"),
-    ("seeds", int, "how many"),
+    ("seeds", int, "number of seeds"),
     ("min_rate", float, "lowest peak learning rate"),
     ("max_rate", float, "highest peak learning rate"),
-    ("num_learners", int, "of each algorithm"),
+    ("num_learners", int, "number of learners of each algorithm"),
     ("super_learner_size", int, "learners in each super-learner of hadpsgd"),
     ("epochs", int, "passes over the samples"),
-    ("warmup_epochs", float, "of them"),
+    ("warmup_epochs", float, "epochs of warm-up, of these passes"),
     ("rise", int, "peak rate over the first; 1: no warm-up"),
     ("min_clip", float, "lowest norm of clipped algorithms"),
     ("max_clip", float, "highest norm of clipped algorithms"),
-    ("decay", float, "of the rate, an epoch"),
+    ("decay", float, "factor of the rate per epoch after the warm-up"),
     ("margins", _rates, "parts by which a loss may be larger, 0.1,0.2 say"),
     ("mixing_gain", float, "part of each average that is taken, if asynchronous"),
     ("exchange", float, "time for the weights to cross a link, in steps"),
-    ("spread", float, "of the logarithm of the time of a step"),
+    ("spread", float, "standard deviation of the logarithm of step times"),
 )
 
 

@@ -22,7 +22,9 @@ _DRAWS = 2000
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the figures of finished demos as JSON."""
     parser = argparse.ArgumentParser(prog="python -m recipes.demo.seeds")
-    parser.add_argument("folders", nargs="+", type=Path, help="of `recipes.demo --out`")
+    parser.add_argument(
+        "folders", nargs="+", type=Path, help="folders of `recipes.demo --out`"
+    )
     seeds = [figures_of(folder) for folder in parser.parse_args(arguments).folders]
     print(json.dumps({"rows": seeds, **summary_of(seeds)}, indent=1))
 

@@ -18,9 +18,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=24.0, help="training speech")
     parser.add_argument("--test-minutes", type=float, default=5.0, help="test speech")
     add = parser.add_argument
-    add("--fisher-minutes", type=float, default=0.0, help="in Fisher's layout, if any")
-    add("--callhome-minutes", type=float, default=0.0, help="in CallHome's, if any")
-    add("--librispeech", action="store_true", help="in LibriSpeech's layout instead")
+    add("--fisher-minutes", type=float, default=0.0, help="speech in Fisher's layout")
+    add(
+        "--callhome-minutes",
+        type=float,
+        default=0.0,
+        help="speech in CallHome's layout",
+    )
+    add("--librispeech", action="store_true", help="write LibriSpeech's layout instead")
     parser.add_argument("--seed", type=int, default=1, help="draws everything")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args(arguments)

@@ -98,10 +98,12 @@ class Aligned(NamedTuple):
 class AlignmentStep(NamedTuple):
     """The state of the training after an iteration.
 
-    `log_likelihood` is per frame, of the alignment under the mixtures that made it
-    (NaN for iteration 0, the first alignment); `changed` is the fraction of frames
-    whose state differs from the iteration before; `failures` has the reason for each
-    utterance that could not be aligned; `mixtures` are estimated from this alignment.
+    Attributes:
+        log_likelihood: Log-likelihood per frame, of the alignment under the mixtures
+            that made it; NaN for iteration 0, the first alignment.
+        changed: Fraction of frames whose state differs from the iteration before.
+        failures: Reason for each utterance that could not be aligned.
+        mixtures: Mixtures estimated from this alignment.
     """
 
     iteration: int

@@ -86,7 +86,10 @@ def _entries(lexicon: Lexicon) -> Iterable[tuple[str, tuple[str, ...]]]:
     for word in sorted(lexicon.pronunciations):
         for phones in lexicon.pronunciations[word]:
             if not phones:
-                raise ValueError(f"word {word!r} of the lexicon has no phones")
+                raise ValueError(
+                    f"word {word!r} of the lexicon must have phones, got none; give it "
+                    "a pronunciation, or remove it"
+                )
             yield word, tuple(phones)
 
 

@@ -27,10 +27,12 @@ class TimedWord(NamedTuple):
 class Hypothesis(NamedTuple):
     """The recognised words.
 
-    `is_complete` is False if no sentence within the beam ends at the last frame; the
-    words are then those of the best unfinished path. `fit` tells how well the sound
-    fits the words (`GraphDecoder.decode_confidently`), None where it was not computed;
-    `num_listed` how many alternatives they were chosen from.
+    Attributes:
+        is_complete: Whether a sentence within the beam ends at the last frame; if not,
+            the words are those of the best unfinished path.
+        fit: How well the sound fits the words (`GraphDecoder.decode_confidently`); None
+            where it was not computed.
+        num_listed: Number of alternatives from which they were chosen.
     """
 
     words: tuple[TimedWord, ...]

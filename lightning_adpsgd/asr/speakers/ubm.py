@@ -133,7 +133,11 @@ def occupancy(ubm: GaussianMixtures, frames: np.ndarray) -> Occupancy:
 
 
 def frame_shares(ubm: GaussianMixtures, frames: np.ndarray) -> np.ndarray:
-    """γ, float32 [time, gaussians], of at least one frame."""
+    """The share γ of each Gaussian in each frame, float32 [time, gaussians].
+
+    Args:
+        frames: [time, dims], with at least one frame.
+    """
     states = np.zeros(len(frames), np.int64)
     (shared,) = shares_by_state(ubm, frames, states)
     return shared.shares

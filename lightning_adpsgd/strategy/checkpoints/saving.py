@@ -49,7 +49,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self._ends_soon: Callable[[], bool] = bool  # never, until a strategy says
 
     def hurry_if(self, ends_soon: Callable[[], bool]) -> None:
-        """Makes errors of earlier saves warnings, once the training is about to end."""
+        """Turns errors of earlier saves into warnings once the training `ends_soon`."""
         self._ends_soon = ends_soon
         if isinstance(self._io, WholeCheckpointIO):
             self._io.hurry_if(ends_soon)

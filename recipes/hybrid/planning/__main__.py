@@ -47,11 +47,13 @@ def parser() -> argparse.ArgumentParser:
     add = arguments.add_argument
     add("--measure", type=Path, metavar="RUN", help="folder of a run")
     add("--rates", type=Path, metavar="RUN", help="folder of a run with `adapt` done")
-    add("--stages", nargs="+", choices=UNITS, default=[*UNITS], help="to measure")
+    add(
+        "--stages", nargs="+", choices=UNITS, default=[*UNITS], help="stages to measure"
+    )
     add("--cores", type=int, default=1, help="cores that the run used")
     add("--iterations", type=int, default=14, help="iterations of its flat start")
     add("--page", type=Path, help="put the tables into this page")
-    add("--machine", default="", help="where and when, in words")
+    add("--machine", default="", help="machine and date, in words")
     return arguments
 
 
