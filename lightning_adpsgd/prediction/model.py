@@ -288,8 +288,7 @@ def _without_waiting(
     kept = 1.0 if cpu_share == 1 else _kept(taken, cpu_share * mean)
     added = taken(kept)
     # The same without links: the rest of a gradient is exposed.
-    free = replace(scenario, inner_link=Link(), gradient_seconds=0.0)
-    computed = _alone(free, num_bytes)
+    computed = _alone(replace(scenario, inner_link=Link()), num_bytes)
     rate = sum(1 / (g + added) for g in gradients) / len(gradients)
     exposed = [(g - c) / (g + added) for g, c in zip(gradients, computed, strict=True)]
     learners = scenario.num_learners

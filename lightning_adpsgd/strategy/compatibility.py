@@ -286,7 +286,7 @@ _ALLOWED_WITH_WORK_SHARING: dict[str, tuple[Any, str]] = {
     "limit_train_batches": (
         1.0,
         "no learner knows its number of batches; use torch.utils.data.Subset (also "
-        "instead of `overfit_batches`)",
+        "instead of `overfit_batches`, which sets it)",
     ),
     "val_check_interval": (
         1.0,

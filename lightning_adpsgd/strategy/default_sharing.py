@@ -44,8 +44,8 @@ _SHARED = (
 )
 _EQUAL = (
     "Learners get equal shares of an epoch, which lasts as long as the slowest one "
-    "needs. They could share it, but %s. Set `work_sharing=False` to choose equal "
-    "shares and silence this message."
+    "needs. By default they would share it, but %s. With `work_sharing=False` they get "
+    "equal shares without this message."
 )
 _TOTALS = (
     {"estimated_stepping_batches"},
@@ -95,8 +95,9 @@ def problem_of(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> str:
         return "`save_learners` keeps the place of each learner in its own share"
     if resumed.epoch is None and resumed.is_within_epoch:
         return "the checkpoint is within an epoch of equal shares"
-    problem = next(problems_with_work_sharing(trainer), "")
-    if not problem and (name := _method_that(_asks_trainer, trainer)):
+    if problem := next(problems_with_work_sharing(trainer), ""):
+        return f"the settings of this training do not allow it: {problem}"
+    if name := _method_that(_asks_trainer, trainer):
         problem = (
             f"`{name}` asks how many steps or batches there will be, which no learner "
             "would know (`trainer.current_epoch` is the same in all learners)"

@@ -33,7 +33,8 @@ _REMEDIES = {
     "reduce": "Log a metric with `self.log(..., on_step=False, on_epoch=True, "
     "sync_dist=True)`: its mean over an epoch is over all learners",
     "all_gather": "Gather in `on_train_epoch_end` or in a validation, to which all "
-    "learners come",
+    "learners come. A contrastive loss sees fewer negatives than under `ddp`: enlarge "
+    "the batch or the super-learner",
     "compute": "Compute a metric in `on_train_epoch_end`, or log the object itself "
     'with `self.log("name", metric)`: its value of an epoch is over all learners',
 }
