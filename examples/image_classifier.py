@@ -56,9 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategy", default="adpsgd", help="or ddp, sdpsgd, ...")
     parser.add_argument("--devices", type=int, default=2, help="learners")
-    parser.add_argument(
-        "--batch-size", type=int, default=64, help="samples of a learner's batch"
-    )
+    parser.add_argument("--batch-size", type=int, default=64, help="rows of a batch")
     parser.add_argument("--steps", type=int, default=200, help="steps of a learner")
     parser.add_argument("--width", type=int, default=32, help="channels")
     chosen = parser.parse_args(arguments)

@@ -52,9 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> Tensor:
     """Returns how often each island has trained on each row."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument(
-        "--steps", type=int, default=600, help="steps of all islands together"
-    )
+    parser.add_argument("--steps", type=int, default=600, help="steps of all islands")
     chosen = parser.parse_args(arguments)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()

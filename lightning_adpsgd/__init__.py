@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from lightning_adpsgd.registration import install
 
 if TYPE_CHECKING:
+    from lightning_adpsgd.dials import ModelParallel as ModelParallel
+    from lightning_adpsgd.dials import ReadyPairs as ReadyPairs
     from lightning_adpsgd.strategy.fabric import (
         HADPSGDFabricStrategy as HADPSGDFabricStrategy,
     )
@@ -23,6 +25,8 @@ __version__ = "0.2.0"
 _HOME = {
     "HADPSGDFabricStrategy": "strategy.fabric",
     "HADPSGDStrategy": "strategy.trainer",
+    "ModelParallel": "dials",
+    "ReadyPairs": "dials",
     "Topology": "topology.named",
     "VirtualCluster": "virtual.cluster",
 }
@@ -30,6 +34,8 @@ _HOME = {
 __all__ = [
     "HADPSGDFabricStrategy",
     "HADPSGDStrategy",
+    "ModelParallel",
+    "ReadyPairs",
     "Topology",
     "VirtualCluster",
     "__version__",

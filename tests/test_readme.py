@@ -1,6 +1,7 @@
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,12 +105,23 @@ def test_every_link_of_a_page_leads_somewhere() -> None:
     assert lost == []
 
 
+def _folders_of_the_readme() -> Iterator[str]:
+    """Rooms of the package aside, which must be there."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = text.partition("\n    lightning_adpsgd/ ")[2].partition("\n\n")[0]
+    for name in re.findall(r"\b(\w+)/", tree):
+        if not (PACKAGE / name).is_dir():
+            yield name
+    yield PACKAGE.name
+
+
 def test_the_tree_of_the_contributors_is_the_tree_on_disk() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tree = text.partition("## The tree\n")[2].partition("\n## ")[0]
     top = set(re.findall(r"^    ([\w.]+)/", tree, re.M))
     assert top
     assert {name for name in top if not (ROOT / name).is_dir()} == set()
+    assert {*_folders_of_the_readme()} == top - {"installation"}
     rooms = set(re.findall(r"^\| \d+ \| `(\w+)`", text, re.M))
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} <= rooms
     assert {name for name in rooms if not list(PACKAGE.glob(f"{name}*"))} == set()

@@ -111,8 +111,7 @@ class HADPSGDOptions(_DDPStrategy):
                 all learners wait. "delay_by_one": during the next gradient. "async": in
                 the background, without waiting for any learner. "ready_pairs": at the
                 step boundary, with a learner that has also reached its own, if one
-                arrives in time; `ReadyPairs` of `lightning_adpsgd.dials` bounds the
-                wait.
+                arrives in time; `lightning_adpsgd.ReadyPairs` bounds the wait.
             super_learner_size: number of learners that allreduce their gradients; it
                 must divide the number of learners. "node": all learners of one machine.
                 (2, 4): the first two learners form one super-learner and the next four
@@ -124,7 +123,7 @@ class HADPSGDOptions(_DDPStrategy):
                 (with a Trainer only): they hold one model together, which its
                 `configure_model` shards with `fully_shard` over
                 ``self.device_mesh["data_parallel"]`` (docs/large-models.md).
-                `ModelParallel` of `lightning_adpsgd.dials` adds tensor parallelism.
+                `lightning_adpsgd.ModelParallel` adds tensor parallelism.
             order: whether the average is taken after the optimizer step
                 ("step_then_average", the default) or between gradient and step
                 ("average_then_step", which "delay_by_one" always uses).
