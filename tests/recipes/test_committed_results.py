@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -211,6 +211,45 @@ def test_intervals_in_the_prose_of_the_page_are_in_its_tables() -> None:
     assert said <= spreads
 
 
+def test_what_the_prose_says_of_clipped_ssgd_follows_from_the_limits() -> None:
+    part = Part(*PARTS["classifier, clipped"])
+    _, limits = part.tables("each at its own best setting")
+    rows = {row[0]: [int(limit) for limit in row[1:5:2]] for row in limits.rows[:2]}
+    said = re.search(
+        r"to (\S+) times the batch of SSGD within 10 % and (\S+) times\s+within 15 %",
+        part.text,
+    )
+    assert said
+    for figure, limit, of in zip(
+        said.groups(), rows[CONTROL], rows["ssgd"], strict=True
+    ):
+        assert is_rounded(figure, limit / of)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ("ssgd", r"The other four of SSGD have (\S+) to (\S+),"),
+        ("adpsgd_random", r"those of `adpsgd_random` (\S+) to (\S+)\."),
+    ],
+)
+def test_losses_of_seeds_that_do_not_diverge_are_those_of_the_committed_runs(
+    algorithm: str, words: str
+) -> None:
+    """At 32 times the batch and the papers' rule."""
+    part = Part(*PARTS["classifier, clipped"])
+    said = re.search(words, part.text)
+    losses = [
+        outcome.loss
+        for outcome in part.outcomes
+        if outcome.run.cell == Cell(algorithm, 8192)
+        and (outcome.rate, outcome.diverged) == (8, "")
+    ]
+    assert said
+    assert len(losses) == 4
+    assert all(map(is_rounded, said.groups(), (min(losses), max(losses))))
+
+
 # --- the demo
 
 
@@ -246,3 +285,41 @@ def test_the_demos_earlier_pairs_have_the_mean_and_the_range_of_their_rows() -> 
         said = re.findall(r"-?\d+\.\d+", mean[column])
         expected = [sum(values) / len(values), min(values), max(values)]
         assert all(map(is_rounded, said, expected)), (said, expected)
+
+
+# Where the page has the tables of each pair.
+PAIRS = (
+    "2026-11-23-the-whole-demo-in-a-fresh-clone-nothing-beside",
+    "2026-11-23-ten-epochs-of-training-and-five-races",
+    "2026-11-23-the-whole-demo-in-a-fresh-clone-16-epochs",
+    "commit-241e3e9",
+    "commit-bedcae1",
+    "commit-601dd4e",
+    "2026-11-21-on-the-engine-that-reads-weights-where-they-lie",
+    "generated-corpus",
+    "recorded-speech",
+)
+
+
+def test_the_demos_earlier_pairs_are_those_of_the_tables_below() -> None:
+    text = (DEMO / "RESULTS.md").read_text(encoding="utf-8")
+    parts = sections(text)
+    (found,) = tables(parts["hadpsgd-beside-ddp-earlier-pairs"])
+    pairs = [row for row in found.rows if not row[0].startswith("mean")]
+    for (name, ratio, points), place in zip(pairs, PAIRS, strict=True):
+        ddp, ours = _loss_and_errors(next(tables(parts[place])))
+        # The losses are rounded, and so is their ratio.
+        low, high = (
+            (ours[0] - sign * 0.0005) / (ddp[0] + sign * 0.0005) for sign in (1, -1)
+        )
+        assert low - 0.0005 <= float(ratio) <= high + 0.0005, name
+        assert is_rounded(points.removesuffix(" points"), ours[1] - ddp[1]), name
+
+
+def _loss_and_errors(table: Table) -> Iterator[tuple[float, float]]:
+    """Frame loss and percentage of words wrong of both trainings, `ddp` first."""
+    for row in table.rows:
+        if not row[0].startswith("gmm"):
+            cells = dict(zip(table.head, row, strict=True))
+            errors = next(cells[head] for head in table.head if "WER total" in head)
+            yield float(cells["frame loss"]), float(errors.partition(" ")[0])
