@@ -14,10 +14,11 @@ must be, in their order and rounded as they are written, the figures.
 After a page stands the anchor of a section. `COLUMN where ROW` selects one cell of a
 table in it. A row is named by its first cell, or by its first few with commas between;
 where a name has a semicolon, a comma stands for it. Of the cell, the first figure must
-be cited, and those behind it may be: a mean needs no interval. `COLUMN[2]` begins at
-the second. Percentages in the name of a column may be cited as well, and a cell without
-figures is named for them alone. What stands between quotes must be words of the section
-outside of its tables, and all figures among them must be cited.
+be cited, and those behind it may be: a mean needs no interval, but an interval has both
+ends. `COLUMN[2]` begins at the second figure. Percentages in the name of a column may
+be cited as well, and a cell without figures is named for them alone. What stands
+between quotes must be words of the section outside of its tables, and all figures among
+them must be cited.
 
 What no file holds is not compared, and the mark says where it comes from.
 """
@@ -127,7 +128,8 @@ def _unlike(figures: list[str], text: str, selectors: list[str]) -> str | None:
         count = _agreeing(figures, known)
         if count < (len(known) if is_quote else min(1, len(known))):
             return f"{figures} are not {known} of {selector}"
-        figures = figures[count:]
+        # One end of an interval is no citation: it is the next figure, by chance.
+        figures = figures[1 if count == 2 < len(known) else count :]
     return f"{figures} are not among {'; '.join(selectors)}" if figures else None
 
 

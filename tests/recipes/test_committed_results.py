@@ -20,7 +20,7 @@ from recipes.batch_size.report import limit_table, loss_table
 from recipes.batch_size.search import Best
 from recipes.batch_size.settings import CLASSIFIER, Cell, Settings
 from recipes.batch_size.sweep import Sweep
-from tests.figures import is_rounded
+from tests.figures import is_rounded, marked
 from tests.pages.blocks import section
 from tests.pages.tables import Table, anchor, sections, tables, without_tables
 
@@ -211,12 +211,20 @@ def test_intervals_in_the_prose_of_the_page_are_in_its_tables() -> None:
     assert said <= spreads
 
 
+def test_a_paragraph_with_marks_has_one_behind_each_of_its_figures() -> None:
+    paragraphs = PAGE.read_text(encoding="utf-8").split("\n\n")
+    readings = [list(marked(text)) for text in paragraphs if "<!--" in text]
+    assert len(readings) == 9
+    missing = [s.figures for text in readings for s in text if s.source is None]
+    assert missing == []
+
+
 def test_what_the_prose_says_of_clipped_ssgd_follows_from_the_limits() -> None:
     part = Part(*PARTS["classifier, clipped"])
     _, limits = part.tables("each at its own best setting")
     rows = {row[0]: [int(limit) for limit in row[1:5:2]] for row in limits.rows[:2]}
     said = re.search(
-        r"to (\S+) times the batch of SSGD within 10 % and (\S+) times\s+within 15 %",
+        r"to (\S+) times the batch of SSGD within 10 % and (\S+) times within 15 %",
         part.text,
     )
     assert said
