@@ -33,9 +33,10 @@ from typing import Any, NamedTuple
 from tests.pages.tables import Table, plain, sections, tables, without_tables
 
 ROOT = Path(__file__).parents[1]
+# GitHub shows a comment that has two hyphens within.
 MARK = re.compile(
-    r"<!-- (?P<source>[^:>#]+?\.(?:json|md)|not compared)(?:#(?P<section>[\w-]+))?"
-    r"(?:: (?P<rest>[^>]*?))? -->"
+    r"<!-- (?P<source>[^:>#]+?\.(?:json|md)|not compared)"
+    r"(?:#(?P<section>\w+(?:-\w+)*))?(?:: (?P<rest>(?:(?!--)[^>])*?))? -->"
 )
 FIGURE = re.compile(r"(?<![\w.,/-])-?\d+(?:\.\d+(?= %)|\.\d+|(?= %))(?![\w]|\.\d)")
 # Numbers of papers, and what is code or an address.

@@ -151,6 +151,7 @@ def test_figures_that_a_file_holds_are_accepted(text: str, root: Path) -> None:
         ("0.99 <!-- some.json: ratio where method=adpsgd -->, 0.5", "no mark"),
         ("1.94 <!-- some.md -->", "does not say where"),
         ("1.94 <!-- some.md#results -->", "does not say where"),
+        ('1.94 <!-- some.md#results: "--x 1.94" -->', "no mark"),
         ('1.94 <!-- some.md: "Loss 1.94" -->', "does not say where"),
         ('1.94 <!-- some.md#gone: "Loss 1.94" -->', "no some.md#gone"),
         ("1.95 <!-- gone.md -->", "no gone.md"),
