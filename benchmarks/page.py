@@ -51,7 +51,7 @@ def _all_targets(files: Sequence[File]) -> str:
         for file in files
         for target in file.get("targets", ())
     ]
-    header = ["benchmark", "bound set beforehand", "", "measured", ""]
+    header = ["benchmark", "what", "bound set beforehand", "measured", ""]
     return "## Bounds\n\n" + table(header, rows) if rows else ""
 
 
