@@ -97,7 +97,9 @@ def ratio(
         algorithm: algorithm whose limit is estimated.
         draws: number of draws of the bootstrap.
     """
-    seeds = sorted(bests[Cell(Cell(algorithm, 0).control, batch)].losses)
+    both = algorithm, Cell(algorithm, 0).control
+    bests = {cell: best for cell, best in bests.items() if cell.algorithm in both}
+    seeds = sorted(bests[Cell(both[1], batch)].losses)
     dice = np.random.default_rng(0)
     drawn = [
         _ratio(
