@@ -172,7 +172,7 @@ class Rendezvous:
         # As with a line, a late one serves the next request.
         if self._store is not None:
             return
-        patience = self._patience
+        line, patience = self._line, self._patience
         self._patience = min(2 * patience, _LONGEST_CONNECT)
         plain = TCPStore(
             self._host,
@@ -184,7 +184,8 @@ class Rendezvous:
         plain.set_timeout(_CONNECT)
         self._patience = _CONNECT
         store = PrefixStore(f"islands/{self.address.job}", plain)
-        self._store = cast(Store, _TimedStore(store, self._in_time))
+        if self._line is line:  # else it has been closed meanwhile
+            self._store = cast(Store, _TimedStore(store, self._in_time))
 
     def _in_time(self, action: Callable[[], T]) -> T:
         return self._calls.run(action, self._answer_s)

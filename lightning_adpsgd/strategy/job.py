@@ -232,11 +232,11 @@ class Job:
         """Releases all resources, however training ended; waits for no learner."""
         atexit.unregister(self._at_exit)
         self._abort()
+        groups = self.groups
         if self.has_finished:
             # Not `gradients`: a module in DDP may be evaluated after its training.
-            groups = self.groups
             retire(*groups.counterparts, groups.shards, groups.tensor_parallel)
-            self.groups = Groups((), None, None, groups.on_device, groups.partition)
+        self.groups = Groups((), None, None, groups.on_device, groups.partition)
         self.closed = True
         self._on_reload = lambda: None  # which may hold the module
         self.store = HashStore()

@@ -88,9 +88,14 @@ class _DefaultStore:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(self._call, name)
+
+    def _call(self, method: str, *words: Any) -> Any:
+        if not dist.is_initialized():  # as if its host had gone
+            raise RuntimeError("the program has ended the process group")
         root = dist.distributed_c10d._get_default_store()
-        return getattr(PrefixStore(self._prefix, root), name)
+        return getattr(PrefixStore(self._prefix, root), method)(*words)
 
 
 def launch_from_whole(

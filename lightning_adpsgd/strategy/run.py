@@ -205,7 +205,9 @@ class TrainingRun:
         if isinstance(checkpoint_io, BackgroundCheckpointIO):
             checkpoint_io.wait()  # raises, because nothing else would tell of it
         if self.job.running:
-            if self.work_sharing is not None:
+            # Others may need what this island holds. What a job knows of the epoch is
+            # saved by callbacks at the end, too.
+            if self.work_sharing is not None and self.job.island is not None:
                 self.work_sharing.leave()
             self._warn_of_own_steps()
             self._note(self.job.finish())

@@ -99,9 +99,9 @@ class WorkSharing:
         """A copy of a training loader that yields the batches this learner claims."""
         for problem in problems_with_loader(dataloader, self._num_loaders):
             raise ValueError(problem)
-        if self._batches is not None:  # of the loader before a reload
-            self._batches.retire()
-        self._batches = self._shared(dataloader)
+        former, self._batches = self._batches, self._shared(dataloader)
+        if former is not None:  # of the loader before a reload
+            former.retire()
         progress: Any = self._trainer.fit_loop.epoch_progress.current
         self._batches.epoch = progress.processed
         # The loader of a later epoch may have other data.

@@ -199,11 +199,14 @@ def test_others_may_be_gone_before_a_learner_has_stopped(
     assert seen == [True]
 
 
-def test_a_closed_job_keeps_no_store_and_no_group_of_its_own(job: Job) -> None:
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_closed_job_keeps_no_store_and_no_group_of_its_own(
+    job: Job, has_ended: bool
+) -> None:
     """A program may end its process group, and its store, and make another."""
     store = job.store
     job.groups = job.groups._replace(gradients=create_autospec(dist.ProcessGroup))
-    job.coordinator.has_ended = True
+    job.coordinator.has_ended = has_ended
     job.close()
     assert job.store is not store
     assert job.coordinator._store is not store

@@ -39,6 +39,7 @@ def test_a_failure_of_an_earlier_program_is_none_of_a_later_one(
     store = HashStore()
     distributed = dist.distributed_c10d
     monkeypatch.setattr(distributed, "_get_default_store", lambda: store)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
     earlier, later = (failures_outside_training(1, 2, PATIENCE) for _ in range(2))
     assert earlier is not None
     assert later is not None
@@ -46,3 +47,13 @@ def test_a_failure_of_an_earlier_program_is_none_of_a_later_one(
     look = timedelta(seconds=0)
     assert later._coordinator.explain("a symptom", look) == "a symptom"
     assert failures_outside_training(0, 1, PATIENCE) is None
+
+
+def test_a_program_that_has_ended_its_group_gets_its_own_exception(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """There is no store to announce it in."""
+    report = failures_outside_training(1, 2, PATIENCE)
+    assert report is not None
+    report.announce(KeyError("mine"))
+    assert "raised KeyError: 'mine'" in capsys.readouterr().err

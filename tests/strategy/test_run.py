@@ -17,6 +17,7 @@ from lightning_adpsgd.strategy.checkpoints.contents import Resumed
 from lightning_adpsgd.strategy.checkpoints.saving import BackgroundCheckpointIO
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.run import TrainingRun
+from lightning_adpsgd.strategy.work_sharing import WorkSharing
 from lightning_adpsgd.topology.partition import Partition
 
 DIALS = HADPSGDStrategy(islands="tcp://10.0.0.1:29400").dials
@@ -106,3 +107,18 @@ def test_a_training_whose_last_save_failed_ends_without_its_last_mean() -> None:
         run._end(ends)
     job.finish.assert_not_called()
     ends.assert_not_called()
+
+
+@pytest.mark.parametrize("island", [None, Mock()])
+def test_the_rest_of_an_epoch_is_known_until_callbacks_have_saved_at_the_end(
+    island: Any,
+) -> None:
+    """Of an island, others need what it holds."""
+    job: Any = create_autospec(Job, instance=True, island=island, running=True)
+    job.partition, job.finish.return_value, ends = Partition((1,)), None, Mock()
+    sharing = create_autospec(WorkSharing, instance=True, shares=True)
+    trainer: Any = Mock(strategy=Mock(checkpoint_io=None), global_rank=0, callbacks=[])
+    run = TrainingRun(trainer, job, DIALS, sharing)
+    run._end(ends)
+    assert sharing.leave.called == (island is not None)
+    ends.assert_called_once_with()
