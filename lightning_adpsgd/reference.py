@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-# G(W) for W, [S, length], and T, [S, S]; both also for the number of the step, from 0.
+# G(W) by W, [S, length], and the number of the step, from 0; T, [S, S], by the number.
 Gradients = Callable[[Tensor, int], Tensor]
 Mixing = Callable[[int], Tensor]
 

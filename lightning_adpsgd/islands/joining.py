@@ -126,7 +126,9 @@ class Joining:
         limit = self._timeout.total_seconds()
         remedy = "see what the other learners of this island print"
         check = self._engine.threads.raise_if_failed
-        wait = Wait("the other learners of this island", remedy, limit, check)
+        # The first learner of the first island waits for the list to stay empty.
+        usual_s = self._timeouts.heartbeat.empty_s
+        wait = Wait("the other learners of this island", remedy, limit, check, usual_s)
         while not self._store.check([key]):
             wait.go_on(f"{key!r} is missing")
             time.sleep(_GLANCE_S)

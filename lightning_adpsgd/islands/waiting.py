@@ -17,14 +17,20 @@ class Wait:
         remedy: advice to the reader of the log, as an imperative.
         seconds: longest wait.
         check: function that `go_on` calls first; its exception ends the wait.
+        usual_s: seconds that the wait usually takes, in which it is not logged.
     """
 
     def __init__(
-        self, whom: str, remedy: str, seconds: float, check: Callable[[], None]
+        self,
+        whom: str,
+        remedy: str,
+        seconds: float,
+        check: Callable[[], None],
+        usual_s: float = 0.0,
     ) -> None:
         self._whom, self._remedy, self._check = whom, remedy, check
         self._begin, self._seconds = time.monotonic(), seconds
-        self._notice_s = _FIRST_NOTICE_S
+        self._notice_s = usual_s + _FIRST_NOTICE_S
 
     def go_on(self, reason: str) -> None:
         """Returns while time is left; the caller polls in between.
