@@ -84,10 +84,10 @@ def marked(text: str, first_line: int = 1) -> Iterator[Marked]:
 
 def figures_in(text: str) -> list[str]:
     """Numbers with a decimal point, and percentages."""
-    plain = NO_FIGURES.sub(" ", text)
+    bare = NO_FIGURES.sub(" ", text)
     return [
-        found[0] + (" %" if plain[found.end() :].startswith(" %") else "")
-        for found in FIGURE.finditer(plain)
+        found[0] + (" %" if bare[found.end() :].startswith(" %") else "")
+        for found in FIGURE.finditer(bare)
     ]
 
 

@@ -77,13 +77,12 @@ class MembershipReader(ServiceThread):
     @override
     def _take_turn(self) -> None:
         try:
-            is_new = self._read()
+            if self._read():
+                self._on_change()
         except DistNetworkError:
             # A broken connection stays broken. The coordinator says who has ended.
-            self._ending = True
-            return
-        if is_new:
-            self._on_change()
+            with self._state:
+                self._ending = True
 
     def _read(self) -> bool:
         text = self._store.get(_KEY).decode() if self._store.check([_KEY]) else ""

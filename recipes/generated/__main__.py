@@ -14,10 +14,10 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m recipes.generated",
         description="Write a synthetic corpus in the shape of Switchboard and Hub5'00.",
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder of the corpus")
-    parser.add_argument("--minutes", type=float, default=24.0, help="training speech")
-    parser.add_argument("--test-minutes", type=float, default=5.0, help="test speech")
     add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder of the corpus")
+    add("--minutes", type=float, default=24.0, help="training speech")
+    add("--test-minutes", type=float, default=5.0, help="test speech")
     add("--fisher-minutes", type=float, default=0.0, help="speech in Fisher's layout")
     add(
         "--callhome-minutes",
@@ -26,8 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
         help="speech in CallHome's layout",
     )
     add("--librispeech", action="store_true", help="write LibriSpeech's layout instead")
-    parser.add_argument("--seed", type=int, default=1, help="draws everything")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    add("--seed", type=int, default=1, help="draws everything")
+    add("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args(arguments)
     try:
         _write(given)

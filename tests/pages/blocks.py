@@ -10,11 +10,11 @@ def section(page: Path, title: str) -> str:
     begin = re.search(rf"^(#+) {re.escape(title)}$", text, re.M)
     assert begin, f"{page} has no section {title!r}"
     rest = text[begin.end() :]
-    end = re.search(rf"^#{{1,{len(begin[1])}}} ", _without_code(rest), re.M)
+    end = re.search(rf"^#{{1,{len(begin[1])}}} ", without_code(rest), re.M)
     return rest[: end.start()] if end else rest
 
 
-def _without_code(text: str) -> str:
+def without_code(text: str) -> str:
     """The same text, as long, with what is in code blocks blanked out."""
     blank = lambda found: re.sub(r"[^\n]", " ", found[0])  # noqa: E731
     return re.sub(r"^```.*?^```", blank, text, flags=re.M | re.S)

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tests.pages.blocks import without_code
+
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.M)
-_FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 _TABLE = re.compile(r"^\|.*\n\|[ :|-]+\|\n(?:\|.*(?:\n|\Z))*", re.M)
 # What a reader does not see: comments, the targets of links, marks of emphasis.
 _UNSEEN = re.compile(r"<!--.*?-->|\]\([^)]*\)|[`*\[\]]")
@@ -25,8 +26,7 @@ class Table(NamedTuple):
 
 def sections(text: str) -> dict[str, str]:
     """What stands below each heading, up to the next of any level, by its anchor."""
-    visible = _FENCED.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
-    headings = list(_HEADING.finditer(visible))
+    headings = list(_HEADING.finditer(without_code(text)))
     ends = [heading.start() for heading in headings[1:]] + [len(text)]
     found: dict[str, str] = {}
     for heading, end in zip(headings, ends, strict=True):
