@@ -171,7 +171,7 @@ class Lattice(Codec):
     def encode(self, weights: Tensor, message: Tensor, place: int) -> None:
         blocks = self._form.in_blocks(weights)
         largest = torch.maximum(blocks.amax(1), -blocks.amin(1))
-        checks, exponents, least, residues = self._form.fields(message)
+        checks, (exponents, least), residues = self._form.fields(message)
         if place not in self._blocks:
             wider = min(self._growth, _FIRST_GROWTH)
             first = self._form.first_exponents(largest) + wider - self._growth
@@ -189,51 +189,51 @@ class Lattice(Codec):
         least.copy_(exponent_of(largest) - _PRECISION_BITS)
         with _scratch(blocks.shape, blocks.device) as scratch:
             points = scratch.wide.copy_(blocks)
-            checks.copy_(self._checks(points, scratch))
             self._form.pack(points, residues, scratch)
+            checks.copy_(self._checks(points))
 
     @override
     def change(self, mine: Tensor, theirs: Tensor, into: Tensor, place: int) -> float:
-        my_checks, my_exponents, my_least, my_residues = self._form.fields(mine)
-        checks, exponents, least, residues = self._form.fields(theirs)
-        agreed = (exponents == my_exponents) & (exponents != _OUT_OF_RANGE)
+        my_checks, my_scales, my_residues = self._form.fields(mine)
+        checks, scales, residues = self._form.fields(theirs)
+        exponents, least = torch.maximum(scales, my_scales).int()
+        equal = scales[0] == my_scales[0]
+        agreed = equal & (exponents != _OUT_OF_RANGE)
         blocks = self._form.in_blocks(into)
         with _scratch(blocks.shape, into.device) as scratch:
             points = self._form.differences(residues, my_residues, scratch)
             # The largest absolute value of each block, [b].
             reach = torch.maximum(points.amax(1).int(), -points.amin(1).int())
             fits = agreed & (reach <= self._form.span)
-            fits &= self._checks(points, scratch) == checks - my_checks
-            scale = _scale(exponents.int(), into.dtype) * fits[:, None]
+            fits &= self._checks(scratch.wide.copy_(points)) == checks - my_checks
+            scale = _scale(exponents, into.dtype) * fits[:, None]
             blocks.copy_(points).mul_(scale)
         if blocks.numel() > len(into):
             into.copy_(blocks.flatten()[: len(into)])
         misses = self._blocks[place].misses
         next_exponents = self._form.next_exponents(
-            torch.maximum(exponents, my_exponents).int(),
-            torch.maximum(least, my_least).int(),
-            reach,
-            fits,
-            self._form.widened(misses) * agreed,
+            exponents, least, reach, fits, self._form.widened(misses) * agreed
         )
         misses = torch.where(fits, 0, misses + agreed)
         self._blocks[place] = _Blocks(next_exponents - self._growth, misses)
         square = torch.dot(into, into)
-        return math.inf if _is_lost(least, my_least) else _number(square)
+        return math.inf if _is_lost(least) else _number(square)
 
     @override
     def norm(self, message: Tensor) -> float:
-        least = self._form.fields(message)[2]
-        if _is_lost(least, least):
+        _, (_, least), _ = self._form.fields(message)
+        if _is_lost(least):
             return math.inf
         largest = torch.exp2(least.double() + _PRECISION_BITS)
         return math.sqrt(self._form.block) * torch.linalg.vector_norm(largest).item()
 
-    def _checks(self, points: Tensor, scratch: "_Scratch") -> Tensor:
-        """Sums with a word for each place, [b]: two points that wrap do not cancel."""
+    def _checks(self, points: Tensor) -> Tensor:
+        """Sums with a word for each place, [b]: two points that wrap do not cancel.
+
+        It overwrites the points, int32 [b, block].
+        """
         words = words_for_places(self._form.block, points.device)
-        products = torch.mul(points, words, out=scratch.products)
-        return products.sum(1, dtype=torch.int32)
+        return points.mul_(words).sum(1, dtype=torch.int32)
 
 
 class _Blocks(NamedTuple):
@@ -278,18 +278,14 @@ class _Form(NamedTuple):
             weights = torch.nn.functional.pad(weights, (0, missing))
         return weights.view(-1, self.block)
 
-    def fields(self, message: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Checks, exponents, least exponents, [b] each, and residues, [b, bytes]."""
+    def fields(self, message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Checks, [b]; exponents and least ones, [2, b]; and residues, [b, bytes]."""
         b = len(message) // self.block_bytes
-        checks, exponents, least, residues = torch.split_with_sizes(
-            message, [4 * b, 2 * b, 2 * b, (self.block_bytes - 8) * b]
+        checks, scales, residues = torch.split_with_sizes(
+            message, [4 * b, 4 * b, (self.block_bytes - 8) * b]
         )
-        return (
-            checks.view(torch.int32),
-            exponents.view(torch.int16),
-            least.view(torch.int16),
-            residues.view(b, -1),
-        )
+        both = scales.view(torch.int16).view(2, b)
+        return checks.view(torch.int32), both, residues.view(b, -1)
 
     def pack(self, points: Tensor, residues: Tensor, scratch: "_Scratch") -> None:
         """Writes points, int32 [b, block], modulo 2^bits, by arithmetic that wraps."""
@@ -356,7 +352,6 @@ class _Scratch(NamedTuple):
     """Memory for intermediate results, [b, block] each."""
 
     wide: Tensor  # int32
-    products: Tensor  # int32
     narrow: Tensor  # uint8
 
 
@@ -372,12 +367,11 @@ def _scratch(shape: torch.Size, device: torch.device) -> Iterator[_Scratch]:
     if keeps:
         with suppress(IndexError):  # another thread may have taken the last
             memory = _kept.pop()
-    if memory is None or len(memory) < 9 * number:
+    if memory is None or len(memory) < 5 * number:
         with torch.inference_mode(False):
-            memory = torch.empty(9 * number, dtype=torch.uint8, device=device)
-    whole = memory[: 9 * number].split_with_sizes([4 * number, 4 * number, number])
-    wide, products = (one.view(torch.int32).view(shape) for one in whole[:2])
-    yield _Scratch(wide, products, whole[2].view(shape))
+            memory = torch.empty(5 * number, dtype=torch.uint8, device=device)
+    wide, narrow = memory[: 5 * number].split_with_sizes([4 * number, number])
+    yield _Scratch(wide.view(torch.int32).view(shape), narrow.view(shape))
     if keeps:
         _kept.append(memory)
 
@@ -402,9 +396,8 @@ _NON_FINITE = 255 - 126
 """The result of `exponent_of` for infinity and NaN."""
 
 
-def _is_lost(least: Tensor, my_least: Tensor) -> bool:
-    largest = torch.maximum(least, my_least) + _PRECISION_BITS
-    return bool(_number((largest >= _NON_FINITE).any()))
+def _is_lost(least: Tensor) -> bool:
+    return bool(_number((least >= _NON_FINITE - _PRECISION_BITS).any()))
 
 
 def _number(scalar: Tensor) -> float:
