@@ -9,6 +9,7 @@ everywhere. With three seeds it is a coarse one.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -97,24 +98,22 @@ def ratio(
         algorithm: algorithm whose limit is estimated.
         draws: number of draws of the bootstrap.
     """
-    both = algorithm, Cell(algorithm, 0).control
+    control = Cell(algorithm, 0).control
+    both = algorithm, control
     bests = {cell: best for cell, best in bests.items() if cell.algorithm in both}
-    seeds = sorted(bests[Cell(both[1], batch)].losses)
+    seeds = sorted(bests[Cell(control, batch)].losses)
+
+    @cache  # five seeds have 126 different draws
+    def of(seeds: tuple[int, ...]) -> float:
+        found = limits(bests, batch, margin, seeds)
+        return found[algorithm].batch / found[control].batch
+
     dice = np.random.default_rng(0)
     drawn = [
-        _ratio(
-            limits(bests, batch, margin, list(dice.choice(seeds, len(seeds)))),
-            algorithm,
-        )
-        for _ in range(draws)
+        of(tuple(sorted(dice.choice(seeds, len(seeds)).tolist()))) for _ in range(draws)
     ]
-    value = _ratio(limits(bests, batch, margin, seeds), algorithm)
     low, high = np.quantile(drawn, [0.025, 0.975])
-    return Interval(value, float(low), float(high))
-
-
-def _ratio(found: Mapping[str, Limit], algorithm: str) -> float:
-    return found[algorithm].batch / found[Cell(algorithm, 0).control].batch
+    return Interval(of(tuple(seeds)), float(low), float(high))
 
 
 def _mean(best: Best, seeds: Sequence[int]) -> float:
