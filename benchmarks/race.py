@@ -11,7 +11,9 @@ have shown. Rates, and the methods' own settings, are chosen on held-out samples
 seeds that are not reported. The score is that of the mean of all learners' weights.
 
 In the columns of shards, two hosts have two learners each, which hold one model, beside
-HSDP. Run alone, these columns have results of their own, `race_shards`.
+HSDP. In those of own cores, steps, links and the race are slower, so that hosts do not
+compete for the cores of this machine. Run alone, these two kinds of columns have
+results of their own, `race_shards` and `race_own_cores`.
 
 A finished run is a file in the folder of runs, and is not run again. The report covers
 what was asked for. The floor is `ddp` after as many steps as learners make that never
@@ -30,7 +32,7 @@ import torch
 
 from benchmarks import hosts, page, results
 from benchmarks.plain_loops import peers_missing
-from benchmarks.racing.columns import COLUMNS, NUM_HOSTS
+from benchmarks.racing.columns import COLUMNS, NUM_HOSTS, SLOW_MOTION
 from benchmarks.racing.entrants import FLOOR
 from benchmarks.racing.problems import STEP_S
 from benchmarks.racing.report import curves_of, means_of, rows_of, targets_of
@@ -121,6 +123,8 @@ _NOTES = [
     "Where a host is killed, the settings are those of the column without. This "
     "package's learners are islands there; those of the others form a new process "
     "group at once. The seed says who is killed.",
+    f"Own cores: all is {SLOW_MOTION} times slower, steps, links and the race, so that "
+    "hosts do not compete for the cores of this machine.",
     "s: the longest run; more than the race's length is a calibration that was wrong.",
 ]
 
@@ -161,6 +165,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="most settings of a method that are tried (%(default)s)",
     )
     add(
+        "--rate-factor",
+        type=float,
+        default=race.rate_factor,
+        help="factor between neighbours on the grid of rates (%(default)s)",
+    )
+    add(
         "--folder",
         type=Path,
         default=FOLDER,
@@ -182,6 +192,7 @@ def main(arguments: Sequence[str]) -> int:
         options.seeds,
         options.most_trials,
         options.choosing_seeds,
+        options.rate_factor,
     )
     if options.estimate:
         print(f"about {race.estimated_s() / 60:.0f} minutes if nothing has been run")
@@ -200,7 +211,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _name_of(columns: Sequence[str]) -> str:
     """The name of the file of results."""
-    return "race_shards" if all(COLUMNS[c].is_sharded for c in columns) else "race"
+    asked = [COLUMNS[name] for name in columns]
+    if all(column.is_sharded for column in asked):
+        return "race_shards"
+    own_cores = all(column.slow_motion > 1 for column in asked)
+    return "race_own_cores" if own_cores else "race"
 
 
 def _quoted(word: str) -> str:

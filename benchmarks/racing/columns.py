@@ -12,6 +12,10 @@ STEPS_OF_SHARDS = 4
 """The nominal steps that a step takes where learners share hosts, because gathering
 shards keeps the cores of this machine busy for long."""
 SMALLEST_BURST = 32_000
+SLOW_MOTION = 4
+"""The times by which all is slower where hosts have cores of their own: steps, links
+and the race. So what four hosts compute at once keeps two cores busy for a sixth of the
+time, and a step takes as long whatever exchanges compute beside it."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Column:
         per_host: Learners of a host; two of them hold a model in shards, and their
             steps are longer.
         delay_s: Seconds from one host to another.
+        slow_motion: Times by which all of this is slower.
     """
 
     title: str
@@ -35,10 +40,12 @@ class Column:
     kills: bool = False
     per_host: int = 1
     delay_s: float = 0.0
+    slow_motion: int = 1
 
     def rate(self, problem: Problem) -> str:
         """The rate of the emulated links, as `tc` writes it."""
-        return f"{self._scale(problem) * self.bits_per_s / 1e3:.0f}kbit"
+        bits_per_s = self._scale(problem) * self.bits_per_s / self.slow_motion
+        return f"{bits_per_s / 1e3:.0f}kbit"
 
     def burst(self, problem: Problem) -> int:
         """Bytes that a link lets pass at once."""
@@ -68,15 +75,22 @@ class Column:
 
     @property
     def _usual(self) -> int:
-        return STEPS_OF_SHARDS if self.is_sharded else 1
+        return self.slow_motion * (STEPS_OF_SHARDS if self.is_sharded else 1)
 
     def _scale(self, problem: Problem) -> float:
         return problem.num_bytes / WHOLE_BYTES
 
 
+def without_fault(name: str) -> str:
+    """The column of equal hosts and fast links that is as slow in its motion."""
+    return OWN_FAST if COLUMNS[name].slow_motion > 1 else FAST
+
+
 FAST, SLOW, STRAGGLER, KILL = "fast", "slow", "straggler", "kill"
 FAR = "far"
 SHARDS, SHARDS_STRAGGLER = "shards", "shards_straggler"
+OWN_FAST, OWN_SLOW, OWN_STRAGGLER = "own_fast", "own_slow", "own_straggler"
+OWN = ", own cores"
 COLUMNS = {
     FAST: Column("1 Gbit/s", 1e9),
     SLOW: Column("200 Mbit/s", 2e8),
@@ -87,5 +101,10 @@ COLUMNS = {
     SHARDS: Column("shards, 250 Mbit/s", 2.5e8, per_host=2),
     SHARDS_STRAGGLER: Column(
         "shards, 250 Mbit/s and one pair 5 times slower", 2.5e8, True, per_host=2
+    ),
+    OWN_FAST: Column(f"1 Gbit/s{OWN}", 1e9, slow_motion=SLOW_MOTION),
+    OWN_SLOW: Column(f"200 Mbit/s{OWN}", 2e8, slow_motion=SLOW_MOTION),
+    OWN_STRAGGLER: Column(
+        f"1 Gbit/s and one 5 times slower{OWN}", 1e9, True, slow_motion=SLOW_MOTION
     ),
 }

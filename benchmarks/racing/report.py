@@ -3,14 +3,26 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from benchmarks.racing.columns import COLUMNS, FAST, SLOW, STRAGGLER
+from benchmarks.racing.columns import (
+    COLUMNS,
+    FAST,
+    OWN_FAST,
+    OWN_SLOW,
+    OWN_STRAGGLER,
+    SLOW,
+    STRAGGLER,
+)
 from benchmarks.racing.entrants import DEFAULTS, ENTRANTS, FLOOR
 from benchmarks.racing.runs import Cell
 from benchmarks.racing.schedule import Standing
 from benchmarks.results import Curve, Row, Target
 from benchmarks.timing import mean_with_interval, print_row
 
-ABOVE_FLOOR = {FAST: 1.005, SLOW: 1.01, STRAGGLER: 1.02}
+ABOVE_FLOOR = {
+    **dict.fromkeys((FAST, OWN_FAST), 1.005),
+    **dict.fromkeys((SLOW, OWN_SLOW), 1.01),
+    **dict.fromkeys((STRAGGLER, OWN_STRAGGLER), 1.02),
+}
 Means = Mapping[Cell, float]
 
 
@@ -79,8 +91,9 @@ def curves_of(standings: Sequence[Standing], seconds: float) -> Iterator[Curve]:
     for standing in standings:
         if standing.results:
             cell = standing.cell
-            panel = f"{cell.problem}, {COLUMNS[cell.column].title}"
-            yield Curve(panel, cell.method, *_mean_curve(standing, seconds))
+            column = COLUMNS[cell.column]
+            panel, end = f"{cell.problem}, {column.title}", seconds * column.slow_motion
+            yield Curve(panel, cell.method, *_mean_curve(standing, end))
 
 
 def _mean_curve(

@@ -19,7 +19,13 @@ from benchmarks.hosts import Hosts
 from benchmarks.learners import LearnersFailed, Place
 from benchmarks.meeting_place import meeting_place
 from benchmarks.racing import entrants
-from benchmarks.racing.columns import COLUMNS, FAST, KILL, NUM_HOSTS
+from benchmarks.racing.columns import (
+    COLUMNS,
+    FAST,
+    KILL,
+    NUM_HOSTS,
+    without_fault,
+)
 from benchmarks.racing.course import Finish, Heat
 from benchmarks.racing.entrants import (
     AT_THE_END,
@@ -60,7 +66,7 @@ class Run:
 
     Args:
         cell: Cell that it belongs to.
-        seconds: Length of the run.
+        seconds: Length of the run, where nothing is in slow motion.
         rate: Peak learning rate.
         option: The method's own setting; 0 where it has none.
         seed: Seed of first weights, data and the learner to kill.
@@ -82,12 +88,17 @@ class Run:
         words += [f"{self.rate:g}", str(self.seed), f"{self.seconds:g}s", self.role]
         return re.sub(r"[^\w.]+", "-", "_".join(words))
 
+    @property
+    def duration_s(self) -> float:
+        """The time that the learners have."""
+        return self.seconds * COLUMNS[self.cell.column].slow_motion
+
     def heat(self, steps: Sequence[int]) -> Heat:
         """The heat for the learners; without steps, a calibration."""
         column = COLUMNS[self.cell.column]
         return Heat(
             self.cell.problem,
-            self.seconds,
+            self.duration_s,
             self.rate,
             self.seed,
             self.option,
@@ -192,11 +203,11 @@ class Track:
         finishes: list[Finish | None] = []
         for _ in range(ATTEMPTS):
             speeds = in_step(self.speeds(run), run)
-            steps = [max(2, round(run.seconds * speed)) for speed in speeds]
+            steps = [max(2, round(run.duration_s * speed)) for speed in speeds]
             finishes = self._train(run, run.heat(steps))
             self.keep_speeds(run, _speeds(finishes))
             took = max(finish.seconds for finish in finishes if finish is not None)
-            if abs(took / run.seconds - 1) <= FAR_FROM_ITS_TIME:
+            if abs(took / run.duration_s - 1) <= FAR_FROM_ITS_TIME:
                 break
         return finishes
 
@@ -208,7 +219,7 @@ class Track:
         def program(place: Place) -> Finish | None:
             return entrants.run(run.cell.entrant, place, heat)
 
-        limit_s = 2 * run.seconds + PATIENCE_S
+        limit_s = 2 * run.duration_s + PATIENCE_S
         # Where one is killed, learners of this package are islands.
         are_islands = heat.victim is not None and run.cell.entrant.is_ours
         meeting = meeting_place(self._hosts, ISLANDS_PORT)
@@ -220,10 +231,10 @@ class Track:
     def _floor(self, run: Run) -> Result:
         """Trains the floor, with the samples that all hosts together can take."""
         column = COLUMNS[run.cell.column]
-        cell = Cell(run.cell.problem, FAST, AT_THE_END)
+        cell = Cell(run.cell.problem, without_fault(run.cell.column), AT_THE_END)
         alone = fmean(self.speeds(replace(run, cell=cell, option=0)))
-        num_steps = round(run.seconds * alone * column.share_of_samples)
-        limit_s = 4 * run.seconds * alone * STEP_S * NUM_HOSTS + PATIENCE_S
+        num_steps = round(run.duration_s * alone * column.share_of_samples)
+        limit_s = 4 * num_steps * STEP_S * NUM_HOSTS + PATIENCE_S
         heat = run.heat([num_steps])
         program = run.cell.entrant.program
         return _result(run, learners.run(lambda p: program(p, heat), 1, limit_s))

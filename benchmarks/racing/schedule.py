@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from benchmarks.learners import LearnersFailed
 from benchmarks.plain_loops import peers_missing
-from benchmarks.racing.columns import COLUMNS, FAST, KILL
+from benchmarks.racing.columns import COLUMNS, FAST, KILL, without_fault
 from benchmarks.racing.entrants import ENTRANTS, FLOOR
 from benchmarks.racing.problems import PROBLEMS
 from benchmarks.racing.runs import (
@@ -51,6 +51,7 @@ class Race:
         num_seeds: Number of seeds that are reported.
         most_trials: Most settings of a method that are tried, from a good guess on.
         choosing_seeds: Number of seeds of each trial; none of them is reported.
+        rate_factor: Factor between neighbours on the grid of rates.
     """
 
     problems: Sequence[str] = tuple(PROBLEMS)
@@ -60,6 +61,7 @@ class Race:
     num_seeds: int = 3
     most_trials: int = 12
     choosing_seeds: int = 1
+    rate_factor: float = 2.0
 
     def lineups(self) -> Iterator[list[Cell]]:
         """The cells of each column of each model."""
@@ -74,10 +76,12 @@ class Race:
     def _estimated_s(self, cell: Cell) -> float:
         usual = TUNED if cell.entrant.options is None else TUNED_WITH_OPTION
         trials = min(self.most_trials, usual) * self.choosing_seeds
-        if cell.method == FLOOR and cell.column not in (FAST, *_OWN_FLOOR):
+        if cell.method == FLOOR and _floor_of(cell) != cell:
             return 0.0
+        slower = 1 if cell.method == FLOOR else COLUMNS[cell.column].slow_motion
         num_runs = self.num_seeds + (0 if cell.column == KILL else trials)
-        return num_runs * (self.seconds + AROUND_A_RUN_S) + 2 * CALIBRATION_S
+        one_s = slower * self.seconds + AROUND_A_RUN_S
+        return num_runs * one_s + 2 * slower * CALIBRATION_S
 
 
 class Standing(NamedTuple):
@@ -139,7 +143,7 @@ def tune(race: Race, track: Track, cell: Cell) -> Setting:
     start, bounds = start_of(cell)
     losses: dict[Setting, float] = {}
     while len(losses) < race.most_trials:
-        setting = next_setting(losses, start, bounds)
+        setting = next_setting(losses, start, bounds, race.rate_factor)
         if setting is None:
             break
         losses[setting] = fmean(_trials(race, track, cell, setting))
@@ -165,8 +169,8 @@ def _trials(race: Race, track: Track, cell: Cell, setting: Setting) -> Iterator[
 
 def run_of(race: Race, cell: Cell, setting: Setting, seed: int, role: Role) -> Run:
     """The run of a cell; columns with equally many samples share a floor."""
-    if cell.method == FLOOR and cell.column not in _OWN_FLOOR:
-        cell = Cell(cell.problem, FAST, FLOOR)
+    if cell.method == FLOOR:
+        cell = _floor_of(cell)
     return Run(cell, race.seconds, setting.rate, setting.option, seed, role)
 
 
@@ -179,6 +183,7 @@ def _takes_part(name: str, column: str) -> bool:
     return column != KILL or entrant.survives
 
 
-_OWN_FLOOR = tuple(
-    name for name, column in COLUMNS.items() if column.share_of_samples < 1
-)
+def _floor_of(cell: Cell) -> Cell:
+    if COLUMNS[cell.column].share_of_samples < 1:
+        return cell
+    return Cell(cell.problem, without_fault(cell.column), FLOOR)

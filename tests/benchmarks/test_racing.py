@@ -5,6 +5,7 @@ import json
 import math
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,15 @@ import torch
 
 from benchmarks import __main__ as runner
 from benchmarks import hosts, page, plots, race, results
-from benchmarks.racing import columns, loops, report, runs, schedule, tuning
+from benchmarks.racing import (
+    columns,
+    entrants,
+    loops,
+    report,
+    runs,
+    schedule,
+    tuning,
+)
 from benchmarks.racing.course import Course, shares_ended, weights_of
 from benchmarks.racing.entrants import AT_THE_END, FLOOR, SHARDED
 from benchmarks.racing.problems import FRAMES, PHONES, PROBLEMS, Pace
@@ -88,16 +97,61 @@ def test_learners_of_any_speed_make_equally_many_rounds(num_steps: int) -> None:
 
 def test_columns_fit_links_to_the_models_and_count_the_samples() -> None:
     small, large = PROBLEMS["bilstm"], PROBLEMS["perceptron"]
-    for name, steps in ((columns.FAST, 3.9), (columns.SLOW, 19.4)):
+    fast = (columns.FAST, 3.9), (columns.OWN_FAST, 3.9)
+    for name, steps in (*fast, (columns.SLOW, 19.4), (columns.OWN_SLOW, 19.4)):
         column = columns.COLUMNS[name]
         for problem in (small, large):
             bits_per_s = 1e3 * float(column.rate(problem).removesuffix("kbit"))
-            took = 8 * problem.num_bytes / bits_per_s / 0.07
+            took = 8 * problem.num_bytes / bits_per_s / (0.07 * column.slow_motion)
             assert took == pytest.approx(steps, rel=0.01)
     shares = [c.share_of_samples for c in columns.COLUMNS.values()]
-    assert shares == pytest.approx([1, 1, 3.2 / 4, 3.5 / 4, 1, 1, 0.6])
+    own = [1, 1, 3.2 / 4]
+    assert shares == pytest.approx([1, 1, 3.2 / 4, 3.5 / 4, 1, 1, 0.6, *own])
     slow = columns.COLUMNS[columns.SHARDS_STRAGGLER]
     assert slow.times_slower == (4, 4, 20, 20)
+    assert columns.COLUMNS[columns.OWN_STRAGGLER].times_slower == (4, 4, 4, 20)
+
+
+def test_in_slow_motion_steps_and_race_are_slower_alike() -> None:
+    for name, usual in ((columns.OWN_FAST, columns.FAST), (columns.SLOW, columns.SLOW)):
+        run = Run(Cell("perceptron", name, "adpsgd"), 45.0, 0.1, 0, 1, "report")
+        twin = replace(run, cell=replace(run.cell, column=usual))
+        times = [run.heat([1]).slowness(0) / twin.heat([1]).slowness(0)]
+        times.append(run.heat([1]).seconds / twin.heat([1]).seconds)
+        assert times == [columns.COLUMNS[name].slow_motion] * 2
+
+
+@pytest.mark.parametrize(
+    ("column", "of", "num_steps"),
+    [
+        (columns.FAST, columns.FAST, 90),
+        (columns.OWN_FAST, columns.OWN_FAST, 360),
+        (columns.OWN_SLOW, columns.OWN_FAST, 360),
+        (columns.OWN_STRAGGLER, columns.OWN_STRAGGLER, 288),
+    ],
+)
+def test_a_floor_has_the_steps_of_learners_that_are_alone(
+    column: str,
+    of: str,
+    num_steps: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two steps per second, in the same motion and without a fault."""
+    monkeypatch.setattr(entrants, "train_floor", lambda heat: heat)
+    monkeypatch.setattr(
+        runs.learners, "run", lambda program, size, limit_s: [program(None)]
+    )
+    monkeypatch.setattr(runs, "_result", lambda run, heats: heats[0].__dict__)
+    track, cell = Track(None, tmp_path), Cell("perceptron", column, FLOOR)
+    run = schedule.run_of(Race(), cell, Setting(0.1), 1, "report")
+    assert run.cell.column == of
+    motion = columns.without_fault(of)
+    alone = replace(run, cell=Cell("perceptron", motion, AT_THE_END))
+    track.keep_speeds(alone, [2.0] * 4)
+    heat = track._floor(run)
+    assert heat["steps"] == (num_steps,)
+    assert heat["seconds"] == run.duration_s
 
 
 def test_learners_that_hold_shards_race_among_themselves() -> None:
@@ -136,10 +190,12 @@ def test_the_seed_says_who_is_killed_and_the_first_host_never_is() -> None:
 # --- the search
 
 
-def search(losses: Any, start: Setting, bounds: Any = None) -> dict[Setting, float]:
+def search(
+    losses: Any, start: Setting, bounds: Any = None, rate_factor: float = 2.0
+) -> dict[Setting, float]:
     found: dict[Setting, float] = {}
-    while (setting := tuning.next_setting(found, start, bounds)) is not None:
-        found[setting] = losses(setting)
+    while (one := tuning.next_setting(found, start, bounds, rate_factor)) is not None:
+        found[one] = losses(one)
     return found
 
 
@@ -152,13 +208,29 @@ def test_the_best_rate_is_inside_of_what_was_tried() -> None:
         assert len(found) <= 9
 
 
+@pytest.mark.parametrize("factor", [2.0, 2.0**0.5, 1.4142136, 1.1])
+def test_a_finer_grid_of_rates_is_searched_without_trying_one_twice(
+    factor: float,
+) -> None:
+    found = search(lambda s: abs(math.log(s.rate / 0.37)), Setting(0.1), None, factor)
+    places = [math.log(setting.rate / 0.1, factor) for setting in found]
+    assert places == pytest.approx([round(place) for place in places], abs=1e-9)
+    assert len({round(place) for place in places}) == len(places)
+    best = tuning.best(found).rate
+    assert factor**-0.51 < best / 0.37 < factor**0.51
+    assert max(s.rate for s in found) == pytest.approx(best * factor)
+    assert len(found) == round(math.log(best / 0.1, factor)) + 2
+
+
 def test_a_setting_that_diverged_is_not_chosen() -> None:
     found = search(lambda s: math.inf if s.rate > 0.1 else 1 / s.rate, Setting(0.1))
     assert tuning.best(found) == Setting(0.1)
 
 
 def test_periods_are_searched_within_their_bounds() -> None:
-    found = search(lambda s: s.option + s.rate, Setting(0.1, 64), (8, 512))
+    found = search(
+        lambda s: s.option + abs(math.log(s.rate / 0.1)), Setting(0.1, 64), (8, 512)
+    )
     assert tuning.best(found).option == 8
     assert min(setting.option for setting in found) == 8
 
@@ -361,6 +433,9 @@ def test_a_curve_ends_at_the_loss_that_is_reported_and_has_gaps() -> None:
     (curve,) = report.curves_of([one], 4.0)
     assert (curve.seconds, curve.losses) == ([1.0, 2.0, 4.0], [3.0, None, 1.0])
     assert curve.panel == "bilstm, 200 Mbit/s"
+    slower = one._replace(cell=replace(one.cell, column=columns.OWN_SLOW))
+    (curve,) = report.curves_of([slower], 4.0)
+    assert curve.seconds == [1.0, 2.0, 16.0]
 
 
 def test_curves_are_drawn_with_a_name_for_each(tmp_path: Path) -> None:
@@ -398,16 +473,16 @@ def test_the_race_has_options_of_its_own(capsys: pytest.CaptureFixture[str]) -> 
     assert "race" not in runner.names()
 
 
-def test_a_race_of_shards_alone_leaves_the_other_results_as_they_are(
+def test_races_of_shards_or_own_cores_leave_the_other_results_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     monkeypatch.setattr(page, "write", lambda: results.ROOT / "page")
     folder = ["--report", "--folder", str(tmp_path / "runs")]
-    for column in (columns.SHARDS, columns.FAST):
+    for column in (columns.SHARDS, columns.FAST, columns.OWN_FAST):
         assert runner.main(["race", *folder, "--columns", column]) == 0
     names = {path.name for path in tmp_path.glob("*.json")}
-    assert names == {"race_shards.json", "race.json"}
+    assert names == {"race_shards.json", "race.json", "race_own_cores.json"}
 
 
 # --- processes
