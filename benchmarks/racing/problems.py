@@ -11,7 +11,9 @@ held-out batch, since methods in a loop average parameters alone.
 
 Every step has a nominal length. The gradient is computed, and the rest of the length is
 slept, in the forward and the backward pass as a slower processor would have spent it.
-So the figures do not depend on the cores of this machine, which all hosts share.
+So steps take as long on any processor that is fast enough. But all hosts share the
+cores of this machine, on which exchanges take time from steps: columns in slow motion
+show what that costs.
 """
 
 import itertools
