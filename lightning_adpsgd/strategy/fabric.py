@@ -7,7 +7,7 @@ evaluation, so there are two additional methods: `finish` and `consensus`.
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, TypeVar, final
 
@@ -206,15 +206,12 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """The state of the consensus model; all learners must call it."""
         job = self.jobs.of_module(module)
-        if job is None or not job.running or job.in_consensus:
+        if job is None or not job.running:
             return super().get_module_state_dict(module)
-        job.enter_consensus("checkpoint", unmerged=not self.dials.save_learners)
-        try:
+        with _in_consensus(job, unmerged=not self.dials.save_learners):
             # The local weights come back into the same memory.
             state = super().get_module_state_dict(module)
             return snapshot_of(state, on_host=False)
-        finally:
-            job.leave_consensus(adopt=False)
 
     @override
     def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -240,9 +237,13 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
     def save_checkpoint(
         self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        if self.dials.save_learners and self.jobs.running:
-            state = {**state, NAMESPACE: self._gather_learners()}
-        super().save_checkpoint(path, state, *args, **kwargs)
+        with ExitStack() as consensus:
+            if self.dials.save_learners and self.jobs.running:
+                # The file's mean is that of its learners: with the same exchanges.
+                for job in self.jobs.running:
+                    consensus.enter_context(_in_consensus(job))
+                state = {**state, NAMESPACE: self._gather_learners()}
+            super().save_checkpoint(path, state, *args, **kwargs)
 
     @override
     def load_checkpoint(
@@ -374,6 +375,19 @@ def _check_trains(job: Job) -> None:
 
 
 @contextmanager
+def _in_consensus(job: Job, unmerged: bool = False) -> Iterator[None]:
+    """A context in which the module holds the consensus model, for a checkpoint."""
+    if job.in_consensus:
+        yield
+        return
+    job.enter_consensus("checkpoint", unmerged=unmerged)
+    try:
+        yield
+    finally:
+        job.leave_consensus(adopt=False)
+
+
+@contextmanager
 def _replacing_weights(job: Job, occasion: str) -> Iterator[None]:
     """A context that changes the state of all learners, or of none if it raises."""
     job.enter_consensus(occasion)
@@ -381,15 +395,14 @@ def _replacing_weights(job: Job, occasion: str) -> Iterator[None]:
     replaced = False
     try:
         yield
-        # A peer that is late still shows the weights of before.
-        job.meet_if_asynchronous(f"end of the {occasion}")
+        job.adopt(f"end of the {occasion}")
         replaced = True
     finally:
         if not replaced:
             # What a failed load has copied would be taken for changes of a module.
             for buffer, value in zip(_buffers(job), before, strict=True):
                 buffer.copy_(value)
-        job.leave_consensus(adopt=replaced)
+            job.leave_consensus(adopt=False)
 
 
 def _buffers(job: Job) -> list[Tensor]:

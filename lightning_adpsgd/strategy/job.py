@@ -17,6 +17,7 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_adpsgd.coordination.failures import FailureReport
 from lightning_adpsgd.coordination.groups import Groups, retire
@@ -87,6 +88,7 @@ class Job:
 
     Attributes:
         island: this learner's island; None before the start, and without `islands`.
+        wrapped: module in DDP, if the super-learner has several learners.
         unfinished: error announced to the others if the process exits during training.
         closed: whether the job has ended for good.
         has_departed: whether this island has left the others with a goodbye.
@@ -120,6 +122,7 @@ class Job:
         self._consensus: ConsensusModel | None = None
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
+        self.wrapped: DistributedDataParallel | None = None
         self.unfinished = RuntimeError("its process ended within training")
         self.closed = self.has_departed = False
         # Torch aborts a process that exits while threads run torch's code.
@@ -237,7 +240,7 @@ class Job:
             # Not `gradients`: a module in DDP may be evaluated after its training.
             retire(*groups.counterparts, groups.shards, groups.tensor_parallel)
         self.groups = Groups((), None, None, groups.on_device, groups.partition)
-        self.closed = True
+        self.closed, self.wrapped = True, None
         self._on_reload = lambda: None  # which may hold the module
         self.store = HashStore()
         self.coordinator.stop()
@@ -348,6 +351,23 @@ class Job:
             assert self._consensus is not None
             self.flat.rebind()  # an evaluation may have gathered the mean's shards
             self._consensus.leave(adopt)
+            if self.wrapped is not None:
+                # Each learner has its own buffers again. After a forward without
+                # gradients, DDP would not broadcast them in the next one.
+                self.wrapped.require_forward_param_sync = True
+
+    def adopt(self, meeting: str) -> None:
+        """Keeps what a program has put in place of the consensus model.
+
+        All learners must call it. Once they have met, peers of those that are late
+        already average with what these adopt, and not with their former weights.
+        """
+        if self.in_consensus:
+            assert self._communication is not None
+            self.flat.rebind()
+            self._communication.set_aside(self.flat.vectors)
+            self.meet_if_asynchronous(meeting)
+            self.leave_consensus(adopt=True)
 
     # --- what a checkpoint holds of each super-learner
 

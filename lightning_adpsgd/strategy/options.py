@@ -298,7 +298,8 @@ class HADPSGDOptions(_DDPStrategy):
         arguments = {"device_ids": device_ids, **self._ddp_kwargs}
         inside = job.groups, job.flat.device
         wrap = partial(wrap_in_ddp, module, *inside, **arguments)
-        return self._unfreezing.make(module, wrap)
+        job.wrapped = self._unfreezing.make(module, wrap)
+        return job.wrapped
 
 
 def has_peers(partition: Partition) -> bool:

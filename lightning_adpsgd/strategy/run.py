@@ -111,7 +111,7 @@ class TrainingRun:
         self._batch_end = follow_clocks(trainer, job, overrides)
         epochs = trainer.fit_loop.epoch_loop
         overrides.wrap(epochs, "run", self._run_epoch)
-        transfer_in_consensus(trainer, self.enter, job.leave_consensus, overrides)
+        transfer_in_consensus(trainer, self.enter, job.adopt, overrides)
         prune_together(trainer, job, overrides)
         agree_on_names(trainer, overrides)
         overrides.wrap(trainer.fit_loop, "on_run_end", self._end)

@@ -67,12 +67,12 @@ def _has_mean(tensor: Tensor) -> bool:
 def transfer_in_consensus(
     trainer: pl.Trainer,
     enter: Callable[[str], Any],
-    leave: Callable[[bool], Any],
+    adopt: Callable[[str], Any],
     overrides: Overrides,
 ) -> None:
     """Makes SWA write its average into the consensus model, between exchanges."""
     for swa in callbacks_of(trainer, StochasticWeightAveraging):
-        transfer = partial(_transfer, enter, leave, swa.transfer_weights)
+        transfer = partial(_transfer, enter, adopt, swa.transfer_weights)
         overrides.replace(swa, "transfer_weights", transfer)
         overrides.wrap(swa, "reset_batch_norm_and_save_state", _reset_in_place)
 
@@ -85,14 +85,14 @@ def prune_together(trainer: pl.Trainer, job: Job, overrides: Overrides) -> None:
 
 def _transfer(
     enter: Callable[[str], Any],
-    leave: Callable[[bool], Any],
+    adopt: Callable[[str], Any],
     transfer: Callable[..., None],
     average: pl.LightningModule,
     module: pl.LightningModule,
 ) -> None:
     enter("weight averaging")
     transfer(average, module)
-    leave(True)
+    adopt("end of weight averaging")
 
 
 @torch.no_grad()
@@ -129,9 +129,9 @@ def _prune(
     reset = _have_moved(trainer.lightning_module, weights)
     job.flat.rebind()
     if reset:
-        job.meet_if_asynchronous("end of pruning")
-    if reset or not validating:
-        job.leave_consensus(adopt=reset)
+        job.adopt("end of pruning")
+    elif not validating:
+        job.leave_consensus(adopt=False)
 
 
 def _have_moved(module: pl.LightningModule, weights: list[Tensor]) -> bool:

@@ -13,6 +13,7 @@ import itertools
 import os
 import subprocess
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -26,6 +27,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDFabricStrategy, Topology
+from lightning_adpsgd.coordination.store import Coordinator
+from lightning_adpsgd.strategy.job import NAMESPACE
 from tests import warm
 from tests.expectations import (
     expect_consensus,
@@ -537,6 +540,58 @@ def test_a_checkpoint_that_is_loaded_in_the_middle_replaces_all_weights(
         torch.testing.assert_close(final, consensus_after(4, 2, 2.0))
 
 
+def test_no_weights_of_before_a_load_reach_a_learner_that_has_left_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two learners one wakes late from the meeting; rates of 0 change no weights."""
+    meet = Coordinator.meet
+
+    def wake_late(self: Coordinator, name: str, **more: Any) -> None:
+        meet(self, name, **more)
+        if name == "end of the load" and dist.get_rank():
+            time.sleep(0.05)
+
+    monkeypatch.setattr(Coordinator, "meet", wake_late)
+
+    def program(rank: int) -> list[Tensor]:
+        fabric, module = launched(gossip(), 2), Slope()
+        model, optimizer = fabric.setup(module, sgd(module, 0.0))
+        trajectory = []
+        for _ in range(3):
+            fabric.barrier()  # nobody trains with what follows
+            module.weight.data.fill_(100.0)
+            strategy_of(fabric).load_module_state_dict(module, Slope().state_dict())
+            for batch in loader(24, rank, 2):
+                trajectory += train(fabric, model, optimizer, [batch])
+                time.sleep(0.005)
+        strategy_of(fabric).finish()
+        return trajectory
+
+    for trajectory in values(learners(2, program)):
+        assert len(trajectory) == 3 * 12
+        assert not torch.stack(trajectory).any()
+
+
+def test_the_mean_in_a_file_is_that_of_the_learners_in_it(tmp_path: Path) -> None:
+    """Also of those whose last exchange was merged at one end alone."""
+
+    def program(rank: int) -> None:
+        fabric, module = launched(gossip(save_learners=True), 2), Bowl()
+        model, optimizer = fabric.setup(module, sgd(module, 0.3))
+        for number in range(8):
+            for batch in loader(14, rank, 2):
+                train(fabric, model, optimizer, [batch])
+                time.sleep(0.004 if rank else 0.001)
+            fabric.save(tmp_path / f"{number}.ckpt", {"model": model})
+        strategy_of(fabric).finish()
+
+    values(learners(2, program))
+    for number in range(8):
+        saved = torch.load(tmp_path / f"{number}.ckpt", weights_only=True)
+        own = [one["weights"][0] for one in saved[NAMESPACE][0]]
+        torch.testing.assert_close(saved["model"]["weight"], torch.stack(own).mean(0))
+
+
 def save_two_learners(path: Path) -> None:
     """Two learners save their own weights; the mean is `consensus_after(8, 2)`."""
 
@@ -637,6 +692,45 @@ def test_a_load_that_fails_leaves_buffers_too() -> None:
 
     for rank, (mean, variance, num) in enumerate(values(learners(2, program))):
         assert (mean.item(), variance.item(), num.item()) == (rank, 1.0, 0)
+
+
+class Watched(Normed):
+    """Notes the mean of its batch-norm in each forward of the training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    @override
+    def forward(self, batch: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            assert self.norm.running_mean is not None
+            self.seen.append(self.norm.running_mean.item())
+        return super().forward(batch) + 0 * self.norm(batch[:, :1].float()).sum()
+
+
+def test_learners_of_a_super_learner_train_with_one_set_of_buffers() -> None:
+    """After an evaluation, too, in which DDP sees no gradients."""
+
+    def program(rank: int) -> list[float]:
+        fabric = launched(gossip("ring", "sync", super_learner_size=2), 4)
+        module = Watched()
+        model, optimizer = fabric.setup(module, sgd(module))
+        for _ in range(3):
+            for batch in Rows(16).rows[rank::4].split(2):
+                optimizer.zero_grad()
+                fabric.backward(model(batch))
+                optimizer.step()
+            model.eval()
+            with strategy_of(fabric).consensus(), torch.no_grad():
+                model(torch.ones(2, 3, dtype=torch.float64))
+            model.train()
+        strategy_of(fabric).finish()
+        return module.seen
+
+    first, second, third, fourth = values(learners(4, program))
+    assert len(first) == 6
+    assert first == second != third == fourth
 
 
 # --- nobody waits, but where all come

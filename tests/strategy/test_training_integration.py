@@ -561,6 +561,43 @@ def test_statistics_of_batch_norm_are_averaged(trained: Any, name: str) -> None:
     assert_consensus(results, consensus_after(NUM_ROWS, 2))
 
 
+class Watched(Linear):
+    """Notes the mean of its batch-norm before each forward of the training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.seen = nn.BatchNorm1d(3, dtype=torch.float64), list[float]()
+
+    @override
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.note()
+        return super().training_step(batch, batch_idx) + 0 * self.norm(batch).sum()
+
+    def note(self) -> None:
+        assert self.norm.running_mean is not None
+        self.seen.append(self.norm.running_mean[0].item())
+
+    @override
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.norm(batch)
+
+
+def test_learners_of_a_super_learner_train_with_one_set_of_buffers() -> None:
+    """After a validation, too, in which DDP sees no gradients."""
+
+    def program(rank: int) -> list[float]:
+        module = Watched()
+        strategy = gossip("ring", "sync", super_learner_size=2)
+        rows: Any = Rows(16).rows[rank::4]
+        batches = DataLoader(rows, 2)
+        trainer_of(strategy, 4, max_epochs=3).fit(module, batches, batches)
+        return module.seen
+
+    first, second, third, fourth = values(learners(4, program))
+    assert len(first) == 6
+    assert first == second != third == fourth
+
+
 def test_a_compiled_module() -> None:
     def program(rank: int, communication: str) -> Tensor:
         module = Linear()

@@ -119,9 +119,9 @@ def test_learners_prune_the_consensus_and_go_on_from_their_own_weights(
     moves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But where a lottery ticket puts all of them back to the start."""
-    meets = [call.meet_if_asynchronous("end of pruning")] * moves
-    asked = [call.enter_consensus("pruning"), call.flat.rebind(), *meets]
-    asked.append(call.leave_consensus(adopt=moves))
+    adopts, restores = call.adopt("end of pruning"), call.leave_consensus(adopt=False)
+    asked = [call.enter_consensus("pruning"), call.flat.rebind()]
+    asked.append(adopts if moves else restores)
     assert pruning(False, moves, monkeypatch) == asked
 
 
@@ -129,11 +129,11 @@ def test_a_validation_that_prunes_ends_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert pruning(True, False, monkeypatch) == [call.flat.rebind()]
-    assert pruning(True, True, monkeypatch)[-1] == call.leave_consensus(adopt=True)
+    assert pruning(True, True, monkeypatch)[-1] == call.adopt("end of pruning")
 
 
 def test_an_average_is_written_into_the_consensus_which_stays() -> None:
     told = Mock()
-    weight_callbacks._transfer(told.enter, told.leave, told.transfer, 1, 2)  # pyright: ignore
-    expected = [call.enter("weight averaging"), call.transfer(1, 2), call.leave(True)]
-    assert told.mock_calls == expected
+    weight_callbacks._transfer(told.enter, told.adopt, told.transfer, 1, 2)  # pyright: ignore
+    expected = [call.enter("weight averaging"), call.transfer(1, 2)]
+    assert told.mock_calls == [*expected, call.adopt("end of weight averaging")]

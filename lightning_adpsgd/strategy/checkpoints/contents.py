@@ -53,8 +53,11 @@ class Resumed(NamedTuple):
         own = self.learner["own"] if self.learner else {}
         if "place" not in own:
             return None
-        epoch = _epochs(own["lightning"]["loops"])["current"]["processed"]
-        return {**own["place"], "epoch": epoch}
+        loops = own["lightning"]["loops"]
+        epoch, is_last = _epochs(loops)["current"], _batches(loops).get("is_last_batch")
+        # Lightning counts an epoch after the hooks of its last batch, which may save.
+        ends = bool(is_last) and epoch["processed"] < epoch["started"]
+        return {**own["place"], "epoch": epoch["processed"] + ends}
 
 
 def resumed_from(
@@ -89,7 +92,7 @@ def warn_of_lost_rest(resumed: Resumed) -> None:
 
 
 def _is_within_epoch(loops: Mapping[str, Any]) -> bool:
-    batches = loops.get("fit_loop", {}).get("epoch_loop.batch_progress", {})
+    batches = _batches(loops)
     begun = batches.get("current", {}).get("ready", 0)
     return begun > 0 and not batches.get("is_last_batch", True)
 
@@ -106,6 +109,10 @@ def _go_back_into_epoch(loops: Mapping[str, Any]) -> None:
     for counts in progress.values():  # of this run, and of all
         counts["processed"] -= 1
         counts["completed"] = min(counts["completed"], counts["processed"])
+
+
+def _batches(loops: Mapping[str, Any]) -> Mapping[str, Any]:
+    return loops.get("fit_loop", {}).get("epoch_loop.batch_progress", {})
 
 
 def _epochs(loops: Mapping[str, Any]) -> dict[str, dict[str, int]]:

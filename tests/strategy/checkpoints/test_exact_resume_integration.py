@@ -14,10 +14,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from typing_extensions import override
 
 from lightning_adpsgd import Topology
+from tests.helpers import random_rows
 from tests.learners import (
     Quadratic,
     Trajectory,
@@ -43,6 +44,14 @@ class Noisy(Dataset[Tensor]):
     def __getitem__(self, index: int) -> Tensor:
         noise = random.random() + np.random.rand() + torch.rand(1).item()
         return torch.full((4,), float(index)) / NUM_ROWS + noise
+
+
+def read_ahead(rank: int, num: int) -> DataLoader[Any]:
+    """A loader whose worker reads before Lightning tells the sampler the epoch."""
+    rows: Any = random_rows(num * NUM_ROWS, 4).float()
+    return DataLoader(
+        rows, 3, sampler=DistributedSampler(rows, num, rank), num_workers=1
+    )
 
 
 class Random(pl.LightningModule):
@@ -110,6 +119,7 @@ class Case(NamedTuple):
     save_at: int
     dials: dict[str, Any]
     in_validation: bool = False
+    reads_ahead: bool = False
 
 
 RARELY: dict[str, Any] = {"topology": "random_pairs", "gossip_every": 2}
@@ -118,6 +128,7 @@ ONE: dict[str, Any] = {"communication": "async", "super_learner_size": 2}
 OF_TWO = {
     "within an epoch": Case(SAVE_AT, {}),
     "at its end": Case(NUM_BATCHES, {}),
+    "at its end, by a worker": Case(NUM_BATCHES, {}, reads_ahead=True),
     "between rounds": Case(NUM_BATCHES + 3, RARELY),
     "delayed": Case(SAVE_AT, {"communication": "delay_by_one"}),
     "alone": Case(SAVE_AT, NOBODY),
@@ -136,9 +147,9 @@ def run(
 
     def program(rank: int, name: str) -> dict[int, Tensor]:
         pl.seed_everything(100 * resumed + rank)
-        (save_at, dials, validates), path = cases[name], folder / f"{name}.ckpt"
-        module = Random()
-        loader = DataLoader(Noisy(), 3, shuffle=True)
+        save_at, dials, validates, reads_ahead = cases[name]
+        module, path = Random(), folder / f"{name}.ckpt"
+        loader = read_ahead(rank, num) if reads_ahead else DataLoader(Noisy(), 3, True)
         held_out = DataLoader(Noisy(), 3) if validates else None
         saver = SaveInValidation(path) if validates else SaveAt(path, save_at)
         options = {"communication": "sync", "save_learners": True, **dials}
