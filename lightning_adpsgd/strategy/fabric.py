@@ -94,14 +94,13 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         At the end of the context the local weights come back, unless
         `after_evaluation="adopt"`. It yields the consensus distance of each module.
         """
-        jobs = [job for job in self.jobs.running if not job.in_consensus]
-        adopts = self.dials.adopts
-        try:
-            measured = [job.enter_consensus("consensus", adopts) for job in jobs]
+        with ExitStack() as jobs:
+            each = (
+                _in_consensus(job, "consensus", self.dials.adopts)
+                for job in self.jobs.running
+            )
+            measured = [jobs.enter_context(one) for one in each]
             yield [consensus for consensus in measured if consensus is not None]
-        finally:
-            for job in jobs:
-                job.leave_consensus(adopts)
 
     def finish(self) -> list[Consensus]:
         """Ends training and keeps the consensus model; all learners must call it.
@@ -375,16 +374,17 @@ def _check_trains(job: Job) -> None:
 
 
 @contextmanager
-def _in_consensus(job: Job, unmerged: bool = False) -> Iterator[None]:
-    """A context in which the module holds the consensus model, for a checkpoint."""
-    if job.in_consensus:
-        yield
-        return
-    job.enter_consensus("checkpoint", unmerged=unmerged)
+def _in_consensus(
+    job: Job, occasion: str = "checkpoint", adopts: bool = False, unmerged: bool = False
+) -> Iterator[Consensus | None]:
+    """A context of the consensus model; None if the module holds it already."""
+    holds = job.in_consensus
+    consensus = None if holds else job.enter_consensus(occasion, adopts, unmerged)
     try:
-        yield
+        yield consensus
     finally:
-        job.leave_consensus(adopt=False)
+        if not holds:
+            job.leave_consensus(adopts)
 
 
 @contextmanager
