@@ -55,22 +55,19 @@ class ConvergenceMonitor(Monitor):
             acts. It acts at once on a non-finite loss.
         runs: Folder for the file with the run's row, which `runs.read_runs` reads; a
             write error only warns. None: no file.
-        name: Name of the run and of its file; by default made of its settings and a
-            random suffix.
+        name: Name of the run and its file; by default its settings and a random suffix.
         algorithm: Name of the algorithm; by default that of the strategy.
         seed: Random seed of the run; by default that of `seed_everything`.
         wer: Name under which a word error rate is logged; None: there is none.
 
     Attributes:
         progress: Progress as of the last validation; None before the first.
-        diverged: Whether the loss of the last validation was at chance level or
-            non-finite.
+        diverged: Whether the last validation's loss was non-finite or at chance level.
         run: The summary row; None before the end.
 
     Raises:
         ValueError: `patience` is not positive; with `runs`, `name` or `algorithm` is
-            not a file name; or, at the first validation, nothing is logged as
-            `held_out`.
+            not a file name; or the first validation logs nothing as `held_out`.
     """
 
     def __init__(

@@ -26,8 +26,7 @@ class SaveWithinEpoch(Callback):
 
     Args:
         path: Path of the checkpoint; each one replaces the last.
-        every_n_batches: N, the number of batches of all learners between two
-            checkpoints.
+        every_n_batches: N, the batches of all learners from one checkpoint to the next.
     """
 
     def __init__(self, path: Path | str, every_n_batches: int) -> None:

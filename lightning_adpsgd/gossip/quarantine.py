@@ -107,8 +107,7 @@ class Quarantine:
 
     The learners of one super-learner have the same weights. If one of them notices a
     fault in its shard, all recover at one step, each from its shard of the same peer.
-    The engine's lock guards what `note` writes. The training thread calls all other
-    methods.
+    The engine's lock guards what `note` writes. The training thread calls the others.
 
     Args:
         vectors: all weights that this learner holds.

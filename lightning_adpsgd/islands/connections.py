@@ -73,8 +73,7 @@ def _bound_unlisted(
 def _dial_patiently(dial: Callable[[], None], tries: int, deadline: float) -> None:
     """Dials up to `tries` times before the deadline, as long as nothing answers.
 
-    One lost packet leaves no member out: a dial ends before the kernel sends the first
-    one again.
+    One lost packet leaves no member out: a dial ends before the kernel repeats one.
     """
     for left in reversed(range(tries)):
         try:

@@ -22,14 +22,11 @@ class Statistics:
             non-finite or too far away.
         peer_ages: number of optimizer steps since the last exchange, averaged or
             refused, or the start, for each super-learner that this one asks.
-        far: number of averages of which a part was left out because it was too far
-            away.
+        far: number of averages of which a part was left out as too far away.
         reloads: number of times that a peer's weights replaced this learner's.
-        members: number of islands that are present, including this one; 0 without
-            islands.
+        members: number of islands present, with this one; 0 without islands.
         joined: number of islands that have joined after this one.
-        lost: number of islands that have disappeared without a goodbye since this one
-            joined.
+        lost: number of islands gone without a goodbye since this one joined.
         damaged: number of parts left out because they arrived damaged.
         skipped: number of step boundaries at which no partner was ready in time.
         partner_seconds: seconds for which the training thread waited for a partner;

@@ -51,8 +51,7 @@ class SuperLearnerGroup:
     timeout.
 
     Args:
-        group: process group that nothing else uses; None for a super-learner of one
-            learner.
+        group: process group that nothing else uses; None if there is one learner.
         holds_all: whether each learner holds all weights rather than its own shard.
         sections: for each learner, the sections that it exchanges of its vectors; None:
             its shard, with the learner in the same place of each other super-learner.
@@ -191,8 +190,7 @@ class MergeTogether(ABC, Generic[T]):
     Attributes:
         steps_late: number of steps from taking a change to merging it.
         seconds: seconds for which the training thread waited for the collectives.
-        agreed: votes of any learner when the last finished merge began; equal in all
-            learners.
+        agreed: any learner's votes when the last finished merge began; equal in all.
     """
 
     steps_late: int

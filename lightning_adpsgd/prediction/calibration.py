@@ -1,8 +1,7 @@
 """Measures a machine and its link for `prediction.model`.
 
 The measurements run the engine's own functions: its arithmetic alone, and with one peer
-the speed of the link and what a round costs beyond it. A small JSON file keeps the
-numbers.
+the speed of the link and what a round costs beyond it. A JSON file keeps the numbers.
 """
 
 import json

@@ -66,10 +66,8 @@ class Costs:
 
     Args:
         round: work of a synchronous round that does not run beside its links.
-        gradient: work of a DDP step that runs beside neither its links nor the backward
-            pass.
-        exchange: arithmetic of an exchange in float32, which limits its speed on a fast
-            link.
+        gradient: work of a DDP step beside neither its links nor the backward pass.
+        exchange: arithmetic of an exchange in float32, its bound on a fast link.
         lattice: arithmetic of an exchange that sends a weight in 8 or 4 bits.
         merge: work of a step boundary with a merge.
         step: extra seconds per step (not per byte) while learners that share cores
@@ -153,12 +151,10 @@ def predict(
         super_learner_size: N.
         communication: "sync", "delay_by_one" or "async" as for the strategies, or
             "allreduce", which is DDP over all learners.
-        cpu_share: largest share of the training time that exchanges may take in
-            "async".
+        cpu_share: largest share of the training time for exchanges, in "async".
 
     Raises:
-        ValueError: An argument is out of its bounds, or does not apply together with
-            another.
+        ValueError: An argument is out of bounds, or does not go with another.
     """
     _check(workload, communication, cpu_share)
     costs = costs or Costs()

@@ -50,13 +50,11 @@ class Link:
     """The connection of a learner to the others.
 
     Args:
-        bandwidth: bytes per second in each direction, shared equally by all exchanges
-            under way.
+        bandwidth: bytes per second in each direction, shared equally by its exchanges.
         latency: seconds from the sending of a message to its arrival.
 
     Raises:
-        ValueError: The bandwidth is not positive, or the latency is negative or
-            infinite.
+        ValueError: The bandwidth is not positive, or the latency negative or infinite.
     """
 
     bandwidth: float = math.inf

@@ -22,8 +22,7 @@ class Rows:
         shards: number of shards; rows are padded to a multiple of it.
 
     Attributes:
-        matrices: [num_rows, P] for each dtype, [num_rows, 2 P] real numbers for a
-            complex one.
+        matrices: [num_rows, P] for each dtype; of a complex one [num_rows, 2 P], real.
         held: number of the row that the module points into; -1 for none.
     """
 

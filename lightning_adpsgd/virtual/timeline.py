@@ -260,8 +260,7 @@ class Asynchronous(Iterator[Event]):
     Both continue when their exchange has ended. The two latencies of request and
     admission then stand for an offer and its answer.
 
-    `gossip.engine.GossipOptions` documents the last three options; their seconds are
-    simulated.
+    `gossip.engine.GossipOptions` documents the last three options, in simulated time.
 
     Args:
         weight_bytes: bytes of the weights in their own dtype, and of a gradient.

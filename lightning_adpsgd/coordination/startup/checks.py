@@ -168,8 +168,7 @@ def check_start(
         dials: settings that must be equal in all learners.
 
     Raises:
-        StartUpError: A check failed; the message gives the host, the problem and the
-            remedy.
+        StartUpError: A check failed; it gives the host, the problem and the remedy.
     """
     # torchrun may keep the store of learners that it has ended and starts again.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -132,8 +132,7 @@ def greet_dialer(
 
     Args:
         address: address at which the listener listens; empty: any.
-        objection: function that returns a further reason to refuse a dialer, or an
-            empty text.
+        objection: gives a further reason to refuse a dialer, or an empty text.
     """
     nonce = secrets.token_bytes(32)
     # The dialer speaks first: a scanner of open ports learns nothing.

@@ -28,8 +28,7 @@ class PeerInfo:
         shard: index of the shard that the connection carries.
         settings: further settings that must be equal at both ends, such as the wire
             dtype.
-        origin: training that its weights come from; empty if it has yet to take
-            weights.
+        origin: training that its weights come from; empty before it takes any.
     """
 
     member: int

@@ -85,8 +85,7 @@ class LinkTransport(Transport):
             on_lane: function called with the number of a peer whose lane is ready, in a
                 thread that it must not block for long, while the connection that was
                 replaced still stands. An exception from it ends the lane.
-            objection: function that returns a reason to refuse a peer, or an empty
-                text.
+            objection: gives a reason to refuse a peer, or an empty text.
 
         Returns:
             The listener, already started.
