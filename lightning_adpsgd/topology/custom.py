@@ -177,7 +177,7 @@ def _check_same_size(size: int, num_super_learners: int) -> None:
     if num_super_learners != size:
         raise ValueError(
             f"`topology` has matrices for {size} super-learners, but there are "
-            f"{num_super_learners}"
+            f"{num_super_learners}: start {size}, or pass matrices of as many rows"
         )
 
 
@@ -219,7 +219,7 @@ def _check_matchings(partners: Sequence[Partners], num_super_learners: int) -> N
     if highest >= num_super_learners:
         raise ValueError(
             f"`topology` has a pair with super-learner {highest}, but there are "
-            f"{num_super_learners}, counted from 0"
+            f"{num_super_learners}, counted from 0: leave the pair out, or start more"
         )
     edges = (edge for pairs in partners for edge in pairs.items())
     check_connected(num_super_learners, edges)

@@ -159,7 +159,8 @@ class PlaceInEpoch:
         if reads_out_of_order(loader):
             raise ValueError(
                 "`in_order` of the training loader must be True with "
-                "`save_learners=True`, got False"
+                "`save_learners=True`, got False: a resume would not know which "
+                "batches were trained on"
             )
         batches = PlacedBatches(loader.batch_sampler, self._device, is_of_loop)
         if self._saved is not None:

@@ -86,7 +86,8 @@ class _Session(NamedTuple):
             message = dict(json.loads(text))
             return PeerInfo.from_dict(message.get("facts")), message
         except (ValueError, TypeError, RecursionError) as error:
-            raise Malformed(f"an invalid info message: {error}") from error
+            remedy = "install the same version of lightning_adpsgd everywhere"
+            raise Malformed(f"an invalid info message: {error}; {remedy}") from error
 
 
 def greet_listener(
