@@ -28,7 +28,12 @@ from typing import TypeAlias, get_args
 from torch.multiprocessing.spawn import ProcessException
 
 from lightning_adpsgd import __version__
-from lightning_adpsgd.dials import DEFAULT_CPU_SHARE, WireDtypeName, check_count
+from lightning_adpsgd.dials import (
+    DEFAULT_CPU_SHARE,
+    WireDtypeName,
+    check_count,
+    check_positive,
+)
 from lightning_adpsgd.islands import rendezvous
 from lightning_adpsgd.prediction import calibration
 from lightning_adpsgd.prediction.calibration import Calibration
@@ -41,7 +46,7 @@ from lightning_adpsgd.transport.links.credentials import FOLDER
 from lightning_adpsgd.transport.links.issuing import issue
 from lightning_adpsgd.transport.links.sockets import Address
 from lightning_adpsgd.transport.network_interfaces import is_loopback
-from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
+from lightning_adpsgd.virtual.clock import Compute, Link
 
 _ERRORS = ValueError, OSError, RuntimeError, UnpicklingError, ProcessException
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

@@ -36,6 +36,7 @@ from lightning_adpsgd.callbacks.runs import (
     settings_of,
     write_run,
 )
+from lightning_adpsgd.dials import check_count
 from lightning_adpsgd.strategy.fast_forward import batch_size
 
 _MARGIN = 0.05  # a model this far below chance level has learned something
@@ -66,6 +67,7 @@ class ConvergenceMonitor(Monitor):
         run: The summary row; None before the end.
 
     Raises:
+        TypeError: `patience` is no whole number.
         ValueError: `patience` is not positive; with `runs`, `name` or `algorithm` is
             not a file name; or the first validation logs nothing as `held_out`.
     """
@@ -84,8 +86,7 @@ class ConvergenceMonitor(Monitor):
         wer: str | None = None,
     ) -> None:
         super().__init__()
-        if patience < 1:
-            raise ValueError(f"`patience` must be at least 1, got {patience}")
+        check_count("patience", patience)
         if runs is not None:  # at the end it would be too late
             check_name("name", name or "default")
             check_name("algorithm", algorithm or "default")

@@ -15,12 +15,18 @@ from typing import Literal, get_args
 
 import torch
 
-from lightning_adpsgd.dials import DEFAULT_CPU_SHARE, WireDtype, as_dtype
+from lightning_adpsgd.dials import (
+    DEFAULT_CPU_SHARE,
+    WireDtype,
+    as_dtype,
+    check_number,
+    check_positive,
+)
 from lightning_adpsgd.gossip.codecs import Lattice, make_codec, wire_dtypes
 from lightning_adpsgd.gossip.forms import WORTH_BYTES
 from lightning_adpsgd.prediction.exchanges import Form, observe
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
-from lightning_adpsgd.virtual.clock import Compute, Link, StepTimes, check_positive
+from lightning_adpsgd.virtual.clock import Compute, Link, StepTimes
 from lightning_adpsgd.virtual.timeline import Lockstep, Scenario
 
 Mode = Literal["sync", "delay_by_one", "async", "allreduce"]
@@ -54,6 +60,7 @@ class Workload:
         as_dtype(self.wire_dtype)
         check_positive("weight_bytes", self.weight_bytes)
         check_positive("local_batch_size", self.local_batch_size)
+        check_number("backward", self.backward)
         if not 0 <= self.backward <= 1:
             raise ValueError(f"`backward` must be in [0, 1], got {self.backward}")
 

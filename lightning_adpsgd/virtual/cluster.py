@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Unpack
 
-from lightning_adpsgd.dials import CommunicationName, ReadyPairs
+from lightning_adpsgd.dials import CommunicationName, ReadyPairs, check_positive
 from lightning_adpsgd.topology.named import TopologyLike
-from lightning_adpsgd.virtual.clock import check_positive
 from lightning_adpsgd.virtual.learner_data import BatchesOf, Source, shares_of
 from lightning_adpsgd.virtual.learners import make_learners
 from lightning_adpsgd.virtual.objective import (

@@ -12,10 +12,11 @@ from lightning_adpsgd.dials import (
     as_dtype,
     as_mode,
     as_plain,
+    check_positive,
 )
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
-from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
+from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.timeline import Scenario
 
 _T = TypeVar("_T")
