@@ -259,7 +259,7 @@ def as_inside(inside: InsideName | ModelParallel) -> tuple[InsideName, int]:
 
 
 def as_duration(timeout: timedelta | float | None) -> timedelta | None:
-    """Converts a timeout, a duration or a number of seconds, into a duration."""
+    """A duration or seconds as a duration; TypeError or ValueError for any other."""
     timeout = as_plain(timeout)
     _check_type("timeout", timeout, timedelta | float | None)
     if timeout is None or isinstance(timeout, timedelta):

@@ -202,8 +202,7 @@ class DrawnNumbers:
     Args:
         draw: function that adds to the counter, and returns what it was.
         num_steps: function for the number of steps so far; any thread may call it.
-        note: function called with the first number of each draw, and with the number of
-            steps at that time.
+        note: called with the first number of each draw, and the number of steps then.
         round_trips: seconds that earlier draws took; later draws are added.
         held: the first numbers, which need no draw.
     """

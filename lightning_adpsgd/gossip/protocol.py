@@ -120,8 +120,7 @@ class Patience:
     docs/concepts.md, "Pairs that are ready", has the rules and their reasons.
 
     Args:
-        max_wait: longest wait, in seconds; None: a quarter of the median duration of
-            the last steps.
+        max_wait: longest wait in seconds; None: a quarter of the last steps' median.
         num_peers: number of peers that may be met.
 
     Attributes:

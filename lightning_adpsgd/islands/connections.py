@@ -133,8 +133,7 @@ class Connections(ServiceThread):
 
     Args:
         transports: as in `SectionLinks`; a single one if all islands have one size.
-        on_unlisted: called by the thread in each turn in which this island is not on
-            the member list.
+        on_unlisted: called by the thread in each turn while this island is not listed.
         shards: as in `SectionLinks`.
 
     Attributes:

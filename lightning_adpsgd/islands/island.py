@@ -261,8 +261,7 @@ class Island:
     def note(self, samples: int, epochs: int) -> Position | None:
         """Records that training on a batch begins.
 
-        The samples of all islands are an estimate: each counts as if it trained on as
-        many as this one.
+        All islands' samples are an estimate: each counts as if it trained on as many.
 
         Args:
             samples: number of samples in the batch.

@@ -49,6 +49,10 @@ class Workload:
             "auto": the one of float32, int8 and int4 that the engine settles on
             (`gossip.forms.FormChoice`).
         backward: share of a step's time in which gradients become ready, in [0, 1].
+
+    Raises:
+        TypeError: A size is no number.
+        ValueError: A size is not positive, or `backward` or the dtype out of bounds.
     """
 
     weight_bytes: float
@@ -108,8 +112,7 @@ class Prediction:
         steps_per_second: steps of a learner per second, on average.
         exposed: share of the time for which a learner waits for communication and, in
             modes that wait, for slower learners.
-        exchanges_per_step: number of exchanges of a super-learner per step; number of
-            rounds in modes that wait.
+        exchanges_per_step: of a super-learner; the number of rounds in modes that wait.
         staleness: share of exchanges or rounds by age, the number of optimizer steps
             from reading the weights to the merge.
         wire_dtype: dtype in which a weight is sent.

@@ -47,8 +47,7 @@ class VirtualCluster:
         num_super_learners: S.
         super_learner_size: N.
         topology: as for `HADPSGDStrategy`.
-        communication: as for `HADPSGDStrategy`; `ReadyPairs.max_wait` is in simulated
-            seconds.
+        communication: as for `HADPSGDStrategy`; `max_wait` is in simulated seconds.
         loss: ``loss(module, batch)``, a mean over the batch; by default the module's
             training step.
         optimizer: ``optimizer(parameters)``; by default what the module configures.
@@ -157,6 +156,10 @@ class VirtualCluster:
         Returns:
             The curve and the counters. A run ends at the first point with a non-finite
             training loss, which `Report.diverged` records.
+
+        Raises:
+            TypeError: `data` is no data, or a number has a wrong type.
+            ValueError: A number is out of its bounds, or arguments exclude each other.
         """
         if max_samples <= self.samples:
             raise ValueError(

@@ -48,7 +48,7 @@ def dials_and_scenario(
     wire_dtype: WireDtype | None = None,
     **dials: Any,
 ) -> tuple[Dials, Scenario]:
-    """Checks all options, of averaging and of the super-learners that take part."""
+    """Checks all options, of averaging and super-learners; TypeError or ValueError."""
     if isinstance(super_learner_size, str | Sequence):
         raise ValueError(
             "`super_learner_size` must be one number in a virtual cluster, which has "

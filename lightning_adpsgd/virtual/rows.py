@@ -17,8 +17,7 @@ class Rows:
     """One row of weights for each super-learner; all start as the module's weights.
 
     Args:
-        module: module on its final device and in its final dtype; it points at row 0
-            afterwards.
+        module: on its final device and in its final dtype; it points at row 0 then.
         shards: number of shards; rows are padded to a multiple of it.
 
     Attributes:

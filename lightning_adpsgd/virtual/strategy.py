@@ -66,8 +66,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     Attributes:
         dials: checked options.
-        learners: weights, simulated time and counters of all super-learners; None
-            outside of `fit`.
+        learners: weights, simulated time and counters of all; None outside of `fit`.
         last_consensus: consensus distance when the mean was last taken; None before.
     """
 

@@ -202,6 +202,9 @@ class FmllrOptions:
         num_sweeps: Sweeps over the rows in each pass.
         min_frames: Fewest frames for a full map; 40 dimensions have 1,640 values.
         min_offset_frames: Fewest frames for an offset; below that nothing is changed.
+
+    Raises:
+        ValueError: A number of passes, sweeps or frames is out of its bounds.
     """
 
     num_passes: int = 3

@@ -26,8 +26,7 @@ class PeerInfo:
             learners of the super-learner. It equals the number of learners if all
             super-learners have one size.
         shard: index of the shard that the connection carries.
-        settings: further settings that must be equal at both ends, such as the wire
-            dtype.
+        settings: further settings, equal at both ends, such as the wire dtype.
         origin: training that its weights come from; empty before it takes any.
     """
 
