@@ -1,7 +1,7 @@
 """The summary of a training run as one row, which is written to a file and read back.
 
-Each run writes its own file, `<name>.run.csv`, so that any number of processes can
-finish at the same time without a lock, on one machine or on a shared file system.
+Each run writes its own file, `<name>.run.csv`. So any number of processes can finish at
+the same time without a lock, on one machine or on a shared file system.
 """
 
 import csv

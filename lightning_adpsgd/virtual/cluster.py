@@ -135,9 +135,9 @@ class VirtualCluster:
         A further call continues from there, with the data of the first call.
 
         Args:
-            data: data set or loader, whose samples are dealt to the learners in a new
-                order in each epoch; or a function from the number of a learner to the
-                batches of its next epoch. A loader must not have a custom sampler.
+            data: data set or loader without a custom sampler, whose samples are dealt
+                to the learners in a new order in each epoch. Or a function from a
+                learner's number to the batches of its next epoch.
             max_samples: number of samples of all learners together, over all calls.
             local_batch_size: batch size of each learner if `data` is a data set or a
                 loader; by default that of the loader. The batches of a function have

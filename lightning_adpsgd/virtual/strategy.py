@@ -48,7 +48,7 @@ _OF_ONE_MODEL = (
 class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     """S super-learners that take turns on one device, on a simulated clock.
 
-    The Trainer's loader feeds all of them: each batch is a step of the super-learner
+    The Trainer's loader feeds all of them. Each batch is a step of the super-learner
     whose turn it is, so schedules count the steps of all, and N multiplies no samples.
     docs/virtual-cluster.md says whose turn is next, and what a resumed run lacks.
 

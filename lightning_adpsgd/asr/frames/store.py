@@ -1,9 +1,9 @@
 """The frames of many utterances in one memory-mapped array, with labels.
 
 A folder holds `frames.npy` [total_frames, dims], or the same array in several files
-(`shards`) where it is larger than one of them may be; `ids.npy` (the utterances) and
-`spans.npy` [utterances, 2] (begin and end of each in the array). All are mapped:
-opening reads no data, whatever the size of the corpus. Labels are an array
+(`shards`) where it is larger than one of them may be. It also holds `ids.npy` (the
+utterances) and `spans.npy` [utterances, 2] (begin and end of each in the array). All
+are mapped: opening reads no data, whatever the size of the corpus. Labels are an array
 [total_frames] of their own, made later by the alignment; frames without a label hold
 IGNORE, and `labels.present.npy` [utterances] tells which utterances have labels.
 """

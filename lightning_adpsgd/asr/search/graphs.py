@@ -373,7 +373,7 @@ def with_self_loops(arcs: Arcs) -> Arcs:
     """Lets every HMM state last any number of frames.
 
     A state of the graph is split by the label of the arcs that enter it, so that all
-    arcs into one state read the same HMM state; that is the label of its self-loop.
+    arcs into one state read the same HMM state. That is the label of its self-loop.
     """
     num_labels = int(arcs.ilabel.max(initial=0)) + 1
     entries = arcs.target * num_labels + arcs.ilabel

@@ -75,7 +75,7 @@ class Normalisation(NamedTuple):
 
     They are computed over all utterances of the side together, which preserves
     differences in level between a speaker's utterances. Frames of digital silence (a
-    gate, a lost packet) count only where there are no others: they lie some ten log
+    gate, a lost packet) count only where there are no others. They lie some ten log
     units below any sound, and a few of them would move the mean of all speech.
     """
 
