@@ -122,8 +122,7 @@ def fetch_runs(project: str) -> list[Run]:
     """The runs of a project on the server of Weights & Biases, as `entity/project`.
 
     It leaves out runs with an incomplete row, such as those that have just begun, and
-    warns. Without the package, a network or an account, it warns and returns an empty
-    list.
+    warns. Without the package, a network or an account, it warns and returns [].
     """
     try:
         import wandb

@@ -139,8 +139,7 @@ class Coordinator:
     Args:
         store: the job's, shared by all learners under a prefix that nothing else uses.
         timeout: time that a learner may take to end after it knows of a failure, before
-            its process is killed. A store or a learner that is silent for so long is a
-            failure.
+            its process is killed. A store or learner silent for so long is a failure.
         when_failed: function called once, by the watch thread, when it sees a failure.
 
     Attributes:

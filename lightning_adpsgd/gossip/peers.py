@@ -148,8 +148,7 @@ class Pull(Future[Pulled]):
 
     Attributes:
         share: share of the weights that has come.
-        moved_at: time of `time.monotonic` at which a piece of them came last, or the
-            wait began.
+        moved_at: when a piece of them came last, or the wait began (`time.monotonic`).
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,7 @@
 
 docs/concepts.md, "Inside a super-learner", says what they share. `ShardGather` shares
 the changes of all shards while one step computes, and every learner merges them at the
-end of that step. `Votes` travel with them, and all learners count these at the same
-step.
+end of that step. `Votes` travel with them, and all learners count them together.
 
 If each learner holds only 1/N of the weights, `ShardMerge` merges its changes at once,
 and only the votes are shared.

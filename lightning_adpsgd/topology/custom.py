@@ -93,7 +93,11 @@ def from_function(matrix: MatrixOfRound) -> Topology:
 
 
 def from_sequence(given: Any) -> Topology:
-    """Makes a topology from one matrix, several matrices, or matchings."""
+    """Makes a topology from one matrix, several matrices, or matchings.
+
+    Raises:
+        ValueError: One is no mixing matrix or matching, or they differ in size.
+    """
     if hasattr(given, "__array__"):  # a tensor, or an array of NumPy's
         return from_matrices([given])
     match given:

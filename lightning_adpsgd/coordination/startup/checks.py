@@ -205,8 +205,7 @@ def check_same_layout(
         layout: `FlatParameters.layout()` of this learner.
 
     Raises:
-        StartUpError: A model differs; the message names the first weight that differs
-            from learner 0's.
+        StartUpError: A model differs; it names the first weight unlike learner 0's.
     """
     digest = sha256(layout.encode()).hexdigest()
     if rank == 0:

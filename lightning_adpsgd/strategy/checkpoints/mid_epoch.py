@@ -104,8 +104,7 @@ class PlaceInEpoch:
     """One learner's place in the epochs of a Trainer, and its generators.
 
     With `work_sharing`, a stream, or several loaders there is no place to return to, so
-    the checkpoint keeps only the generators. `saved` is the result of `state` in the
-    resumed checkpoint.
+    the checkpoint keeps only the generators. `saved` is what `state` gave.
     """
 
     def __init__(
