@@ -106,7 +106,8 @@ class Calibration:
         not measured, that is all of them.
 
         Raises:
-            ValueError: `learners_per_machine` is not whole, or below 1.
+            TypeError: `learners_per_machine` is not whole.
+            ValueError: `learners_per_machine` is below 1.
         """
         check_count("learners_per_machine", learners_per_machine)
         crowd = max(1.0, learners_per_machine / self.cores) - 1

@@ -164,6 +164,7 @@ def predict(
         cpu_share: largest share of the training time for exchanges, in "async".
 
     Raises:
+        TypeError: An argument has a wrong type.
         ValueError: An argument is out of bounds, or does not go with another.
     """
     _check(workload, communication, cpu_share)

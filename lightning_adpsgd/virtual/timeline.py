@@ -51,8 +51,9 @@ class Scenario:
         gradient_seconds: extra seconds of a super-learner's mean gradient.
 
     Raises:
-        ValueError: A number is not whole or below 1; the topology does not exist for
-            this number of super-learners; or a slow learner does not exist.
+        TypeError: A number is not whole.
+        ValueError: A number is below 1; the topology does not exist for this number of
+            super-learners; or a slow learner does not exist.
     """
 
     topology: Topology
