@@ -110,7 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="python -m recipes.batch_size.panels")
     add = arguments.add_argument
     add(
-        "folder", type=Path, nargs="?", default=Path("runs"), help="default %(default)s"
+        "folder",
+        type=Path,
+        nargs="?",
+        default=Path("runs"),
+        help="folder of runs (%(default)s)",
     )
     add("--project", help="entity/project on the server, in place of the folder")
     return arguments
