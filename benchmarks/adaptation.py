@@ -3,7 +3,7 @@
 Frames of 40 numbers, drawn at random, with mixtures of the sizes of a real experiment;
 what is computed does not depend on the values. Each work runs on one thread, and its
 seconds are those of the processor. The floating-point operations of its matrix products
-are counted and put beside a product of two large matrices in float32: the rest up to 1
+are counted and put beside a product of two large matrices in float32. The rest up to 1
 is the time of exponentials, of copies between the products, and of products in float64.
 """
 

@@ -1,7 +1,7 @@
 """Long cables: frames between a host and the switch that arrive late, or not at all.
 
 The kernel's own emulator (`netem`) is often not compiled in. So both ends of a cable
-are TAP devices, and this program carries frames from one to the other: each waits for
+are TAP devices, and this program carries frames from one to the other. Each waits for
 its delay in a queue, and some are lost. It is a process of its own, because the hosts'
 programs are not to wait for it.
 

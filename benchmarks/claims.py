@@ -2,8 +2,9 @@
 
 Learners of one job claim from a counter: one atomic addition in the job's store.
 Islands claim from a ledger, which also knows what each of them holds, so that a dead
-island's work units come back: a JSON text that a claim replaces by compare-and-set, in
-a thread that claims two units ahead. It could serve both, if it were fast enough.
+island's work units come back. It is a JSON text that a claim replaces by
+compare-and-set, in a thread that claims two units ahead. It could serve both, if it
+were fast enough.
 
 Claimants are processes that share one server of torch's store; a batch is a timed wait.
 The third way, a bare number under compare-and-set, is a lower bound on the cost of any

@@ -1,6 +1,6 @@
 """The effect of the wire on convergence: the same training with each `wire_dtype`.
 
-Four learners on a ring train in one process, deterministically: each takes a step on a
+Four learners on a ring train in one process, deterministically. Each takes a step on a
 batch of its own, then pairs average through the codec of the wire, alternately to the
 left and to the right. Only what travels differs. The control sends float32 to the same
 learners on the same batches. The loss is that of the mean model on held-out samples.

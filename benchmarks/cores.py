@@ -2,7 +2,7 @@
 
 Four learners on emulated hosts train at 200 Mbit/s and exchange as often as the link
 allows (`cpu_share=1`), on cores that all of them share. Linux counts the processor time
-of each thread (`schedstat`): that of the engine's own threads and that of Gloo's, which
+of each thread (`schedstat`). That of the engine's own threads and that of Gloo's, which
 Python does not know, is divided by the ends of exchanges. The kernel's work on packets
 outside of any thread (softirq) is counted by the tick, for the whole machine.
 """

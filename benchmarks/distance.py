@@ -1,6 +1,6 @@
 """How long an epoch takes where two hosts are far apart.
 
-The ideal is the waits alone: a step is a timed wait of 50 ms, so that the cores do not
+The ideal is the waits alone. A step is a timed wait of 50 ms, so that the cores do not
 matter, and the learners share the batches of an epoch. Rates have no limit: what counts
 is how often somebody waits for a round trip. An epoch is over when the last learner has
 made its last step.

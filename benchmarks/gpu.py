@@ -2,7 +2,7 @@
 
 Each learner trains the papers' model (43 million weights, 128 chunks of 21 frames) in
 bf16-mixed. Two learners exchange by Gloo over loopback, so that no network is measured.
-They have one GPU, in two ways: they share it, or the second learner only waits in each
+They have one GPU, in two ways. They share it, or the second learner only waits in each
 step, so that the first has the GPU to itself, as on a cluster. The control is the same
 two processes under Lightning's single-device strategy, which know nothing of each other
 and load the GPU alike. `idle` has the engine's hooks and threads and no exchange. The

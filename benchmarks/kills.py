@@ -45,7 +45,7 @@ def measure(quick: bool = False) -> Report:
             "after its first step, of the median step. The loss is that of the mean of "
             "all weights at the end, on held-out samples.",
             f"`ddp` saves every {SAVE_EVERY} steps. Its agent starts a killed learner "
-            "again at once and not after ten seconds: with an agent for each learner, "
+            "again at once and not after ten seconds. With an agent for each learner, "
             "and agents killed too, torchrun did not come back within a minute.",
         ],
     )

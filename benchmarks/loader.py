@@ -3,13 +3,13 @@
 Corpora of 1, 10 and 100 million frames of 40 log-mel energies in float16, as the stage
 `features` leaves them, with labels. The files are sparse: the system fills holes with
 zeros as they are read, so the disk is not part of the measurement. Each corpus is
-opened in a process of its own with one thread; batches of 256 chunks of 21 frames come
-from the loader that training uses, in the order of an epoch, each with the four frames
-on both sides that differences need. Seconds are those of the processor.
+opened in a process of its own with one thread. Batches of 256 chunks of 21 frames come
+from the loader that training uses, in the order of an epoch. Each chunk has the four
+frames on both sides that differences need. Seconds are those of the processor.
 
 What a GPU consumes is projected. A frame costs 6 operations for each of the 43 million
 weights. One V100 took 192 hours for 16 epochs of 711 million frames, 27 % of its peak
-of 15.7 Tflop/s (arXiv 1907.05701); an H200 with the same share of its 989 Tflop/s in
+of 15.7 Tflop/s (arXiv 1907.05701). An H200 with the same share of its 989 Tflop/s in
 bfloat16 would take a million frames a second. The bound is 20 times that, per core.
 """
 

@@ -4,7 +4,7 @@ One learner under `adpsgd` against the same under Lightning's single-device stra
 and a learner whose engine runs beside a peer, without an exchange: then each step pays
 for the hooks. The steps compute: a few milliseconds on a model of 2.7 MB and about 30
 ms on one of 34 MB. Runs take turns; the figure is the median step of a run. All keep
-the memory that gradients leave: otherwise the C library decides again in each process
+the memory that gradients leave. Otherwise the C library decides again in each process
 whether 34 MB of pages come from the system at every step, which is worth some 10 %.
 """
 

@@ -6,7 +6,7 @@ nothing. Where a method's steps per second fall short of solo's, its communicati
 exposed, as waiting or as processor time that was taken from the computation. The time
 for which the training thread waited, as the engine counts it, stands beside the ratio.
 
-In the timed form a step waits as long as a real one took and computes nothing, so that
+In the timed form a step waits as long as a real one took and computes nothing. So
 the figures do not depend on the cores of this machine, which the hosts share.
 
 The loss is that of held-out samples after equally many samples for all, trained to the

@@ -81,11 +81,11 @@ _NOTES = [
 def _described(found: Calibration) -> str:
     return (
         f"{found.bandwidth / 1e6:.1f} MB/s each way, {1e6 * found.latency:.0f} µs; "
-        f"ns a byte: round {1e9 * found.round:.2f}, all-reduce "
-        f"{1e9 * found.gradient:.2f}, copy in memory {1e9 * found.copy:.2f}, exchange "
-        f"{1e9 * found.exchange:.2f}, in 8 or 4 bits {1e9 * found.lattice:.2f}, merge "
-        f"{1e9 * found.merge:.2f}; a step {1e3 * (found.step_seconds or 0):.1f} ms, "
-        f"of which {1e3 * found.step_processor_seconds:.1f} ms of processor"
+        f"a step {1e3 * (found.step_seconds or 0):.1f} ms, of which "
+        f"{1e3 * found.step_processor_seconds:.1f} ms of processor. In ns a byte: "
+        f"round {1e9 * found.round:.2f}, all-reduce {1e9 * found.gradient:.2f}, copy "
+        f"in memory {1e9 * found.copy:.2f}, exchange {1e9 * found.exchange:.2f}, in 8 "
+        f"or 4 bits {1e9 * found.lattice:.2f}, merge {1e9 * found.merge:.2f}"
     )
 
 

@@ -1,7 +1,7 @@
 """Which learners get in, with which weights, if a rendezvous restarts empty amid churn.
 
 Each time the rendezvous is killed, one or two learners are killed soon after it, and
-all come back about the same time, in any order: so a learner may begin on an empty list
+all come back about the same time, in any order. So a learner may begin on an empty list
 before any member has restored it. The members keep the list, so that it outlives its
 server. The findings of the histories are counted over all restarts.
 """

@@ -1,11 +1,11 @@
 """The cost of gossip for learners that hold a model together, sharded by FSDP2.
 
-Two super-learners of two learners train a transformer, in turn with their control: two
-pairs under Lightning's own `ModelParallelStrategy`, each a job by itself, on the same
-machine at the same time. So both have four processes on the same cores, and all that
-differs is this package. Steps are compared in two forms: computed as fast as the cores
-allow, which all four share; and paced, where a step has a nominal length and the rest
-of it is slept, as if each learner had a device of its own.
+Two super-learners of two learners train a transformer, in turn with their control. That
+is two pairs under Lightning's own `ModelParallelStrategy`, each a job by itself, on the
+same machine at the same time. So both have four processes on the same cores, and all
+that differs is this package. Steps are compared in two forms. *Computed* ones are as
+fast as the cores allow, which all four share. *Paced* ones have a nominal length, of
+which the rest is slept, as if each learner had a device of its own.
 """
 
 import gc

@@ -24,8 +24,8 @@ def run(name: str, quick: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.single")
-    parser.add_argument("name")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("name", help="name of a benchmark")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     chosen = parser.parse_args()
     run(chosen.name, chosen.quick)
 

@@ -221,8 +221,10 @@ def losses(folder: Path, num_steps: int) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak")
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=0)
+    length = "length of the soak (%(default)s)"
+    parser.add_argument("--minutes", type=float, default=30.0, help=length)
+    drawn = "seed of the faults (%(default)s)"
+    parser.add_argument("--seed", type=int, default=0, help=drawn)
     parser.add_argument("--keep", type=Path, help="a folder for journals and outputs")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)

@@ -1,10 +1,10 @@
 """The cost of states in context: statistics, growing the tree, composing the graph.
 
-All data are generated, in the sizes of Switchboard: phones in random order that last 8
-frames on average, contexts whose Gaussians depend on the phones around them, 30,000
-words and n-grams of them drawn by Zipf's law. Seconds are those of the processor, of
-one process with one thread; each measurement has a process of its own, so that its peak
-of memory is its own.
+All data are generated, in the sizes of Switchboard. Phones in random order last 8
+frames on average, and the Gaussians of contexts depend on the phones around them. There
+are 30,000 words, and n-grams of them drawn by Zipf's law. Seconds are those of the
+processor, of one process with one thread; each measurement has a process of its own, so
+that its peak of memory is its own.
 """
 
 import resource

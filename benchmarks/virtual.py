@@ -5,8 +5,8 @@ the control is one learner. All make equally many steps on equally many samples.
 difference is the work of averaging and of simulated time, and the cost of sixteen sets
 of weights that do not fit into a cache, where one does.
 
-The limit of averaging is the memory: what a mode must read and write of weights, at the
-speed at which a vector as long as all the weights is copied.
+The limit of averaging is the memory. It is what a mode must read and write of weights,
+at the speed at which a vector as long as all the weights is copied.
 """
 
 import itertools

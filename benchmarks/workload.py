@@ -2,8 +2,8 @@
 
 A teacher draws the labels of random inputs; the student is a perceptron of 8.5 million
 weights (34 MB): large beside its computation, so that communication shows. In the timed
-form its layers wait instead of computing, and their gradients are filled with a number:
-then the figures do not depend on how learners share the cores of this machine.
+form its layers wait instead of computing, and their gradients are filled with a number.
+Then the figures do not depend on how learners share the cores of this machine.
 """
 
 import ctypes

@@ -28,7 +28,12 @@ from typing import TypeAlias, get_args
 from torch.multiprocessing.spawn import ProcessException
 
 from lightning_adpsgd import __version__
-from lightning_adpsgd.dials import DEFAULT_CPU_SHARE, WireDtypeName, check_count
+from lightning_adpsgd.dials import (
+    DEFAULT_CPU_SHARE,
+    WireDtypeName,
+    check_count,
+    check_positive,
+)
 from lightning_adpsgd.islands import rendezvous
 from lightning_adpsgd.prediction import calibration
 from lightning_adpsgd.prediction.calibration import Calibration
@@ -41,7 +46,7 @@ from lightning_adpsgd.transport.links.credentials import FOLDER
 from lightning_adpsgd.transport.links.issuing import issue
 from lightning_adpsgd.transport.links.sockets import Address
 from lightning_adpsgd.transport.network_interfaces import is_loopback
-from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
+from lightning_adpsgd.virtual.clock import Compute, Link
 
 _ERRORS = ValueError, OSError, RuntimeError, UnpicklingError, ProcessException
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -106,7 +111,7 @@ def _doctor(chosen: argparse.Namespace) -> int:
 
 
 def _add_calibrate(commands: _Commands) -> None:
-    add = commands.add_parser(
+    parser = commands.add_parser(
         "calibrate",
         help="measure this machine and its link",
         description="Measures memory, arithmetic and a link. Without --master the link "
@@ -114,17 +119,19 @@ def _add_calibrate(commands: _Commands) -> None:
         "machines: with --rank 0 on the machine of that address, which writes the "
         "file, and with --rank 1 on the other.",
     )
-    add.add_argument("--out", type=Path, default=Path("calibration.json"))
-    add.add_argument("--master", metavar="HOST:PORT", help="address of rank 0")
-    add.add_argument("--rank", type=int, choices=(0, 1), default=0)
-    add.add_argument("--weight-mb", type=float, default=64.0, help="size of weights")
-    add.add_argument("--step-s", type=float, help="seconds of your training step")
-    processor = (
-        "processor seconds of that step, over all threads; by default the step counts "
-        "as keeping no core busy"
-    )
-    add.add_argument("--step-processor-s", type=float, default=0.0, help=processor)
-    add.set_defaults(command=_calibrate)
+    parser.set_defaults(command=_calibrate)
+    add, file = parser.add_argument, "file to write (%(default)s)"
+    add("--out", type=Path, default=Path("calibration.json"), metavar="FILE", help=file)
+    master = "address of rank 0; by default the link is the loopback"
+    add("--master", metavar="HOST:PORT", help=master)
+    rank = "which of the two machines this is (%(default)s)"
+    add("--rank", type=int, choices=(0, 1), default=0, help=rank)
+    size = "size of the weights that are copied and sent, in MB (%(default)s)"
+    add("--weight-mb", type=float, default=64.0, metavar="MB", help=size)
+    step = "seconds of your training step; by default `predict` asks for them"
+    add("--step-s", type=float, metavar="SECONDS", help=step)
+    busy = "processor seconds of that step, over all threads (%(default)s: none busy)"
+    add("--step-processor-s", type=float, default=0.0, metavar="SECONDS", help=busy)
 
 
 def _calibrate(chosen: argparse.Namespace) -> None:
@@ -183,30 +190,36 @@ def _described(found: Calibration) -> str:
 
 
 def _add_predict(commands: _Commands) -> None:
-    add = commands.add_parser("predict", help="predict a cluster's speed")
-    add.add_argument("--calibration", type=Path, required=True, metavar="FILE")
-    add.add_argument("--learners", type=int, required=True)
-    add.add_argument("--super-learner-size", type=int, default=1, metavar="N")
-    add.add_argument("--topology", choices=sorted(TOPOLOGIES), default="ring")
-    add.add_argument("--weight-mb", type=float, default=172.6, help="size of weights")
-    add.add_argument("--local-batch", type=int, default=128)
-    add.add_argument("--step-s", type=float, help="seconds of a step; else FILE's")
-    spread = "standard deviation of the logarithm of step times"
-    add.add_argument("--spread", type=float, default=0.0, help=spread)
-    slow = "factor by which the last learner is slower"
-    add.add_argument("--slow", type=float, default=1.0, help=slow)
-    add.add_argument("--gbit", type=float, help="rate of a link; else FILE's")
-    inner = "rate of a link inside a super-learner; by default that of --gbit"
-    add.add_argument("--inner-gbit", type=float, help=inner)
+    parser = commands.add_parser("predict", help="predict a cluster's speed")
+    parser.set_defaults(command=_predict)
+    add, measured = parser.add_argument, "file that `calibrate` wrote"
+    add("--calibration", type=Path, required=True, metavar="FILE", help=measured)
+    add("--learners", type=int, required=True, help="number of learners in all")
+    size = "learners of each super-learner (%(default)s)"
+    add("--super-learner-size", type=int, default=1, metavar="N", help=size)
+    topology = "which super-learners exchange weights (%(default)s)"
+    add("--topology", choices=sorted(TOPOLOGIES), default="ring", help=topology)
+    weights = "size of the weights in MB (%(default)s)"
+    add("--weight-mb", type=float, default=172.6, metavar="MB", help=weights)
+    batch = "samples of a learner's step (%(default)s)"
+    add("--local-batch", type=int, default=128, metavar="SAMPLES", help=batch)
+    add("--step-s", type=float, help="seconds of a learner's step; by default FILE's")
+    spread = "standard deviation of the logarithm of step times (%(default)s)"
+    add("--spread", type=float, default=0.0, help=spread)
+    slow = "factor by which the last learner is slower (%(default)s)"
+    add("--slow", type=float, default=1.0, metavar="FACTOR", help=slow)
+    add("--gbit", type=float, help="rate of a link in Gbit/s; by default FILE's")
+    inner = "the same inside a super-learner; by default that of --gbit"
+    add("--inner-gbit", type=float, help=inner)
     wires = ("auto", *get_args(WireDtypeName))
-    wire = "dtype in which async sends a weight"
-    add.add_argument("--wire-dtype", choices=wires, default="auto", help=wire)
-    add.add_argument("--learners-per-machine", type=int, default=1)
-    share = "most of the training time that exchanges take"
-    add.add_argument("--cpu-share", type=float, default=DEFAULT_CPU_SHARE, help=share)
-    samples = "number of samples in all; adds the hours to the table"
-    add.add_argument("--samples", type=float, help=samples)
-    add.set_defaults(command=_predict)
+    wire = "dtype in which async sends a weight (%(default)s)"
+    add("--wire-dtype", choices=wires, default="auto", help=wire)
+    shared = "learners that share the cores of a machine (%(default)s)"
+    add("--learners-per-machine", type=int, default=1, metavar="N", help=shared)
+    share = "largest share of the training time that exchanges take (%(default)s)"
+    add("--cpu-share", type=float, default=DEFAULT_CPU_SHARE, help=share)
+    samples = "samples of the training; adds its hours to the table (none by default)"
+    add("--samples", type=float, help=samples)
 
 
 def _predict(chosen: argparse.Namespace) -> None:
@@ -320,13 +333,9 @@ def _add_rendezvous(commands: _Commands) -> None:
         description="Serves the store of `HADPSGDStrategy(islands=...)` until it is "
         "interrupted. It keeps nothing on disk and may be started again at any time.",
     )
-    add.add_argument("--port", type=_port, required=True)
-    add.add_argument(
-        "--host",
-        default="",
-        help="address or name of the interface to listen at; by default all of this "
-        "host, IPv6 too",
-    )
+    add.add_argument("--port", type=_port, required=True, help="TCP port to listen at")
+    host = "address or name of the interface; by default all of this host, IPv6 too"
+    add.add_argument("--host", default="", help=host)
     add.set_defaults(command=_rendezvous)
 
 
@@ -373,8 +382,10 @@ def _add_credentials(commands: _Commands) -> None:
         description="Makes a folder with a token and TLS certificates. Copy it to all "
         f"machines of the job, and name it there in {FOLDER}.",
     )
-    add.add_argument("--out", type=Path, required=True, metavar="FOLDER")
-    add.add_argument("--days", type=int, default=365, help="validity")
+    made = "folder to make"
+    add.add_argument("--out", type=Path, required=True, metavar="FOLDER", help=made)
+    valid = "days for which the certificates are valid (%(default)s)"
+    add.add_argument("--days", type=int, default=365, help=valid)
     add.set_defaults(command=_issue_credentials)
 
 
@@ -397,9 +408,9 @@ def _add_export(commands: _Commands) -> None:
         "one file, for `load_from_checkpoint`; optimizer states stay behind. Takes the "
         "memory of the whole model, on any machine.",
     )
-    add.add_argument("folder", type=Path)
-    add.add_argument("--out", type=Path, required=True)
-    trust = "also load objects, which can run code from the checkpoint"
+    add.add_argument("folder", type=Path, help="checkpoint in shards")
+    add.add_argument("--out", type=Path, required=True, help="file to write")
+    trust = "also load objects, which can run code from the checkpoint (default: no)"
     add.add_argument("--trust", action="store_true", help=trust)
     add.set_defaults(command=_export)
 
@@ -420,9 +431,12 @@ def _add_report(commands: _Commands) -> None:
         "errors that it finds below folders. The page needs no other file and no "
         "network.",
     )
-    add.add_argument("folders", type=Path, nargs="+", metavar="DIR")
-    add.add_argument("--out", type=Path, default=Path("report.html"))
-    add.add_argument("--title", help="title of the page")
+    searched = "folder of trainings, searched with all below it"
+    add.add_argument("folders", type=Path, nargs="+", metavar="DIR", help=searched)
+    page = "page to write (%(default)s)"
+    add.add_argument("--out", type=Path, default=Path("report.html"), help=page)
+    title = "title of the page; by default a `*.page.json`'s, or else Training report"
+    add.add_argument("--title", help=title)
     add.set_defaults(command=_report)
 
 

@@ -1,8 +1,8 @@
 """The options that turn one strategy into a family of algorithms, and their bounds."""
 
+import math
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from numbers import Integral
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -259,7 +259,7 @@ def as_inside(inside: InsideName | ModelParallel) -> tuple[InsideName, int]:
 
 
 def as_duration(timeout: timedelta | float | None) -> timedelta | None:
-    """Converts a timeout, a duration or a number of seconds, into a duration."""
+    """A duration or seconds as a duration; TypeError or ValueError for any other."""
     timeout = as_plain(timeout)
     _check_type("timeout", timeout, timedelta | float | None)
     if timeout is None or isinstance(timeout, timedelta):
@@ -297,10 +297,12 @@ def _check_type(name: str, value: Any, annotation: Any) -> None:
     if isinstance(value, types) and not as_number:
         return
     unit = _UNITS.get(name, "")
-    called = [_CALLED[k][0] + (unit if k is float else "") for k in kinds]
+    called = (_CALLED[k][0] + (unit if k is float else "") for k in kinds)
+    *others, last = " or ".join(called).split(" or ")
+    wanted = f"{', '.join(others)} or {last}" if others else last
     raise TypeError(
-        f"`{name}` must be {' or '.join(called)}, got {value!r} of type "
-        f"{type(value).__name__}; for example `{name}={_CALLED[kinds[0]][1]!r}`"
+        f"`{name}` must be {wanted}, got {value!r} of type {type(value).__name__}; for "
+        f"example `{name}={_CALLED[kinds[0]][1]!r}`"
     )
 
 
@@ -314,10 +316,11 @@ def _check_sizes(sizes: Any) -> None:
     if isinstance(sizes, int) and not isinstance(sizes, bool):
         check_count(name, sizes)
     elif isinstance(sizes, tuple):
-        if not sizes or any(type(size) is not int or size < 1 for size in sizes):
-            raise ValueError(
+        are_whole = all(type(size) is int for size in sizes)
+        if not sizes or not are_whole or min(sizes) < 1:
+            raise (ValueError if are_whole else TypeError)(
                 f"`{name}` must hold a whole number of at least 1 for each "
-                f"super-learner, got {sizes}"
+                f"super-learner, got {sizes}; for example `{name}=(2, 4)`"
             )
     elif sizes != "node":
         kind = ValueError if isinstance(sizes, str) else TypeError
@@ -328,8 +331,21 @@ def _check_sizes(sizes: Any) -> None:
 
 
 def check_count(name: str, value: int) -> None:
-    """Raises ValueError unless a value is a whole number of at least 1."""
-    if not isinstance(value, Integral):
-        raise ValueError(f"`{name}` must be a whole number, got {value!r}")
+    """Raises TypeError unless a value is a whole number, and ValueError below 1."""
+    _check_type(name, as_plain(value), int)
     if value < 1:
         raise ValueError(f"`{name}` must be at least 1, got {value}")
+
+
+def check_number(name: str, value: float) -> None:
+    """Raises TypeError unless a value is a number."""
+    _check_type(name, as_plain(value), float)
+
+
+def check_positive(name: str, value: float, or_zero: bool = False) -> None:
+    """Raises TypeError unless a value is a number, and ValueError unless it is finite
+    and positive; `or_zero` allows 0."""
+    check_number(name, value)
+    if not (0 < value < math.inf or (or_zero and value == 0)):
+        bound = "at least 0" if or_zero else "positive"
+        raise ValueError(f"`{name}` must be {bound} and finite, got {value}")

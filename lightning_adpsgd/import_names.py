@@ -6,8 +6,7 @@ the other, so a process uses the strategies of only one. The modules of this pac
 import `lightning`. If a program uses the other name, they are compiled with that name
 instead. `ImportNames` chooses when the first of them is imported.
 
-This module is loaded in the middle of torch's own import, and uses only the standard
-library.
+This module is loaded in the middle of torch's own import: standard library only.
 """
 
 import ast

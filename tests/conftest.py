@@ -107,7 +107,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     evenly, or all workers would wait at first, and want a core at once later.
 
     What the system does with several processes on a machine that has other work is not
-    in a test's hands: it stops one for seconds, or has no memory for another. The rest
+    in a test's hands. It stops one for seconds, or has no memory for another. The rest
     is deterministic, and fails at once. The summary names what ran again.
     """
     for item in items:

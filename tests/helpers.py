@@ -271,8 +271,8 @@ def settle(gossips: Sequence[Gossip]) -> None:
 def engine_threads() -> list[str]:
     """Names of the engine's threads that this test has started and that are alive.
 
-    An earlier one may have left a thread that waits a minute for a lost connection, or
-    one that goes on to ask a rendezvous, each time by a new thread.
+    An earlier one may have left a thread that waits a minute for a lost connection.
+    Or it has left one that goes on to ask a rendezvous, each time by a new thread.
     """
     mine = {*threading.enumerate()} - EARLIER_THREADS
     asks = any(each.is_alive() and each.name in _ASKING for each in EARLIER_THREADS)

@@ -2,12 +2,12 @@
 
 The perceptron learns a teacher's labels, as `workload` has them, at a fourth of its
 bytes. The recurrent network labels the frames of generated speech: phones of random
-durations, each a mean in feature space, smeared over time as by a mouth that moves,
-moved by a speaker and covered with noise. Both train with momentum. The transformer
-labels the same frames and trains with AdamW, whose moments stay in each learner. The
-convolutional network tells textures apart, each noise through the filter of its class.
-It has batch norm and trains with momentum. It is evaluated with the statistics of the
-held-out batch, since methods in a loop average parameters alone.
+durations, each a mean in feature space. They are smeared over time as by a mouth that
+moves, moved by a speaker and covered with noise. Both train with momentum. The
+transformer labels the same frames and trains with AdamW, whose moments stay in each
+learner. The convolutional network tells textures apart, each noise through the filter
+of its class. It has batch norm and trains with momentum. It is evaluated with the
+statistics of the held-out batch, since methods in a loop average parameters alone.
 
 Every step has a nominal length. The gradient is computed, and the rest of the length is
 slept, in the forward and the backward pass as a slower processor would have spent it.

@@ -25,15 +25,20 @@ def parser() -> argparse.ArgumentParser:
         "duration in seconds, word, confidence; as in NIST's CTM. Every channel is a "
         "speaker.",
     )
-    transcribe.add_argument("sounds", type=Path, nargs="+", metavar="call.wav")
     transcribe.add_argument(
-        "--model", type=Path, default=DEFAULT, help="exported folder (%(default)s)"
+        "sounds", type=Path, nargs="+", metavar="call.wav", help="sound file"
+    )
+    transcribe.add_argument(
+        "--model",
+        type=Path,
+        default=DEFAULT,
+        help="folder of an exported recogniser (%(default)s)",
     )
     transcribe.add_argument(
         "--least-fit",
         type=float,
-        help="fit below which a stretch has no words (default: the model's); "
-        "-1000 keeps the words of noise as well",
+        help="fit, a log-likelihood per frame of at most 0, below which a stretch has "
+        "no words (default: the model's); -1000 keeps the words of noise as well",
     )
     transcribe.add_argument(
         "--format",
@@ -45,8 +50,8 @@ def parser() -> argparse.ArgumentParser:
     transcribe.add_argument(
         "--overwrite",
         action="store_true",
-        help="textgrid: replace files that are there; without it they are refused "
-        "before anything is transcribed",
+        help="textgrid: replace files that are there (default: they are refused before "
+        "anything is transcribed)",
     )
     return arguments
 

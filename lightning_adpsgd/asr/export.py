@@ -196,8 +196,9 @@ def _check_inputs(parts: Parts, added: int) -> None:
         )
     if added and isinstance(parts.states, KaldiStates):
         raise ValueError(
-            "`adaptation` must be None with a graph of Kaldi: the streams of a new "
-            "call cannot be computed without Kaldi"
+            "`adaptation` must be None with a graph of Kaldi, got "
+            f"{type(parts.adaptation).__name__}: the streams of a new call cannot be "
+            "computed without Kaldi; export a model of frames alone"
         )
 
 

@@ -81,6 +81,9 @@ class AcousticModel(LightningModule):
         window: Number of frames of a window when whole utterances are evaluated.
         hop: Number of frames from one window to the next; posteriors of overlapping
             windows are averaged.
+
+    Raises:
+        ValueError: A warp, stretch, mask or `hop` is out of its bounds.
     """
 
     log_priors: Tensor

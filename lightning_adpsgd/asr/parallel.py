@@ -118,9 +118,9 @@ def _received(reader: Connection, process: BaseProcess) -> tuple[int, Any] | Non
     except EOFError:
         process.join()
         code = process.exitcode
-        killed = "; it was killed, most often for lack of memory: use fewer processes"
-        why = killed if code == -signal.SIGKILL else ""
-        raise RuntimeError(f"a process died with exit code {code}{why}") from None
+        killed = "it was killed, most often for lack of memory: use fewer processes"
+        why = killed if code == -signal.SIGKILL else "look at what it printed last"
+        raise RuntimeError(f"a process died with exit code {code}; {why}") from None
     if isinstance(message, OSError):
         raise message
     if isinstance(message, str):

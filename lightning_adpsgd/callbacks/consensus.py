@@ -68,8 +68,7 @@ def effective_rate(
         of_one_step: g_a for one step: the mean of the learners' gradients at their own
             weights, over batches that are in neither half.
         means: g_a over the batches of each half.
-        gradients: g, the gradient of the loss at the mean weights, over the batches of
-            each half.
+        gradients: g, the loss's gradient at the mean weights, over each half's batches.
     """
     first, second = gradients
     squared = torch.dot(first, second).item()

@@ -36,6 +36,7 @@ from lightning_adpsgd.callbacks.runs import (
     settings_of,
     write_run,
 )
+from lightning_adpsgd.dials import check_count
 from lightning_adpsgd.strategy.fast_forward import batch_size
 
 _MARGIN = 0.05  # a model this far below chance level has learned something
@@ -55,22 +56,20 @@ class ConvergenceMonitor(Monitor):
             acts. It acts at once on a non-finite loss.
         runs: Folder for the file with the run's row, which `runs.read_runs` reads; a
             write error only warns. None: no file.
-        name: Name of the run and of its file; by default made of its settings and a
-            random suffix.
+        name: Name of the run and its file; by default its settings and a random suffix.
         algorithm: Name of the algorithm; by default that of the strategy.
         seed: Random seed of the run; by default that of `seed_everything`.
         wer: Name under which a word error rate is logged; None: there is none.
 
     Attributes:
         progress: Progress as of the last validation; None before the first.
-        diverged: Whether the loss of the last validation was at chance level or
-            non-finite.
+        diverged: Whether the last validation's loss was non-finite or at chance level.
         run: The summary row; None before the end.
 
     Raises:
+        TypeError: `patience` is no whole number.
         ValueError: `patience` is not positive; with `runs`, `name` or `algorithm` is
-            not a file name; or, at the first validation, nothing is logged as
-            `held_out`.
+            not a file name; or the first validation logs nothing as `held_out`.
     """
 
     def __init__(
@@ -87,8 +86,7 @@ class ConvergenceMonitor(Monitor):
         wer: str | None = None,
     ) -> None:
         super().__init__()
-        if patience < 1:
-            raise ValueError(f"`patience` must be at least 1, got {patience}")
+        check_count("patience", patience)
         if runs is not None:  # at the end it would be too late
             check_name("name", name or "default")
             check_name("algorithm", algorithm or "default")

@@ -32,8 +32,7 @@ class GossipMonitor(Monitor):
     docs/monitoring.md has the figures under `gossip/` and `learners/`.
 
     Attributes:
-        records: One record per learner, from the last validation of the last `fit`;
-            empty before its first.
+        records: One per learner, from the last `fit`'s last validation; or none yet.
     """
 
     def __init__(self) -> None:

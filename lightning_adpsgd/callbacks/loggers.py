@@ -34,8 +34,7 @@ def make_wandb_logger(
     """Makes a logger for Weights & Biases, online if the user is logged in.
 
     Args:
-        folder: Folder that gets the subfolder `wandb/` with its files; created if
-            missing.
+        folder: Folder that gets a subfolder `wandb/` with its files; made if missing.
         name: Name of the run.
         project: Name of the project.
         init: Further arguments of `wandb.init`: `id`, `group`, `tags`, `config` ...

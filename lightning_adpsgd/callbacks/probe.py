@@ -67,8 +67,7 @@ def mean_gradient(
 ) -> Tensor:
     """The mean gradient over batches, as one vector over all trainable parameters.
 
-    The module is in evaluation mode: dropout is off, and batch-norm keeps its
-    statistics.
+    In evaluation mode: dropout is off, and batch-norm keeps its statistics.
     """
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     # cuDNN has no backward pass for a recurrent layer in evaluation mode.

@@ -23,8 +23,7 @@ class ProgressLine(Monitor):
     """Shows the speed and gossip of all learners in the progress bar (tqdm or rich).
 
     docs/monitoring.md has the figures, which are those since the eighth update before.
-    An update costs each learner an addition in the job's store, and waits for no other
-    learner.
+    An update costs each learner an addition in the job's store, and no waiting.
 
     Args:
         every_s: seconds between two updates; 0: update after every batch.

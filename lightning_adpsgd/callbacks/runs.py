@@ -1,7 +1,7 @@
 """The summary of a training run as one row, which is written to a file and read back.
 
-Each run writes its own file, `<name>.run.csv`, so that any number of processes can
-finish at the same time without a lock, on one machine or on a shared file system.
+Each run writes its own file, `<name>.run.csv`. So any number of processes can finish at
+the same time without a lock, on one machine or on a shared file system.
 """
 
 import csv
@@ -122,8 +122,7 @@ def fetch_runs(project: str) -> list[Run]:
     """The runs of a project on the server of Weights & Biases, as `entity/project`.
 
     It leaves out runs with an incomplete row, such as those that have just begun, and
-    warns. Without the package, a network or an account, it warns and returns an empty
-    list.
+    warns. Without the package, a network or an account, it warns and returns [].
     """
     try:
         import wandb

@@ -26,8 +26,7 @@ class Entry(NamedTuple):
     """One line of the file: a step, or another `event`.
 
     Attributes:
-        begin: Seconds since 1970, by the clock of the learner's host when the training
-            began.
+        begin: Seconds since 1970, by the learner's host, when the training began.
         end: As `begin`.
         waited: Seconds in between for which the training thread waited for others.
         exchanges: Number of exchanges with a peer that ended in between.

@@ -11,6 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from typing_extensions import override
 
+from lightning_adpsgd.dials import check_count
+
 if TYPE_CHECKING:
     from lightning_adpsgd.strategy.work_sharing import WorkSharing
 
@@ -26,15 +28,15 @@ class SaveWithinEpoch(Callback):
 
     Args:
         path: Path of the checkpoint; each one replaces the last.
-        every_n_batches: N, the number of batches of all learners between two
-            checkpoints.
+        every_n_batches: N, the batches of all learners from one checkpoint to the next.
+
+    Raises:
+        TypeError: `every_n_batches` is no whole number.
+        ValueError: `every_n_batches` is below 1.
     """
 
     def __init__(self, path: Path | str, every_n_batches: int) -> None:
-        if every_n_batches < 1:
-            raise ValueError(
-                f"`every_n_batches` must be at least 1, got {every_n_batches}"
-            )
+        check_count("every_n_batches", every_n_batches)
         # Not a `Path`, which would make one slash of the two in a URL.
         self._path, self._every_n_batches = path, every_n_batches
         self._epoch, self._num_points = -1, 0

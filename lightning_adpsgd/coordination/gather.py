@@ -49,8 +49,7 @@ def gather_weights_only(
     """Gathers one value from each learner of a group; None: from all learners.
 
     Returns:
-        In the first learner, the values by rank with tensors on the host; None in the
-        others.
+        In the first learner, the values by rank, tensors on the host; None elsewhere.
     """
     where, buffer = _device_of(group), io.BytesIO()
     torch.save(value, buffer)

@@ -29,8 +29,7 @@ class Groups(NamedTuple):
         counterparts: for each section of the weights that this learner owns, its owners
             in the order of the super-learners. With equal sizes, these are the learners
             in the same place.
-        gradients: this super-learner, for the gradients of DDP; None if it has only one
-            learner.
+        gradients: this super-learner, for DDP's gradients; None if it has one learner.
         shards: this super-learner in a second group, for changes from gossip; None if
             it has only one learner.
         on_device: whether `counterparts` and `shards` carry GPU tensors over NCCL;
@@ -127,8 +126,7 @@ def make_mesh(device_type: str, partition: Partition, timeout: timedelta) -> Dev
     """Makes the mesh of this super-learner; a collective over all learners.
 
     Returns:
-        The mesh with dimensions "data_parallel", of size N / T, and "tensor_parallel",
-        of size T.
+        The mesh with dimensions "data_parallel" (size N / T) and "tensor_parallel" (T).
     """
     backend = "gloo" if device_type == "cpu" else None
     grids = partition.grids

@@ -137,11 +137,9 @@ class Coordinator:
     when a learner has given no sign of life for `timeout`.
 
     Args:
-        store: store of the job, shared by all learners under a prefix that nothing else
-            uses.
+        store: the job's, shared by all learners under a prefix that nothing else uses.
         timeout: time that a learner may take to end after it knows of a failure, before
-            its process is killed. A store or a learner that is silent for so long is a
-            failure.
+            its process is killed. A store or learner silent for so long is a failure.
         when_failed: function called once, by the watch thread, when it sees a failure.
 
     Attributes:
@@ -199,8 +197,7 @@ class Coordinator:
     def explain(self, symptom: str, patience: timedelta = timedelta(seconds=1)) -> str:
         """The failure behind a symptom, if a learner announced one; else the symptom.
 
-        A learner may notice a broken connection before it reads the cause from the
-        store.
+        A learner may notice a broken connection before it reads the cause in the store.
         """
         deadline = time.perf_counter() + patience.total_seconds()
         while self.failure is None and time.perf_counter() < deadline:

@@ -36,6 +36,9 @@ class BlockOrder:
         seed: seed of the order; equal arguments give equal orders on all machines.
         block: number of neighbouring samples that stay in one window.
         window: approximate number of samples that are mixed with each other.
+
+    Raises:
+        ValueError: `num_samples` is below 1.
     """
 
     num_samples: int

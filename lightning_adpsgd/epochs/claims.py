@@ -158,13 +158,13 @@ class ClaimRate:
     ) -> bool:
         """Whether the others finish the rest before this learner makes one more step.
 
-        Let t be the time of a step of this learner, d the number of units that all
-        learners claim in t, S the number of super-learners and R the number of units
-        that remain. The others claim d - 1 units in t, and their last steps take
-        (S - 1) t / (d - 1) on average. So they finish the rest in (R + S - 1) t /
-        (d - 1). This learner, which has h = `num_held` units, finishes one more in
-        (h + 1) t. Without held units the others are first if R <= d - S. If all
-        learners hold h units, they are first if R <= (h + 1) (d - S).
+        Let t be the time of a step of this learner, and d the number of units that all
+        learners claim in t. There are S super-learners, and R units remain. The others
+        claim d - 1 units in t, and their last steps take (S - 1) t / (d - 1) on
+        average. So they finish the rest in (R + S - 1) t / (d - 1). This learner, which
+        has h = `num_held` units, finishes one more in (h + 1) t. Without held units the
+        others are first if R <= d - S. If all learners hold h units, they are first if
+        R <= (h + 1) (d - S).
 
         Without `num_claimed`, a step has passed since the last number.
         """
@@ -202,8 +202,7 @@ class DrawnNumbers:
     Args:
         draw: function that adds to the counter, and returns what it was.
         num_steps: function for the number of steps so far; any thread may call it.
-        note: function called with the first number of each draw, and with the number of
-            steps at that time.
+        note: called with the first number of each draw, and the number of steps then.
         round_trips: seconds that earlier draws took; later draws are added.
         held: the first numbers, which need no draw.
     """

@@ -190,7 +190,7 @@ class Ledger(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """Reads a text of `to_json`."""
+        """Reads a text of `to_json`; any other is a ValueError."""
         try:
             life, terms, left, held, awaited, rest, revision = json.loads(text)
             if type(revision) is not int or not 0 <= revision < _MOST:

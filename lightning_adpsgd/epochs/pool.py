@@ -37,8 +37,7 @@ _ASIDE_S = 0.003
 # Training continues without an answer after the time of this number of turns. An epoch
 # ends without live islands that have not reached its end after so many seconds.
 _PATIENCE_TURNS, _SLOWEST_S = 3, 300.0
-# An island may validate while others run through several epochs, and must find that
-# these are done.
+# An island may validate while others run several epochs, and must find those done.
 _KEPT_EPOCHS = 100
 
 

@@ -69,7 +69,7 @@ def common(one: Ranges, other: Ranges) -> Ranges:
 
 
 def from_rows(rows: Iterable[Iterable[int]]) -> Ranges:
-    """Reads ranges from JSON rows, which must be in ascending order."""
+    """Reads ranges from JSON rows; a ValueError if they are not in ascending order."""
     found = tuple((int(first), int(last)) for first, last in rows)
     ends = [end for row in found for end in row]
     if ends != sorted(ends) or min(ends, default=0) < 0:

@@ -99,7 +99,7 @@ class Terms(NamedTuple):
 
     @classmethod
     def from_row(cls, row: Iterable[Any]) -> "Terms":
-        """Reads terms from a JSON row."""
+        """Reads terms from a JSON row; a ValueError if the seed is out of bounds."""
         seed, base, fingerprint = row
         if not 0 <= int(seed) < _MOST_SEEDS:
             raise ValueError(f"`seed` must be from 0 to 2^62, got {seed!r}")
@@ -123,7 +123,7 @@ class EpochState(NamedTuple):
 
 
 def remaining_of(epoch: Epoch, number: int, state: EpochState | None) -> Ranges:
-    """The part of an epoch that another job has not trained on."""
+    """What another job left of an epoch; a ValueError if its samples are others."""
     if state is None or state.epoch != number:
         return epoch.everything()
     if not state.remaining:  # as at its end, whatever the data are now

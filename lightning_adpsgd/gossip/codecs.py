@@ -147,7 +147,7 @@ class Lattice(Codec):
     disagreement is too large or its exponents differ. They also agree on a wider span
     for the next exchange, or on a narrower one where the block fits well.
 
-    Two ends drift apart as a random walk does, so the scales of an exchange are those
+    Two ends drift apart as a random walk does. So the scales of an exchange are those
     for an exchange in each step, times the root of the steps since the last one.
     """
 

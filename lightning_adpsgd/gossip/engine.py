@@ -333,8 +333,7 @@ class Gossip(Communication):
         Its sections come one by one; the position is the furthest of theirs.
 
         Args:
-            seconds: longest time for all of them; with a `watch`, longest time without
-                any progress.
+            seconds: longest time for all; with a `watch`, longest without any progress.
             watch: as for `Pull.result_while_it_moves`.
 
         Raises:

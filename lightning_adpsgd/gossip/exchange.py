@@ -13,8 +13,7 @@ preserved::
                   those of message k are computed, judged, and wait
     at the end    the verdicts on the last messages cross by themselves
 
-An end refuses a part that arrived damaged, is non-finite or is too far away
-(`quarantine`).
+An end refuses a part that is damaged, non-finite or too far away (`quarantine`).
 
 Weights on a GPU are read, encoded and averaged there, on the stream of the calling
 thread; only messages come to the host, into pinned memory.

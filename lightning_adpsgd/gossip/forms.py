@@ -20,8 +20,7 @@ WORTH_BYTES = 1 << 18
 LONG, _LONGER = 0.5, 1.0
 # One exchange in this many is a form wider, to find out whether the link is faster.
 _TRY_EVERY = 64
-# The number of short messages of an exchange, of which three are in flight or await
-# verdicts.
+# Short messages of an exchange, of which three are in flight or await verdicts.
 _SHORT_MESSAGES = 8
 
 

@@ -17,12 +17,10 @@ class Members:
 
     Args:
         numbers: numbers of the super-learners that are present at the start.
-        on_lost: function called by a thread that has lost a peer, with the number of
-            that peer and the error.
+        on_lost: called by a thread that lost a peer, with its number and the error.
         on_left: function called by the answering thread of a peer that stops asking. It
             gets the peer's number, whether the peer leaves all others as well, and the
-            number of the section. None: the members are fixed, and pause and end
-            together.
+            number of the section. None: members are fixed, and pause and end together.
 
     Attributes:
         live_schedule: schedule of the live super-learners; the thread that follows the

@@ -32,8 +32,7 @@ class CoreShare:
     docs/concepts.md, "How often", defines the charge of an exchange.
 
     The asking end pays the cost of the last exchange in advance, so that only one of
-    several waiting exchanges starts. The asked end pays afterwards. `_lock` guards all
-    fields.
+    several waiting exchanges starts. The asked end pays afterwards. `_lock` guards all.
 
     A `share` of 1 is no bound. `bound_s` has the seconds for which the bound has made
     exchanges wait, each second once.
@@ -124,8 +123,7 @@ def waiting_s() -> float | None:
 def crowding(before: float | None, after: float | None, seconds: float) -> float:
     """The share of a time span in which some thread waited for a core, in [0, 1].
 
-    It follows from `waiting_s` before and after. Without that information it is 1, the
-    cautious answer.
+    It follows from `waiting_s` before and after; without that it is 1, to be cautious.
     """
     if before is None or after is None or seconds <= 0:
         return 1.0

@@ -47,8 +47,7 @@ class Pairing:
     Each method returns the words to send, in order.
 
     Attributes:
-        pair: outcome of the boundary once that is decided; before, the peer that has an
-            offer, if any.
+        pair: the boundary's outcome; before it is decided, a peer with an offer.
         partner: peer with which all learners of this super-learner exchange now.
     """
 

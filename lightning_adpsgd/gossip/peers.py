@@ -148,8 +148,7 @@ class Pull(Future[Pulled]):
 
     Attributes:
         share: share of the weights that has come.
-        moved_at: time of `time.monotonic` at which a piece of them came last, or the
-            wait began.
+        moved_at: when a piece of them came last, or the wait began (`time.monotonic`).
     """
 
     def __init__(self) -> None:
@@ -180,13 +179,11 @@ class Asker:
     """The work of the thread that asks a peer, and its controls for other threads.
 
     `_state` guards `_pulls` and `_words`. Words are sent in order, before any exchange.
-    Any thread may set the events `called` and `_due`; the second means that an exchange
-    is due.
+    Any thread may set the events `called` and `_due` (an exchange is due).
 
     Attributes:
         called: event that is set when there is something to do, or to end.
-        gone: event that is set when the peer is no longer to be asked; its loss is then
-            not reported.
+        gone: event that the peer is no longer to be asked, nor its loss reported.
         ended: event that is set when the thread has sent its last word.
     """
 

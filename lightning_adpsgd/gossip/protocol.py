@@ -29,8 +29,7 @@ class Position(NamedTuple):
 
     Attributes:
         steps: number of optimizer steps that its weights have seen.
-        samples: number of samples that all learners have trained on, as far as it
-            knows.
+        samples: number of samples of all learners together, as far as it knows.
         epochs: number of epochs that it has completed.
     """
 
@@ -52,8 +51,7 @@ class Position(NamedTuple):
     def rank(self, shares_epochs: bool) -> tuple[int, ...]:
         """What to compare to find the further of two positions.
 
-        It is the number of steps. Where learners share epochs, the number of epochs
-        comes first.
+        It is the number of steps, after that of epochs where learners share these.
         """
         return (self.epochs, self.steps) if shares_epochs else (self.steps,)
 
@@ -79,12 +77,9 @@ class Outcome(NamedTuple):
     Attributes:
         finite: whether all parts were finite; those that were not are left out.
         bytes_sent: payload bytes that this end sent.
-        first_step: number of optimizer steps that the weights had seen when reading
-            began.
-        damaged: number of parts that were left out because they arrived damaged at one
-            end.
-        near: whether no part was too far away (`quarantine`); those that were are left
-            out.
+        first_step: number of optimizer steps of the weights when reading began.
+        damaged: number of parts left out because they arrived damaged at one end.
+        near: whether no part was too far away (`quarantine`); such parts are left out.
         is_to_blame: whether this end's weights were non-finite, or the larger ones of
             two ends that were too far apart.
         few_bits: whether weights travelled in 8 bits or fewer.
@@ -125,8 +120,7 @@ class Patience:
     docs/concepts.md, "Pairs that are ready", has the rules and their reasons.
 
     Args:
-        max_wait: longest wait, in seconds; None: a quarter of the median duration of
-            the last steps.
+        max_wait: longest wait in seconds; None: a quarter of the last steps' median.
         num_peers: number of peers that may be met.
 
     Attributes:
@@ -195,8 +189,7 @@ class UnderWay:
         # Peers in line to be requested; when the last exchange with each had begun at
         # that time.
         self._line, self._met_before = set[int](), dict[int, float]()
-        # Peers that were requested and have not answered, and since when; peers that
-        # request.
+        # Peers requested that have not answered, and since when; peers that request.
         self._requested, self._requesting = dict[int, float](), set[int]()
         # Peers for which this learner stays free, and since when.
         self._admitted = dict[int, float]()

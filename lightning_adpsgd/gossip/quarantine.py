@@ -51,8 +51,7 @@ class Disagreement:
     """The usual distance between the two ends of one lane.
 
     Exploding weights stay finite for a while, and each exchange carries half of them to
-    a healthy learner. Both ends of a lane see the same messages and judge each part in
-    the same way.
+    a healthy learner. Both ends of a lane see the same messages, and judge them alike.
 
     A part is too far away if its disagreement is 20 times the usual disagreement of all
     parts together, and more than twice the norm of the smaller end's weights. The first
@@ -107,8 +106,7 @@ class Quarantine:
 
     The learners of one super-learner have the same weights. If one of them notices a
     fault in its shard, all recover at one step, each from its shard of the same peer.
-    The engine's lock guards what `note` writes. The training thread calls all other
-    methods.
+    The engine's lock guards what `note` writes. The training thread calls the others.
 
     Args:
         vectors: all weights that this learner holds.
@@ -182,8 +180,7 @@ class Quarantine:
 
         Raises:
             WeightsDiverged: There were too many recent attempts, or the last one found
-                no peer with finite weights; raised in all learners of the
-                super-learner.
+                no peer with finite weights; raised in all of the super-learner.
         """
         step, limit = self._replica.step, MOST_RELOADS
         symptom = self._symptom or "were found diverged by another of its learners"

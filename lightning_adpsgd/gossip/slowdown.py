@@ -56,9 +56,9 @@ class Slowdown:
         """The seconds of training that an exchange of this duration costs.
 
         It slows down the step in which it begins and those that begin during it, each
-        by the difference of the two medians. While too few steps of either kind are
-        known, or those without an exchange are out of date, the result makes room for
-        five without one, even if it is charged when the exchange begins.
+        by the difference of the two medians. Too few steps of either kind may be known,
+        or those without an exchange out of date. Then the result makes room for five
+        without one, even if it is charged when the exchange begins.
 
         Args:
             share: share of the training's time that exchanges may take, in (0, 1].

@@ -73,8 +73,7 @@ def _bound_unlisted(
 def _dial_patiently(dial: Callable[[], None], tries: int, deadline: float) -> None:
     """Dials up to `tries` times before the deadline, as long as nothing answers.
 
-    One lost packet leaves no member out: a dial ends before the kernel sends the first
-    one again.
+    One lost packet leaves no member out: a dial ends before the kernel repeats one.
     """
     for left in reversed(range(tries)):
         try:
@@ -134,8 +133,7 @@ class Connections(ServiceThread):
 
     Args:
         transports: as in `SectionLinks`; a single one if all islands have one size.
-        on_unlisted: called by the thread in each turn in which this island is not on
-            the member list.
+        on_unlisted: called by the thread in each turn while this island is not listed.
         shards: as in `SectionLinks`.
 
     Attributes:

@@ -1,8 +1,7 @@
 """One island: a super-learner that is started by itself and gossips with others.
 
 An island may have several learners. Each exchanges a shard of the weights with its
-counterparts, over its own connections. The first learner keeps the island on the member
-list.
+counterparts, over its own connections. The first learner keeps it on the member list.
 
 An island starts with the weights of the islands that are present, or with its own if
 there are none. From then on, its training thread never waits for the rendezvous or for
@@ -64,8 +63,7 @@ class Sections(NamedTuple):
     Attributes:
         own: indices of the learner's sections; each has its own listener.
         number: total number of sections; an island has an address for each.
-        sizes: sizes that islands may have, the same in all of them; empty if all have
-            one size.
+        sizes: sizes that islands may have, the same in all; empty if all have one size.
     """
 
     own: tuple[int, ...]
@@ -165,8 +163,7 @@ class Island:
         """Joins the others with their weights; the first island keeps its own.
 
         Raises:
-            RuntimeError: The rendezvous or the others' weights were not available in
-                time.
+            RuntimeError: The rendezvous or the others' weights did not come in time.
             Refused: This island and the others do not match.
             SystemExit: SIGTERM arrived during the wait.
         """
@@ -264,8 +261,7 @@ class Island:
     def note(self, samples: int, epochs: int) -> Position | None:
         """Records that training on a batch begins.
 
-        The samples of all islands are an estimate: each counts as if it trained on as
-        many as this one.
+        All islands' samples are an estimate: each counts as if it trained on as many.
 
         Args:
             samples: number of samples in the batch.

@@ -193,8 +193,7 @@ class Joining:
     def _is_first(self) -> bool:
         """Whether this island begins the job, as its first learner decides.
 
-        Afterwards, all of its learners know the same members, and the same origin of
-        the weights to take.
+        Afterwards all of its learners know the same members and origin of the weights.
         """
         self._num_looks += 1
         key, membership = f"others/{self._num_looks}", self._membership

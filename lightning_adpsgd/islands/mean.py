@@ -56,7 +56,7 @@ class Total:
             mean.add_(difference, alpha=share)
 
     def mean(self) -> Mean:
-        """The mean of all islands, with their distances from it."""
+        """The mean of all islands, with distances; FloatingPointError without any."""
         if not self._members:
             raise all_diverged("islands that answered")
         spread = self._squares / self._members

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from reprlib import repr as short
 from typing import NamedTuple
 
 from lightning_adpsgd.transport.links.sockets import Address
@@ -48,18 +49,20 @@ class Member(NamedTuple):
             ValueError: A field is missing, of the wrong type, too long or out of range.
         """
         if not isinstance(row, list) or not 4 <= len(row) <= len(cls._fields):
-            raise ValueError(f"a row must have 4 to {len(cls._fields)} fields")
+            most = len(cls._fields)
+            raise ValueError(f"a row must have 4 to {most} fields, got {short(row)}")
         number, incarnation, host, addresses, *rest = row
         # A bool is an int in Python, but not a member's number.
         if type(number) is not int or not 0 <= number < _MOST:
-            raise ValueError("the number of a member must be from 0 to 2^31")
+            bound = f"a whole number from 0 to {_MOST - 1}, got {short(number)}"
+            raise ValueError(f"`number` of a member must be {bound}")
         if type(addresses) is not list or len(addresses) > _MOST_ADDRESSES:
-            raise ValueError(f"a member must have at most {_MOST_ADDRESSES} addresses")
+            bound = f"a list of at most {_MOST_ADDRESSES}, got {short(addresses)}"
+            raise ValueError(f"`addresses` of a member must be {bound}")
         for text in (incarnation, host, *addresses, *rest):
             if type(text) is not str or len(text) > _LONGEST_TEXT:
-                raise ValueError(
-                    f"texts of a member must have at most {_LONGEST_TEXT} characters"
-                )
+                bound = f"at most {_LONGEST_TEXT} characters, got {short(text)}"
+                raise ValueError(f"a text of a member must have {bound}")
         for address in addresses:
             Address.parse(address)
         return cls(number, incarnation, host, tuple(addresses), *rest)

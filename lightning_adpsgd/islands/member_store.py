@@ -53,7 +53,7 @@ class MemberStore:
         return text, found
 
     def change(self, known_epoch: int, edit: Edit) -> MemberList:
-        """Edits the list, and retries if another was faster; returns the result."""
+        """Edits and returns the list; RendezvousUnreachable if each try fails."""
         for _ in range(_TRIES):
             text, found = self.members()
             by_number = edit(dict(found.by_number))

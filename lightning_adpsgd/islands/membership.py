@@ -57,8 +57,7 @@ class Membership(ServiceThread):
     Args:
         rendezvous: client of the store, used only by the thread.
         steps: function for the number of steps that this island has made.
-        on_change: function called by the thread when the list has changed, or can no
-            longer be read.
+        on_change: called by the thread when the list changed, or can no longer be read.
         on_left_behind: function called by the thread when this island must first take
             the others' weights: it was evicted while its process was stopped, or
             another training is further ahead. It rejoins only after the next `enter`.

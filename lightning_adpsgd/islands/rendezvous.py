@@ -75,7 +75,7 @@ class RendezvousAddress(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> "RendezvousAddress":
-        """Reads ``tcp://host:port`` or ``tcp://host:port/job``."""
+        """Reads ``tcp://host:port`` or ``tcp://host:port/job``; else a ValueError."""
         parts = urlsplit(url)
         with suppress(ValueError):
             job = parts.path.strip("/") or "job"

@@ -25,8 +25,7 @@ class SectionLinks:
     Args:
         transports: one for each section.
         peers: communication threads, one object for each section.
-        shards: for each section, the index of its owner's address among a member's
-            addresses.
+        shards: for each section, the index of its owner's address in a member's.
     """
 
     def __init__(

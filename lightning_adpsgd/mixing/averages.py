@@ -25,8 +25,7 @@ def average(
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all elements of all tensors are finite."""
-    # The sum is quick. It is finite only if all elements are, but may overflow if they
-    # are large.
+    # The sum is quick. It is finite only if all elements are; large ones may overflow.
     return all(
         cmath.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
         for tensor in tensors
@@ -48,8 +47,7 @@ def keep_change(average: Tensor, own: Tensor, gain: float) -> Tensor:
     tensor, because reading it would block the thread until the GPU has computed it.
 
     Returns:
-        Whether the change was set to zero because it is non-finite, a boolean tensor
-        [].
+        Whether the change was zeroed as non-finite, a boolean tensor [].
     """
     change = average.sub_(own).mul_(gain)
     refused = ~torch.isfinite(change.sum())

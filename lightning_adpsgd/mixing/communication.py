@@ -17,8 +17,7 @@ class Communication(ABC):
     """Averaging with the other super-learners; for the training thread.
 
     Attributes:
-        has_exchanges: whether exchanges run in the background, so that `settle` can be
-            undone.
+        has_exchanges: whether exchanges run beside training, so `settle` can be undone.
         num_reloads: number of times that a peer's weights have replaced this learner's.
         sends_few_bits: whether weights last travelled in 8 bits or fewer when `settle`
             was called, because they must or because the link is slow.

@@ -105,10 +105,10 @@ def lattice_means(
     """The means of chunks, one by one: float32, the same bits in all learners.
 
     Their error is at most half the scale, or one of float32. If learners differ like
-    noise of a standard deviation, it is about a tenth of that with four learners, grows
-    with the root of their number, and is a thousandth with nine, from where on a weight
-    takes two bytes. Weights that are equal in all may change by as much as others of
-    their chunk.
+    noise of a standard deviation, it is about a tenth of that with four learners, and
+    grows with the root of their number. With nine, from where on a weight takes two
+    bytes, it is a thousandth. Weights that are equal in all may change by as much as
+    others of their chunk.
 
     Args:
         chunks: finite weights of this learner, [n] each, one or more; each may change

@@ -71,8 +71,7 @@ def average_shards(
 
     Args:
         vectors: shards, and buffers, of which each learner has its own.
-        counterparts: process group of the owners of each section that this learner
-            exchanges.
+        counterparts: process group of the owners of each section exchanged here.
         buffers: the buffers among the vectors, which become equal in all learners.
         timeout: longest wait for learners that share a weight.
     """

@@ -18,22 +18,17 @@ class Statistics:
         exposed_seconds: seconds for which the training thread waited for communication.
         staleness: number of averages by age: the number of optimizer steps from the
             first reading of weights to the merge.
-        refused: number of averages of which a part was left out because it was
-            non-finite or too far away.
+        refused: number of averages of which a non-finite or far part was left out.
         peer_ages: number of optimizer steps since the last exchange, averaged or
             refused, or the start, for each super-learner that this one asks.
-        far: number of averages of which a part was left out because it was too far
-            away.
+        far: number of averages of which a part was left out as too far away.
         reloads: number of times that a peer's weights replaced this learner's.
-        members: number of islands that are present, including this one; 0 without
-            islands.
+        members: number of islands present, with this one; 0 without islands.
         joined: number of islands that have joined after this one.
-        lost: number of islands that have disappeared without a goodbye since this one
-            joined.
+        lost: number of islands gone without a goodbye since this one joined.
         damaged: number of parts left out because they arrived damaged.
         skipped: number of step boundaries at which no partner was ready in time.
-        partner_seconds: seconds for which the training thread waited for a partner;
-            part of `exposed_seconds`.
+        partner_seconds: the part of `exposed_seconds` that waited for a partner.
     """
 
     exchanges: int = 0

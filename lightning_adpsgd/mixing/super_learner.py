@@ -2,8 +2,7 @@
 
 docs/concepts.md, "Inside a super-learner", says what they share. `ShardGather` shares
 the changes of all shards while one step computes, and every learner merges them at the
-end of that step. `Votes` travel with them, and all learners count these at the same
-step.
+end of that step. `Votes` travel with them, and all learners count them together.
 
 If each learner holds only 1/N of the weights, `ShardMerge` merges its changes at once,
 and only the votes are shared.
@@ -51,8 +50,7 @@ class SuperLearnerGroup:
     timeout.
 
     Args:
-        group: process group that nothing else uses; None for a super-learner of one
-            learner.
+        group: process group that nothing else uses; None if there is one learner.
         holds_all: whether each learner holds all weights rather than its own shard.
         sections: for each learner, the sections that it exchanges of its vectors; None:
             its shard, with the learner in the same place of each other super-learner.
@@ -191,8 +189,7 @@ class MergeTogether(ABC, Generic[T]):
     Attributes:
         steps_late: number of steps from taking a change to merging it.
         seconds: seconds for which the training thread waited for the collectives.
-        agreed: votes of any learner when the last finished merge began; equal in all
-            learners.
+        agreed: any learner's votes when the last finished merge began; equal in all.
     """
 
     steps_late: int

@@ -1,8 +1,7 @@
 """Measures a machine and its link for `prediction.model`.
 
 The measurements run the engine's own functions: its arithmetic alone, and with one peer
-the speed of the link and what a round costs beyond it. A small JSON file keeps the
-numbers.
+the speed of the link and what a round costs beyond it. A JSON file keeps the numbers.
 """
 
 import json
@@ -24,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from lightning_adpsgd.dials import check_count
+from lightning_adpsgd.dials import check_count, check_positive
 from lightning_adpsgd.files import write_json
 from lightning_adpsgd.gossip.codecs import Codec, make_codec
 from lightning_adpsgd.gossip.engine import GossipOptions
@@ -35,7 +34,7 @@ from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
 from lightning_adpsgd.transport.base import SYNCHRONOUS_LANE, one_behind
 from lightning_adpsgd.transport.process_group import DistributedTransport
-from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Link, check_positive
+from lightning_adpsgd.virtual.clock import BUCKET_BYTES, Link
 from lightning_adpsgd.weights.replica import Replica
 
 _START, _PATIENCE = timedelta(minutes=5), timedelta(minutes=2)
@@ -65,6 +64,7 @@ class Calibration:
         step_processor_seconds: processor seconds of that step, in all threads together.
 
     Raises:
+        TypeError: A value is no number.
         ValueError: A number is negative, zero where it must be positive, or non-finite.
     """
 
@@ -106,7 +106,8 @@ class Calibration:
         not measured, that is all of them.
 
         Raises:
-            ValueError: `learners_per_machine` is not whole, or below 1.
+            TypeError: `learners_per_machine` is not whole.
+            ValueError: `learners_per_machine` is below 1.
         """
         check_count("learners_per_machine", learners_per_machine)
         crowd = max(1.0, learners_per_machine / self.cores) - 1
@@ -148,7 +149,8 @@ def read(path: str | Path) -> Calibration:
 def _check(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         least = "positive" if name in _POSITIVE else "at least 0"
-        raise ValueError(f"`{name}` must be a number, {least}, got {value!r}")
+        found = f"{value!r} of type {type(value).__name__}"
+        raise TypeError(f"`{name}` must be a number, {least}, got {found}")
     check_positive(name, value, or_zero=name not in _POSITIVE)
 
 

@@ -1,8 +1,7 @@
 """The exchanges of super-learners that do not wait, in the steady state.
 
 They are those of a neighbourhood of a few super-learners, simulated on the event clock
-of the virtual cluster. It stands for any number, because an exchange reaches neighbours
-alone.
+of the virtual cluster. It stands for any number: an exchange reaches neighbours alone.
 """
 
 import itertools

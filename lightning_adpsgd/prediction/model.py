@@ -15,12 +15,18 @@ from typing import Literal, get_args
 
 import torch
 
-from lightning_adpsgd.dials import DEFAULT_CPU_SHARE, WireDtype, as_dtype
+from lightning_adpsgd.dials import (
+    DEFAULT_CPU_SHARE,
+    WireDtype,
+    as_dtype,
+    check_number,
+    check_positive,
+)
 from lightning_adpsgd.gossip.codecs import Lattice, make_codec, wire_dtypes
 from lightning_adpsgd.gossip.forms import WORTH_BYTES
 from lightning_adpsgd.prediction.exchanges import Form, observe
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
-from lightning_adpsgd.virtual.clock import Compute, Link, StepTimes, check_positive
+from lightning_adpsgd.virtual.clock import Compute, Link, StepTimes
 from lightning_adpsgd.virtual.timeline import Lockstep, Scenario
 
 Mode = Literal["sync", "delay_by_one", "async", "allreduce"]
@@ -43,6 +49,10 @@ class Workload:
             "auto": the one of float32, int8 and int4 that the engine settles on
             (`gossip.forms.FormChoice`).
         backward: share of a step's time in which gradients become ready, in [0, 1].
+
+    Raises:
+        TypeError: A size is no number.
+        ValueError: A size is not positive, or `backward` or the dtype out of bounds.
     """
 
     weight_bytes: float
@@ -54,6 +64,7 @@ class Workload:
         as_dtype(self.wire_dtype)
         check_positive("weight_bytes", self.weight_bytes)
         check_positive("local_batch_size", self.local_batch_size)
+        check_number("backward", self.backward)
         if not 0 <= self.backward <= 1:
             raise ValueError(f"`backward` must be in [0, 1], got {self.backward}")
 
@@ -66,10 +77,8 @@ class Costs:
 
     Args:
         round: work of a synchronous round that does not run beside its links.
-        gradient: work of a DDP step that runs beside neither its links nor the backward
-            pass.
-        exchange: arithmetic of an exchange in float32, which limits its speed on a fast
-            link.
+        gradient: work of a DDP step beside neither its links nor the backward pass.
+        exchange: arithmetic of an exchange in float32, its bound on a fast link.
         lattice: arithmetic of an exchange that sends a weight in 8 or 4 bits.
         merge: work of a step boundary with a merge.
         step: extra seconds per step (not per byte) while learners that share cores
@@ -103,8 +112,7 @@ class Prediction:
         steps_per_second: steps of a learner per second, on average.
         exposed: share of the time for which a learner waits for communication and, in
             modes that wait, for slower learners.
-        exchanges_per_step: number of exchanges of a super-learner per step; number of
-            rounds in modes that wait.
+        exchanges_per_step: of a super-learner; the number of rounds in modes that wait.
         staleness: share of exchanges or rounds by age, the number of optimizer steps
             from reading the weights to the merge.
         wire_dtype: dtype in which a weight is sent.
@@ -153,12 +161,11 @@ def predict(
         super_learner_size: N.
         communication: "sync", "delay_by_one" or "async" as for the strategies, or
             "allreduce", which is DDP over all learners.
-        cpu_share: largest share of the training time that exchanges may take in
-            "async".
+        cpu_share: largest share of the training time for exchanges, in "async".
 
     Raises:
-        ValueError: An argument is out of its bounds, or does not apply together with
-            another.
+        TypeError: An argument has a wrong type.
+        ValueError: An argument is out of bounds, or does not go with another.
     """
     _check(workload, communication, cpu_share)
     costs = costs or Costs()

@@ -19,6 +19,9 @@ def read_lanes(paths: Iterable[Path]) -> dict[str, Any]:
     A step is (begin, end, waited, exchanges, peers, lost), and an event (begin, end,
     text). Times are seconds since `start`, the whole second of the first step; of a
     learner without a step, its first event counts.
+
+    Raises:
+        ValueError: A cell is no number, or a file is incomplete.
     """
     learners = [_read(path) for path in sorted(paths, key=_order)]
     firsts = (

@@ -26,7 +26,11 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 
 def read_table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """File and number of each line of a CSV file, and its cells that are not empty."""
+    """File and number of each line of a CSV file, and its cells that are not empty.
+
+    Raises:
+        ValueError: A line has more or fewer cells than there are headings.
+    """
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         lines = csv.reader(file)
         names = next(lines, [])

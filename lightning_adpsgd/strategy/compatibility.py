@@ -296,12 +296,10 @@ _ALLOWED_WITH_WORK_SHARING: dict[str, tuple[Any, str]] = {
     "min_steps": (None, "learners make different numbers of steps; use `min_epochs`"),
 }
 _COUNTING: dict[type[Callback], str] = {
-    StochasticWeightAveraging: "no learner knows its number of batches; "
-    "set `work_sharing=False`",
+    StochasticWeightAveraging: "no learner knows its number of batches",
     BatchSizeFinder: "find the value in advance, without work sharing",
     LearningRateFinder: "find the value in advance, without work sharing",
-    SpikeDetection: "all learners meet in each of its batches; "
-    "set `work_sharing=False`",
+    SpikeDetection: "all learners meet in each of its batches",
 }
 """Callbacks that count batches or meet in them, each with the reason or remedy."""
 

@@ -75,8 +75,7 @@ def shares_work(trainer: pl.Trainer, dials: Dials) -> bool | None:
     if getattr(trainer, "fast_dev_run", False):
         return False
     if dials.work_sharing:
-        for problem in problems_with_work_sharing(trainer):
-            raise ValueError(problem)
+        refuse_for(problems_with_work_sharing(trainer))
     if dials.work_sharing is not None:
         return dials.work_sharing
     are_apart = dials.islands is not None or dials.has_sizes
@@ -84,6 +83,12 @@ def shares_work(trainer: pl.Trainer, dials: Dials) -> bool | None:
         return False
     # Without this option, the program deals the samples, and not Lightning.
     return None if trainer._accelerator_connector.use_distributed_sampler else False
+
+
+def refuse_for(problems: Iterator[str]) -> None:
+    """Raises a ValueError for the first problem with `work_sharing=True`, if any."""
+    for problem in problems:
+        raise ValueError(f"{problem}. `work_sharing=False` allows it")
 
 
 def problem_of(trainer: pl.Trainer, dials: Dials, resumed: Resumed) -> str:
@@ -292,8 +297,7 @@ def problems_with_loader(loader: Any, num_loaders: int = 1) -> Iterator[str]:
     if isinstance(loader.dataset, IterableDataset):
         yield (
             "`work_sharing` needs a data set with indices, got the iterable "
-            f"{type(loader.dataset).__name__}: give every learner a stream of its own, "
-            "with `work_sharing=False`"
+            f"{type(loader.dataset).__name__}: give every learner a stream of its own"
         )
     if loader.batch_sampler is None:
         yield (

@@ -36,8 +36,7 @@ _UNFINISHED = (
 class ModuleJobs:
     """The jobs of a program's modules, and the optimizers that change their weights.
 
-    A module that has been trained, and an optimizer, live no longer than the program
-    uses them.
+    A trained module, and an optimizer, live no longer than the program uses them.
 
     Attributes:
         watches: watches of the modules in training, which end with it.

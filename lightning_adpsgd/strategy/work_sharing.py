@@ -36,6 +36,7 @@ from lightning_adpsgd.strategy.compatibility import callbacks_of
 from lightning_adpsgd.strategy.default_sharing import (
     DefaultSharing,
     problems_with_loader,
+    refuse_for,
 )
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.loop_iterators import LoopIterators
@@ -97,8 +98,7 @@ class WorkSharing:
 
     def prepare(self, dataloader: Any) -> Any:
         """A copy of a training loader that yields the batches this learner claims."""
-        for problem in problems_with_loader(dataloader, self._num_loaders):
-            raise ValueError(problem)
+        refuse_for(problems_with_loader(dataloader, self._num_loaders))
         former, self._batches = self._batches, self._shared(dataloader)
         if former is not None:  # of the loader before a reload
             former.retire()

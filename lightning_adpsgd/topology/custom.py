@@ -93,7 +93,11 @@ def from_function(matrix: MatrixOfRound) -> Topology:
 
 
 def from_sequence(given: Any) -> Topology:
-    """Makes a topology from one matrix, several matrices, or matchings."""
+    """Makes a topology from one matrix, several matrices, or matchings.
+
+    Raises:
+        ValueError: One is no mixing matrix or matching, or they differ in size.
+    """
     if hasattr(given, "__array__"):  # a tensor, or an array of NumPy's
         return from_matrices([given])
     match given:
@@ -177,7 +181,7 @@ def _check_same_size(size: int, num_super_learners: int) -> None:
     if num_super_learners != size:
         raise ValueError(
             f"`topology` has matrices for {size} super-learners, but there are "
-            f"{num_super_learners}"
+            f"{num_super_learners}: start {size}, or pass matrices of as many rows"
         )
 
 
@@ -219,7 +223,7 @@ def _check_matchings(partners: Sequence[Partners], num_super_learners: int) -> N
     if highest >= num_super_learners:
         raise ValueError(
             f"`topology` has a pair with super-learner {highest}, but there are "
-            f"{num_super_learners}, counted from 0"
+            f"{num_super_learners}, counted from 0: leave the pair out, or start more"
         )
     edges = (edge for pairs in partners for edge in pairs.items())
     check_connected(num_super_learners, edges)

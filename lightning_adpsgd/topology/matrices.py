@@ -34,8 +34,8 @@ def contraction(rounds: Sequence[Tensor]) -> float:
     """The factor per round by which the slowest disagreement shrinks, over a period.
 
     It is the spectral radius of the product of the rounds on the vectors of mean zero,
-    to the power of one over the number of rounds; 0 if the product is the exact mean.
-    For one matrix it is |lambda_2|, and 1 - |lambda_2| is the spectral gap.
+    to the power of one over the number of rounds. It is 0 if the product is the exact
+    mean. For one matrix it is |lambda_2|, and 1 - |lambda_2| is the spectral gap.
     """
     product = identity(len(rounds[0]))
     for mixing in rounds:

@@ -54,8 +54,7 @@ class Topology:
             round.
         frequencies: function for the share of rounds in which each edge of `index` asks
             for an asynchronous exchange; None: all rounds.
-        check_size: function that raises a `ValueError` if the topology does not exist
-            for S.
+        check_size: raises a `ValueError` if the topology does not exist for S.
     """
 
     name: str

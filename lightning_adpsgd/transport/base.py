@@ -59,8 +59,7 @@ class Transport(ABC):
 
     Attributes:
         index: this super-learner, 0 <= index < size.
-        on_device: whether it takes only GPU tensors; otherwise it takes only host
-            tensors.
+        on_device: whether it takes GPU tensors alone, or host tensors alone.
     """
 
     index: int

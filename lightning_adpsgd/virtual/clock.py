@@ -11,6 +11,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from lightning_adpsgd.dials import check_number, check_positive
+
 # The order of events at the same time. Messages arrive first, and then steps end. Only
 # then do exchanges begin, so that they read the weights after these steps. The longest
 # waits for a partner end last.
@@ -31,6 +33,7 @@ class Compute:
         slow: factor on the seconds of each slow learner, by the learner's number.
 
     Raises:
+        TypeError: A time or factor is no number.
         ValueError: A time or factor is not positive.
     """
 
@@ -50,19 +53,19 @@ class Link:
     """The connection of a learner to the others.
 
     Args:
-        bandwidth: bytes per second in each direction, shared equally by all exchanges
-            under way.
+        bandwidth: bytes per second in each direction, shared equally by its exchanges.
         latency: seconds from the sending of a message to its arrival.
 
     Raises:
-        ValueError: The bandwidth is not positive, or the latency is negative or
-            infinite.
+        TypeError: One of the two is no number.
+        ValueError: The bandwidth is not positive, or the latency negative or infinite.
     """
 
     bandwidth: float = math.inf
     latency: float = 0.0
 
     def __post_init__(self) -> None:
+        check_number("bandwidth", self.bandwidth)
         if not self.bandwidth > 0:
             raise ValueError(f"`bandwidth` must be positive, got {self.bandwidth}")
         check_positive("latency", self.latency, or_zero=True)
@@ -201,10 +204,3 @@ class Network:
             self._at[end].remove(transfer)
         self._share(transfer.ends)  # the other transfers become faster
         transfer.done()
-
-
-def check_positive(name: str, value: float, or_zero: bool = False) -> None:
-    """Raises ValueError unless a value is finite and positive; `or_zero` allows 0."""
-    if not (0 < value < math.inf or (or_zero and value == 0)):
-        bound = "at least 0" if or_zero else "positive"
-        raise ValueError(f"`{name}` must be {bound} and finite, got {value}")

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Unpack
 
-from lightning_adpsgd.dials import CommunicationName, ReadyPairs
+from lightning_adpsgd.dials import CommunicationName, ReadyPairs, check_positive
 from lightning_adpsgd.topology.named import TopologyLike
-from lightning_adpsgd.virtual.clock import check_positive
 from lightning_adpsgd.virtual.learner_data import BatchesOf, Source, shares_of
 from lightning_adpsgd.virtual.learners import make_learners
 from lightning_adpsgd.virtual.objective import (
@@ -48,8 +47,7 @@ class VirtualCluster:
         num_super_learners: S.
         super_learner_size: N.
         topology: as for `HADPSGDStrategy`.
-        communication: as for `HADPSGDStrategy`; `ReadyPairs.max_wait` is in simulated
-            seconds.
+        communication: as for `HADPSGDStrategy`; `max_wait` is in simulated seconds.
         loss: ``loss(module, batch)``, a mean over the batch; by default the module's
             training step.
         optimizer: ``optimizer(parameters)``; by default what the module configures.
@@ -137,9 +135,9 @@ class VirtualCluster:
         A further call continues from there, with the data of the first call.
 
         Args:
-            data: data set or loader, whose samples are dealt to the learners in a new
-                order in each epoch; or a function from the number of a learner to the
-                batches of its next epoch. A loader must not have a custom sampler.
+            data: data set or loader without a custom sampler, whose samples are dealt
+                to the learners in a new order in each epoch. Or a function from a
+                learner's number to the batches of its next epoch.
             max_samples: number of samples of all learners together, over all calls.
             local_batch_size: batch size of each learner if `data` is a data set or a
                 loader; by default that of the loader. The batches of a function have
@@ -158,6 +156,10 @@ class VirtualCluster:
         Returns:
             The curve and the counters. A run ends at the first point with a non-finite
             training loss, which `Report.diverged` records.
+
+        Raises:
+            TypeError: `data` is no data, or a number has a wrong type.
+            ValueError: A number is out of its bounds, or arguments exclude each other.
         """
         if max_samples <= self.samples:
             raise ValueError(

@@ -56,6 +56,10 @@ def shares_of(
     Lightning's training with as many processes. If they would be unequal, it repeats a
     few samples. Of a loader the data set, `collate_fn` and `drop_last` are used, and
     its `batch_size` unless another is given.
+
+    Raises:
+        TypeError: `batch_size` is no whole number.
+        ValueError: It is missing or below 1, or `data` too short or with own samplers.
     """
     loading: dict[str, Any] = {}
     dataset: Any = data.dataset if isinstance(data, DataLoader) else data

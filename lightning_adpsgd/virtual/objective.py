@@ -110,7 +110,7 @@ class Objective:
         return loss_in(self._loss(batch, number))
 
     def make_update(self) -> Update:
-        """Makes an optimizer without state over the module's parameters."""
+        """Makes an optimizer without state over the parameters; a TypeError if none."""
         if self._make_optimizer is not None:
             parameters = [p for p in self.module.parameters() if p.requires_grad]
             made: Any = self._make_optimizer(parameters)
@@ -143,7 +143,7 @@ class Objective:
 
 
 def loss_in(output: Any) -> Tensor:
-    """The loss in the result of a training step, with its autograd graph."""
+    """The loss in the result of a training step, with its graph; or a TypeError."""
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if not isinstance(loss, Tensor):
         raise TypeError(

@@ -12,10 +12,11 @@ from lightning_adpsgd.dials import (
     as_dtype,
     as_mode,
     as_plain,
+    check_positive,
 )
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import TopologyLike, find_topology
-from lightning_adpsgd.virtual.clock import Compute, Link, check_positive
+from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.timeline import Scenario
 
 _T = TypeVar("_T")
@@ -47,7 +48,7 @@ def dials_and_scenario(
     wire_dtype: WireDtype | None = None,
     **dials: Any,
 ) -> tuple[Dials, Scenario]:
-    """Checks all options, of averaging and of the super-learners that take part."""
+    """Checks all options, of averaging and super-learners; TypeError or ValueError."""
     if isinstance(super_learner_size, str | Sequence):
         raise ValueError(
             "`super_learner_size` must be one number in a virtual cluster, which has "

@@ -28,8 +28,7 @@ class RowMixer:
     """Applies rounds of a schedule to all rows at once; a `mixing.Mixer`.
 
     `mix` directly follows `take_snapshot`, so the rows cannot change in between and
-    need no copy. The rows are processed in stretches, so that those of all rows fit
-    into a core's cache.
+    need no copy. Rows are processed in stretches that together fit into a core's cache.
 
     Args:
         matrices: weights [S, P] for each dtype.

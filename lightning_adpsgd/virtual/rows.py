@@ -17,13 +17,11 @@ class Rows:
     """One row of weights for each super-learner; all start as the module's weights.
 
     Args:
-        module: module on its final device and in its final dtype; it points at row 0
-            afterwards.
+        module: on its final device and in its final dtype; it points at row 0 then.
         shards: number of shards; rows are padded to a multiple of it.
 
     Attributes:
-        matrices: [num_rows, P] for each dtype, [num_rows, 2 P] real numbers for a
-            complex one.
+        matrices: [num_rows, P] for each dtype; of a complex one [num_rows, 2 P], real.
         held: number of the row that the module points into; -1 for none.
     """
 

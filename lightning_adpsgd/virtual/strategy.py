@@ -48,7 +48,7 @@ _OF_ONE_MODEL = (
 class VirtualHADPSGDStrategy(SingleDeviceStrategy):
     """S super-learners that take turns on one device, on a simulated clock.
 
-    The Trainer's loader feeds all of them: each batch is a step of the super-learner
+    The Trainer's loader feeds all of them. Each batch is a step of the super-learner
     whose turn it is, so schedules count the steps of all, and N multiplies no samples.
     docs/virtual-cluster.md says whose turn is next, and what a resumed run lacks.
 
@@ -66,8 +66,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
 
     Attributes:
         dials: checked options.
-        learners: weights, simulated time and counters of all super-learners; None
-            outside of `fit`.
+        learners: weights, simulated time and counters of all; None outside of `fit`.
         last_consensus: consensus distance when the mean was last taken; None before.
     """
 

@@ -51,8 +51,9 @@ class Scenario:
         gradient_seconds: extra seconds of a super-learner's mean gradient.
 
     Raises:
-        ValueError: A number is not whole or below 1; the topology does not exist for
-            this number of super-learners; or a slow learner does not exist.
+        TypeError: A number is not whole.
+        ValueError: A number is below 1; the topology does not exist for this number of
+            super-learners; or a slow learner does not exist.
     """
 
     topology: Topology
@@ -260,8 +261,7 @@ class Asynchronous(Iterator[Event]):
     Both continue when their exchange has ended. The two latencies of request and
     admission then stand for an offer and its answer.
 
-    `gossip.engine.GossipOptions` documents the last three options; their seconds are
-    simulated.
+    `gossip.engine.GossipOptions` documents the last three options, in simulated time.
 
     Args:
         weight_bytes: bytes of the weights in their own dtype, and of a gradient.

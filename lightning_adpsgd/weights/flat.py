@@ -247,8 +247,7 @@ class FlatParameters(Weights):
         puts another tensor in a buffer's place. It costs little if nothing has moved.
 
         Raises:
-            RuntimeError: A weight has changed its shape, dtype or device, or is no
-                longer frozen.
+            RuntimeError: A weight has another shape, dtype or device, or is unfrozen.
         """
         self._check_frozen()
         for buffer in self._buffers:

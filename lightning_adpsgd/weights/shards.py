@@ -43,8 +43,7 @@ class LocalShards(Weights):
             floating-point buffers, of which each learner has whole ones.
 
     Raises:
-        ValueError: A parameter is not materialised, or the weights are on several
-            devices.
+        ValueError: A parameter is not materialised, or they are on several devices.
     """
 
     def __init__(self, module: nn.Module, shared_by: int = 1) -> None:

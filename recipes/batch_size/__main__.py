@@ -26,8 +26,10 @@ def parser() -> argparse.ArgumentParser:
         "writes tables and plots again.",
     )
     add = arguments.add_argument
-    add("--out", type=Path, default=Path("runs/batch_size"), help="default %(default)s")
-    add("--workload", choices=("speech", "classifier"), default="speech")
+    folder = "folder of runs and tables (%(default)s)"
+    add("--out", type=Path, default=Path("runs/batch_size"), help=folder)
+    workloads, trained = ("speech", "classifier"), "what is trained (%(default)s)"
+    add("--workload", choices=workloads, default="speech", help=trained)
     add("--quick", action="store_true", help="a small sweep of the classifier")
     add(
         "--data",
@@ -35,7 +37,8 @@ def parser() -> argparse.ArgumentParser:
         help="folder of a finished recipes.demo or recipes.switchboard, for its "
         "features and alignment; prepared below --out if left out",
     )
-    add("--minutes", type=float, default=24.0, help="minutes of speech to generate")
+    speech = "minutes of speech to generate (%(default)s)"
+    add("--minutes", type=float, default=24.0, help=speech)
     add(
         "--layers", type=int, default=1, help="layers of the speech model (%(default)s)"
     )

@@ -4,9 +4,9 @@
     python -m recipes.batch_size.panels --project me/lightning-adpsgd
 
 The rows come from the `*.run.csv` below a folder, or from a project on the server. The
-run has a table of them (`runs`), a line for each algorithm of its lowest loss at each
-global batch, and the same of the word error rate where there are some. It is offline
-unless the user is logged in, as every run of this package.
+run has a table of them (`runs`), and a line for each algorithm of its lowest loss at
+each global batch. It has the same of the word error rate where there are some. It is
+offline unless the user is logged in, as every run of this package.
 """
 
 import argparse
@@ -110,7 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="python -m recipes.batch_size.panels")
     add = arguments.add_argument
     add(
-        "folder", type=Path, nargs="?", default=Path("runs"), help="default %(default)s"
+        "folder",
+        type=Path,
+        nargs="?",
+        default=Path("runs"),
+        help="folder of runs (%(default)s)",
     )
     add("--project", help="entity/project on the server, in place of the folder")
     return arguments

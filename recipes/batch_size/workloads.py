@@ -167,7 +167,7 @@ def _chunks(dataset: ChunkDataset) -> Samples:
 def classifier(num_train: int = 16_384, num_held_out: int = 2_048) -> Workload:
     """Points to classes, a tenth of the training labels wrong, by a ReLU network.
 
-    The classes are those of a random network of two tanh layers; the points are normal
+    The classes are those of a random network of two tanh layers. The points are normal
     around a mean that is not zero, which makes one direction of the loss steep.
 
     Args:

@@ -33,7 +33,8 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--corpus", type=Path, help="tree of Switchboard's shape; generated if left out"
     )
-    add("--out", type=Path, default=Path("runs/demo"), help="default %(default)s")
+    folder = "folder of the demo (%(default)s)"
+    add("--out", type=Path, default=Path("runs/demo"), help=folder)
     add(
         "--minutes",
         type=float,
@@ -53,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         help="training time of each method with a slow learner; 0: no race "
         "(%(default)s)",
     )
-    add("--seed", type=int, default=1, help="default %(default)s")
+    add("--seed", type=int, default=1, help="draws everything (%(default)s)")
     add("--cores", type=int, default=2, help="processes of a stage (%(default)s)")
     add(
         "--set",

@@ -1,8 +1,8 @@
 """The race: the same seconds for two methods, while one of four learners is slow.
 
-Machines are emulated: every step lasts at least as long as a step of `ddp` took in the
-same demo without a slow learner, and each step of the last learner five times as long.
-So no learner gains from the cores that the slow one leaves to the others.
+Machines are emulated. Every step lasts at least as long as a step of `ddp` took in the
+same demo without a slow learner; one of the last learner lasts five times as long. So
+no learner gains from the cores that the slow one leaves to the others.
 """
 
 import dataclasses

@@ -16,18 +16,19 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder of the corpus")
-    add("--minutes", type=float, default=24.0, help="training speech")
-    add("--test-minutes", type=float, default=5.0, help="test speech")
-    add("--fisher-minutes", type=float, default=0.0, help="speech in Fisher's layout")
-    add(
-        "--callhome-minutes",
-        type=float,
-        default=0.0,
-        help="speech in CallHome's layout",
-    )
+    speech = {
+        "": (24.0, "of training speech"),
+        "test-": (5.0, "of test speech"),
+        "fisher-": (0.0, "in Fisher's layout"),
+        "callhome-": (0.0, "in CallHome's layout"),
+    }
+    for part, (minutes, kind) in speech.items():
+        told = f"minutes {kind} (%(default)s)"
+        add(f"--{part}minutes", type=float, default=minutes, help=told)
     add("--librispeech", action="store_true", help="write LibriSpeech's layout instead")
-    add("--seed", type=int, default=1, help="draws everything")
-    add("--processes", type=int, default=os.cpu_count() or 1)
+    add("--seed", type=int, default=1, help="draws everything (%(default)s)")
+    cores = os.cpu_count() or 1
+    add("--processes", type=int, default=cores, help="default: a process per core")
     given = parser.parse_args(arguments)
     try:
         _write(given)

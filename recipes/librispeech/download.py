@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         nargs="+",
         choices=UTTERANCES,
         default=PARTS,
-        help="default %(default)s",
+        help="parts to fetch (%(default)s)",
     )
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)

@@ -93,8 +93,8 @@ def test_each_kind_of_arithmetic_takes_time() -> None:
     [
         ("bandwidth", 0, "`bandwidth` must be positive and finite, got 0"),
         ("latency", -1, "`latency` must be at least 0 and finite, got -1"),
-        ("cores", "two", "`cores` must be a number, positive, got 'two'"),
-        ("merge", True, "`merge` must be a number"),
+        ("cores", "two", "`cores` must be a number, positive, got 'two' of type str"),
+        ("merge", True, "`merge` must be a number, at least 0, got True of type bool"),
         ("bandwidth", None, "`bandwidth` must be a number, positive, got None"),
         ("cores", None, "`cores` must be a number, positive, got None"),
         (

@@ -396,10 +396,8 @@ def test_hours_are_samples_over_speed() -> None:
     [
         ({"cpu_share": 0.0}, r"`cpu_share` must be in \(0, 1\], got 0.0"),
         ({"num": 0}, "`num_super_learners` must be at least 1, got 0"),
-        ({"num": 2.5}, "`num_super_learners` must be a whole number, got 2.5"),
         ({"size": -1}, "`super_learner_size` must be at least 1, got -1"),
         ({"gossip_every": 0}, "`gossip_every` must be at least 1, got 0"),
-        ({"gossip_every": 2.5}, "`gossip_every` must be a whole number, got 2.5"),
         ({"communication": "often"}, "`communication` must be one of"),
         (
             {"num": 65, "topology": "complete"},
@@ -411,6 +409,18 @@ def test_what_has_no_meaning_is_refused(arguments: dict, message: str) -> None:
     num, size = arguments.pop("num", 4), arguments.pop("size", 1)
     with pytest.raises(ValueError, match=message):
         speed(num, size, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num": 2.5}, "`num_super_learners` must be a whole number, got 2.5 of type"),
+        ({"gossip_every": 2.5}, "`gossip_every` must be a whole number, got 2.5 .*=1`"),
+    ],
+)
+def test_what_has_a_wrong_type_is_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        speed(arguments.pop("num", 4), **arguments)
 
 
 def test_a_wire_dtype_is_for_exchanges_alone() -> None:

@@ -30,7 +30,7 @@ from lightning_adpsgd.epochs.claims import LearnerIndex
 from lightning_adpsgd.epochs.ranges import Ranges
 from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.strategy.compatibility import problems_with_work_sharing
-from lightning_adpsgd.strategy.default_sharing import problems_with_loader
+from lightning_adpsgd.strategy.default_sharing import problems_with_loader, refuse_for
 from lightning_adpsgd.strategy.work_sharing import WorkSharing
 from tests.learners import Linear, Rows, gossip, learners, trainer_of
 
@@ -76,7 +76,12 @@ def test_what_counts_one_learners_batches_is_refused(
 ) -> None:
     trainer = pl.Trainer(accelerator="cpu", logger=False, barebones=False, **arguments)
     trainer.strategy._lightning_module = Linear()
-    assert any(re.search(message, one) for one in problems_with_work_sharing(trainer))
+    problems = [*problems_with_work_sharing(trainer)]
+    assert any(re.search(message, one) for one in problems)
+    # The note of equal shares, which quotes one, ends with this remedy.
+    assert not any("work_sharing=False" in one for one in problems)
+    with pytest.raises(ValueError, match=r"\. `work_sharing=False` allows it$"):
+        refuse_for(iter(problems))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -127,3 +128,13 @@ def test_impossible_links_are_refused() -> None:
     for latency in (-1, math.inf):
         with pytest.raises(ValueError, match=f"at least 0 and finite, got {latency}"):
             Link(latency=latency)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(Compute, "seconds"), (Compute, "spread"), (Link, "bandwidth"), (Link, "latency")],
+)
+def test_a_time_or_rate_that_is_no_number_is_refused(kind: Any, name: str) -> None:
+    message = f"`{name}` must be a number, got '1' of type str; for example `{name}="
+    with pytest.raises(TypeError, match=message):
+        kind(**{name: "1"})

@@ -752,7 +752,6 @@ def test_numbers_of_numpy_are_the_numbers_that_they_are() -> None:
     ("given", "message"),
     [
         ({"size": 0}, "`num_super_learners` must be at least 1, got 0"),
-        ({"size": 2.5}, "`num_super_learners` must be a whole number, got 2.5"),
         ({"super_learner_size": 0}, "`super_learner_size` must be at least 1, got 0"),
         ({"super_learner_size": "node"}, "`super_learner_size` must be one number"),
         ({"mixing_gain": 2.0}, r"`mixing_gain` must be in \(0, 1\], got 2.0"),
@@ -766,6 +765,20 @@ def test_numbers_of_numpy_are_the_numbers_that_they_are() -> None:
 )
 def test_impossible_clusters_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        cluster(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"size": 2.5}, "`num_super_learners` must be a whole number, got 2.5 of type"),
+        ({"size": True}, "`num_super_learners` must be a whole number, got True"),
+        ({"gradient_clip": "1"}, "`gradient_clip` must be a number, got '1' of type"),
+    ],
+    ids=str,
+)
+def test_a_wrong_type_is_refused_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         cluster(**given)
 
 

@@ -132,7 +132,11 @@ def read_utterances(path: Path) -> list[Utterance]:
 
 
 def iterate_utterances(path: Path) -> Iterator[Utterance]:
-    """Yields the utterances of a file that need not fit into memory."""
+    """Yields the utterances of a file that need not fit into memory.
+
+    Raises:
+        CorpusError: A line is no utterance; the message has the file and the line.
+    """
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             yield _utterance(path, number, line)

@@ -58,7 +58,11 @@ def read_lines(
 
 
 def all_lines(path: Path, skipped: Skipped, may_be_latin: bool = False) -> list[str]:
-    """The lines with the blank ones; see `read_lines`."""
+    """The lines with the blank ones; see `read_lines`.
+
+    Raises:
+        CorpusError: The file cannot be read, or is not text.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:

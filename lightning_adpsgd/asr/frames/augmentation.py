@@ -4,8 +4,8 @@ Speakers differ most in the length of their vocal tract, which stretches the fre
 axis. Stretching it at random gives the model voices that the corpus does not have
 (vocal tract length perturbation, Jaitly and Hinton 2013), here on log-mel energies.
 Speakers also differ in speed. Stretching time as well as frequency has the effect of
-playing a recording faster or slower (speed perturbation, Ko and others 2015), but takes
-no storage and differs in each epoch. Masks over bands and over frames (SpecAugment,
+playing a recording faster or slower (speed perturbation, Ko and others 2015). It takes
+no storage, and differs in each epoch. Masks over bands and over frames (SpecAugment,
 Park and others 2019) make the model use all of its input.
 """
 

@@ -20,6 +20,9 @@ def cepstra(log_mel: np.ndarray, num_cepstra: int = 13) -> np.ndarray:
 
     Returns:
         float32 [time, 3 · num_cepstra].
+
+    Raises:
+        ValueError: `num_cepstra` is below 1, or above the number of filters.
     """
     num_mels = log_mel.shape[1]
     if not 1 <= num_cepstra <= num_mels:

@@ -64,6 +64,9 @@ class ChunkDataset(Dataset[Chunk]):
     Args:
         store: Frames with labels.
         chunk: Number of frames per chunk.
+
+    Raises:
+        ValueError: `chunk` is below 1, or no utterance has labels.
     """
 
     def __init__(self, store: FrameStore, chunk: int = 21) -> None:
@@ -170,6 +173,9 @@ class SpeechData(L.LightningDataModule):
         pin_memory: Whether batches are in pinned memory, for asynchronous copies to a
             GPU.
         streams: Folder with the streams of `train` and `dev`; None for no streams.
+
+    Raises:
+        ValueError: `batch_size` is below 1.
     """
 
     def __init__(

@@ -24,6 +24,10 @@ class FrontEnd:
             projection.
         projection: float64 [(2 · reach + 1) · num_cepstra, dimension], or None for the
             cepstra of the frame with their slopes.
+
+    Raises:
+        ValueError: `projection` has not one row for each cepstrum of each spliced
+            frame.
     """
 
     num_cepstra: int = 13

@@ -1,9 +1,9 @@
 """The frames of many utterances in one memory-mapped array, with labels.
 
 A folder holds `frames.npy` [total_frames, dims], or the same array in several files
-(`shards`) where it is larger than one of them may be; `ids.npy` (the utterances) and
-`spans.npy` [utterances, 2] (begin and end of each in the array). All are mapped:
-opening reads no data, whatever the size of the corpus. Labels are an array
+(`shards`) where it is larger than one of them may be. It also holds `ids.npy` (the
+utterances) and `spans.npy` [utterances, 2] (begin and end of each in the array). All
+are mapped: opening reads no data, whatever the size of the corpus. Labels are an array
 [total_frames] of their own, made later by the alignment; frames without a label hold
 IGNORE, and `labels.present.npy` [utterances] tells which utterances have labels.
 """
@@ -193,7 +193,11 @@ class FrameStore:
 
     @property
     def labelled(self) -> np.ndarray:
-        """Mask of the utterances that have labels, bool [utterances]."""
+        """Mask of the utterances that have labels, bool [utterances].
+
+        Raises:
+            StoreError: The store was opened without `labels`.
+        """
         if self._labelled is None:
             raise StoreError(f"{self.folder}: opened without `labels`")
         return self._labelled
@@ -204,7 +208,11 @@ class FrameStore:
         return self.label_range(int(start), int(end))
 
     def label_range(self, start: int, end: int) -> Tensor:
-        """A view of the labels from `start` to `end` of the array."""
+        """A view of the labels from `start` to `end` of the array.
+
+        Raises:
+            StoreError: The store was opened without `labels`.
+        """
         return _tensor(self._all_labels()[start:end])
 
     def label_windows(self, starts: np.ndarray, length: int) -> np.ndarray:
@@ -343,6 +351,9 @@ def chunk_index(store: FrameStore, chunk: int) -> ChunkIndex:
     Args:
         store: Store with labels.
         chunk: Frames per chunk; the last one of an utterance may have fewer.
+
+    Raises:
+        StoreError: A file of the index cannot be mapped.
     """
     assert store.labels_path is not None
     paths = [_index_of(store.labels_path, name, chunk) for name in ChunkIndex._fields]

@@ -95,6 +95,9 @@ class RowWriter:
         num_rows: Number of rows of all utterances.
         dims: Values of a row.
         period: Number of frames from one row to the next; 0 for one row per utterance.
+
+    Raises:
+        ValueError: `num_rows` or `dims` is below 1, or `period` is negative.
     """
 
     def __init__(

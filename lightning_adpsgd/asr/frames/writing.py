@@ -79,6 +79,10 @@ class FrameWriter:
         dims: Values per frame.
         dtype: "float16" or "float32".
         shard_bytes: Size of the files over which a larger array is divided.
+
+    Raises:
+        ValueError: `ids` and `lengths` differ in length or are empty, or a length is
+            below 1.
     """
 
     def __init__(

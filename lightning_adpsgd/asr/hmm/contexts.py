@@ -141,7 +141,10 @@ class _Table:
 
 def _split(keys: np.ndarray, rows: np.ndarray, size: int) -> ContextStatistics:
     if not len(keys):
-        raise ValueError("there are no labelled frames for the statistics")
+        raise ValueError(
+            "there are no labelled frames for the statistics; give the labels of the "
+            "utterances whose frames these are"
+        )
     dimension = rows.shape[1] // 2
     sums = Statistics(rows[:, 0], rows[:, 1 : 1 + dimension], rows[:, 1 + dimension :])
     return ContextStatistics(*_parts(keys, size), sums)

@@ -156,7 +156,11 @@ class Statistics(NamedTuple):
 
 
 def flat(mean: np.ndarray, variance: np.ndarray, num_states: int) -> GaussianMixtures:
-    """Mixtures with the same Gaussian, that of all frames, for every state."""
+    """Mixtures with the same Gaussian, that of all frames, for every state.
+
+    Raises:
+        ValueError: A variance is not positive.
+    """
     floor = _FLOOR_OF_VARIANCE * variance
     if not np.all(variance > 0):
         raise ValueError("`variance` must be positive in every dimension")

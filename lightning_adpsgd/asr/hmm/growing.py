@@ -43,6 +43,9 @@ class TreeOptions:
         tie: Whether leaves of a root share a state at the end if separating them gains
             less than any split did.
         num_processes: Number of processes that grow roots in parallel.
+
+    Raises:
+        ValueError: A number of leaves, frames or gain is out of its bounds.
     """
 
     num_leaves: int = 600

@@ -29,6 +29,9 @@ class Topology:
         states_per_phone: Length of each phone's left-to-right chain; also the fewest
             frames that a phone can last.
         tree: State of each position in each context; None: the same in all contexts.
+
+    Raises:
+        ValueError: There is no phone or state, or `tree` is of other phones.
     """
 
     phones: tuple[str, ...]
@@ -113,6 +116,9 @@ class Topology:
 
         Returns:
             int64 [windows, states_per_phone].
+
+        Raises:
+            ValueError: `windows` are not of the tree's width.
         """
         if windows.ndim != 2 or windows.shape[1] != self.context_width:
             raise ValueError(

@@ -41,7 +41,8 @@ def alignment_files(folder: str | Path) -> list[Path]:
     if not numbered or missing:
         wanted = f"ali.{min(missing, default=1)}.gz"
         raise KaldiError(
-            f"{folder}: expected alignments ali.1.gz ..., but {wanted} is missing"
+            f"{folder}: expected alignments ali.1.gz ..., but {wanted} is missing; "
+            "copy all of them, or align again"
         )
     _check_jobs(folder, len(numbered))
     return [numbered[number] for number in sorted(numbered)]
@@ -52,7 +53,8 @@ def _check_jobs(folder: Path, found: int) -> None:
     jobs = path.read_text().strip() if path.exists() else ""
     if jobs.isdecimal() and int(jobs) != found:
         raise KaldiError(
-            f"{folder}: num_jobs says {jobs} files ali.*.gz, found {found}"
+            f"{folder}: num_jobs says {jobs} files ali.*.gz, found {found}; copy all "
+            "of them, or align again"
         )
 
 

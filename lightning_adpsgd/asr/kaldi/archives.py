@@ -132,7 +132,10 @@ def _opened(path: Path) -> io.BufferedIOBase:
 
 def _failure(path: Path, at: int, last: str, error: Exception) -> KaldiError:
     where = f"after the utterance {last}" if last else "in the first utterance"
-    return KaldiError(f"{path}: byte {at} (uncompressed), {where}: {error}")
+    return KaldiError(
+        f"{path}: byte {at} (uncompressed), {where}: {error}; copy the archive again, "
+        "or let Kaldi write it again"
+    )
 
 
 def _name(stream: _Stream) -> str:

@@ -50,7 +50,8 @@ def find_experiment(
         problems += _missing_of(graph)
     if problems or graph is None:
         raise KaldiError(
-            "the Kaldi experiment is not complete:\n" + "\n".join(problems)
+            "the Kaldi experiment is not complete; copy or make what it lacks:\n"
+            + "\n".join(problems)
         )
     return Experiment(folder / "final.mdl", tuple(alignments), graph)
 

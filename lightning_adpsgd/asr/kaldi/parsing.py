@@ -92,13 +92,21 @@ class ObjectReader:
         return token
 
     def integer(self) -> int:
-        """The next whole number."""
+        """The next whole number.
+
+        Raises:
+            KaldiError: There is no whole number here.
+        """
         if self.is_binary:
             return int(self._number("<i4"))
         return self._parsed(int, "a whole number")
 
     def real(self) -> float:
-        """The next number."""
+        """The next number.
+
+        Raises:
+            KaldiError: There is no number here.
+        """
         if self.is_binary:
             size = self._data[self._at : self._at + 1]
             return float(self._number("<f8" if size == b"\x08" else "<f4"))
@@ -128,7 +136,11 @@ class ObjectReader:
         return values
 
     def integers(self, end: str = "") -> np.ndarray:
-        """A vector of whole numbers; in text, up to the token `end`."""
+        """A vector of whole numbers; in text, up to the token `end`.
+
+        Raises:
+            KaldiError: There are no whole numbers of four bytes here.
+        """
         if not self.is_binary:
             values = []
             while self.peek() != end:
@@ -140,14 +152,22 @@ class ObjectReader:
         return self._values("<i4", int(self._values("<i4", 1)[0]))
 
     def vector(self) -> np.ndarray:
-        """A vector, float64 [size]."""
+        """A vector, float64 [size].
+
+        Raises:
+            KaldiError: There is no vector here.
+        """
         if not self.is_binary:
             return self._bracketed().reshape(-1)
         kind = {"FV": "<f4", "DV": "<f8"}[self.expect("FV", "DV")]
         return self._values(kind, self.integer()).astype(float)
 
     def matrix(self) -> np.ndarray:
-        """A matrix, float64 [rows, columns]."""
+        """A matrix, float64 [rows, columns].
+
+        Raises:
+            KaldiError: There is no matrix here.
+        """
         if not self.is_binary:
             return self._bracketed()
         kind = {"FM": "<f4", "DM": "<f8"}[self.expect("FM", "DM")]

@@ -1,8 +1,8 @@
 """Word errors as NIST's SCTK counts them, without SCTK.
 
 `score_files` compares a time-marked hypothesis (ctm) with a reference (stm) after the
-rules of a global mapping file (glm), as `hubscr.pl -h hub5` does, to the word;
-`score` does the same for lists of words.
+rules of a global mapping file (glm), as `hubscr.pl -h hub5` does, to the word. `score`
+does the same for lists of words.
 """
 
 from lightning_adpsgd.asr.scoring.errors import Errors, ScoringError, total_of

@@ -103,8 +103,8 @@ def score(
         raise
     if total.num_words == 0:
         raise ScoringError(
-            f"none of {len(references)} references has a word that counts; a word "
-            "error rate is not defined"
+            f"none of {len(references)} references has a word that counts, so that a "
+            "word error rate is not defined; score utterances in which words are said"
         )
     return total
 

@@ -148,7 +148,8 @@ def _end_of_choice(text: str, start: int, where: str) -> int:
         if depth == 0:
             return at + 1
     raise ScoringError(
-        f"{where}: the alternation is not closed: {text[start:].strip()[:60]!r}"
+        f"{where}: the alternation is not closed: {text[start:].strip()[:60]!r}; add "
+        "the `}` that it lacks"
     )
 
 
@@ -156,7 +157,10 @@ def _parse_choice(text: str, options: WordOptions, where: str) -> Choice:
     parsed = [parse_text(part, options, where) for part in _alternatives(text)]
     alternatives = tuple(part for part in parsed if part)
     if not alternatives:
-        raise ScoringError(f"{where}: the alternation {{{text}}} offers no word")
+        raise ScoringError(
+            f"{where}: the alternation {{{text}}} offers no word; give it one, or "
+            "leave it out"
+        )
     return Choice(alternatives)
 
 

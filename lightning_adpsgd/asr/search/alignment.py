@@ -60,6 +60,9 @@ class AlignmentOptions:
             training the mixtures; the final alignment is not limited.
         num_processes: Number of processes that align in parallel.
         seed: Seed of the equal alignment and of the splitting of Gaussians.
+
+    Raises:
+        ValueError: `num_iterations` is below 1, or `beam` not in (0, `retry_beam`].
     """
 
     num_iterations: int = 12

@@ -62,7 +62,11 @@ class Arcs(NamedTuple):
 
 
 def arcs_of(fst: kaldifst.StdFst) -> Arcs:
-    """Copies the arcs of `fst`, which stays as it is, into numpy columns."""
+    """Copies the arcs of `fst`, which stays as it is, into numpy columns.
+
+    Raises:
+        ValueError: `fst` carries symbol tables, or is aligned in memory.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.fst"
         kaldifst.StdConstFst(fst).write(str(path))

@@ -54,6 +54,9 @@ class SearchOptions:
     Attributes:
         beam: Distance from the best path, in scaled log-likelihood.
         max_active: Maximum number of graph states that survive a frame.
+
+    Raises:
+        ValueError: `beam` is not positive, or `max_active` below 2.
     """
 
     beam: float = 13.0

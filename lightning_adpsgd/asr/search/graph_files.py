@@ -7,7 +7,11 @@ import kaldifst
 
 
 def write_graph(graph: kaldifst.StdVectorFst, path: str | Path) -> None:
-    """Writes a graph in OpenFst's constant format, whole or not at all."""
+    """Writes a graph in OpenFst's constant format, whole or not at all.
+
+    Raises:
+        OSError: The file could not be written.
+    """
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
     if not kaldifst.StdConstFst(graph).write(str(partial)):

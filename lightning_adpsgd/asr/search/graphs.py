@@ -52,7 +52,11 @@ class Symbols(NamedTuple):
 
 
 def symbols_of(lexicon: Lexicon, topology: Topology) -> Symbols:
-    """Numbers the words, phones and disambiguation symbols of a lexicon."""
+    """Numbers the words, phones and disambiguation symbols of a lexicon.
+
+    Raises:
+        ValueError: A word has the name of a symbol, such as `<eps>`.
+    """
     words = ["<eps>", *sorted(lexicon.pronunciations), BACKOFF, "<s>", "</s>"]
     if len(set(words)) != len(words):
         raise ValueError("the lexicon must not hold <eps>, #0, <s> or </s> as a word")
@@ -108,6 +112,9 @@ def lexicon_transducer(
         disambiguate: Whether to end ambiguous pronunciations with #1, #2 ... and to
             let #0 pass, as determinization of L o G needs; False for training graphs.
         silence_probability: Probability of a silence between two words, in (0, 1).
+
+    Raises:
+        ValueError: `silence_probability` is not in (0, 1), or a word has no phones.
     """
     if not 0 < silence_probability < 1:
         raise ValueError(
@@ -244,7 +251,11 @@ class TrainingGraphs:
         return fst_of(self.arcs(words))
 
     def arcs(self, words: Sequence[str]) -> Arcs:
-        """The arcs of `graph`."""
+        """The arcs of `graph`.
+
+        Raises:
+            ValueError: There is no word, or the lexicon lacks one.
+        """
         self._check(words)
         labels = [self.symbols.words[word] for word in words]
         linear = kaldifst.make_linear_acceptor(labels)
@@ -362,7 +373,7 @@ def with_self_loops(arcs: Arcs) -> Arcs:
     """Lets every HMM state last any number of frames.
 
     A state of the graph is split by the label of the arcs that enter it, so that all
-    arcs into one state read the same HMM state; that is the label of its self-loop.
+    arcs into one state read the same HMM state. That is the label of its self-loop.
     """
     num_labels = int(arcs.ilabel.max(initial=0)) + 1
     entries = arcs.target * num_labels + arcs.ilabel

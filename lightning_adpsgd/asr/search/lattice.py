@@ -31,6 +31,9 @@ class LatticeOptions:
         beam: Distance from the best path, in scaled log-likelihood.
         max_active: Maximum number of graph states that survive a frame.
         lattice_beam: Distance from the best path beyond which paths are left out.
+
+    Raises:
+        ValueError: `max_active` is below 2, or `lattice_beam` not in (0, `beam`].
     """
 
     beam: float = 13.0

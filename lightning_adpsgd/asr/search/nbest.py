@@ -37,6 +37,9 @@ class NBestOptions:
         max_links: Maximum number of links, to which a lattice is narrowed.
         max_states: Maximum number of lattice states after determinization. Above it,
             half the lattice beam is tried, then a quarter, and so on.
+
+    Raises:
+        ValueError: `most` is below 1.
     """
 
     most: int = 50

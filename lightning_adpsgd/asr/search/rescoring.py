@@ -88,9 +88,9 @@ def best(alternatives: Sequence[Weighed], weights: Weights) -> tuple[str, ...]:
 def confidences(alternatives: Sequence[Weighed], weights: Weights) -> list[float]:
     """The confidence of each word of the best alternative.
 
-    The posterior of an alternative is the share of exp(score); the confidence of a word
-    is the sum over alternatives in which it stands at the same place, by the
-    alignment with the fewest changes.
+    The posterior of an alternative is the share of exp(score). The confidence of a word
+    is the sum over alternatives in which it stands at the same place, by the alignment
+    with the fewest changes.
     """
     several = scores(alternatives, weights)
     posteriors = np.exp(several - np.logaddexp.reduce(several))

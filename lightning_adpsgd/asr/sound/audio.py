@@ -72,13 +72,13 @@ class SoundFile:
         if self.sample_rate < SAMPLE_RATE:
             raise AudioError(
                 f"{self.path}: expected {SAMPLE_RATE} Hz or more, found "
-                f"{self.sample_rate}; a lower rate cannot be restored"
+                f"{self.sample_rate}; a lower rate cannot be restored: leave it out"
             )
         self._check_length()
         if self.duration_s < _SHORTEST_S:
             raise AudioError(
                 f"{self.path}: expected at least {_SHORTEST_S} s, found "
-                f"{self.duration_s:.3f} s"
+                f"{self.duration_s:.3f} s; leave it out"
             )
         if is_swapped(self.path):
             raise AudioError(
@@ -134,10 +134,17 @@ class SoundFile:
                 name_of(self.path), wanted, begin, dtype="float32", always_2d=True
             )
         except soundfile.LibsndfileError as error:
-            raise AudioError(f"{self.path}: broken at {first_s} s: {error}") from error
+            raise AudioError(
+                f"{self.path}: broken after {first_s} s: {error}; copy it again from "
+                "its source, or leave it out"
+            ) from error
         if len(found) < wanted:
             ends = (begin + len(found)) / self.sample_rate
-            raise AudioError(f"{self.path}: cut short: the sound ends at {ends:.2f} s")
+            raise AudioError(
+                f"{self.path}: cut short: the sound ends at {ends:.2f} s, and by its "
+                f"header at {self.duration_s:.2f} s; copy it again from its source, or "
+                "leave it out"
+            )
         samples = found[:, channel]
         self._check_finite(samples, begin)
         if self.sample_rate == SAMPLE_RATE:
@@ -151,5 +158,6 @@ class SoundFile:
             at = begin + int(np.flatnonzero(~np.isfinite(samples))[0])
             raise AudioError(
                 f"{self.path}: sample {at} ({at / self.sample_rate:.2f} s) "
-                "is non-finite"
+                f"is non-finite, got {samples[at - begin]}; convert the file to 16-bit "
+                "samples, or leave it out"
             )

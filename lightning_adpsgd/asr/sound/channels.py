@@ -44,8 +44,8 @@ def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
     """Reads length, channels and rate, without touching the samples.
 
     Raises:
-        ChannelError: The file cannot be read, is not sound, is empty, was cut short,
-            or has a rate below `sample_rate`; or it is SPHERE and compressed, without a
+        ChannelError: The file cannot be read, is not sound, is empty, was cut short, or
+            has a rate below `sample_rate`. Or it is SPHERE and compressed, without a
             program that reads it. What of a FLAC or MP3 file is missing shows only when
             it is read.
     """

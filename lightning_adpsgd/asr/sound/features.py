@@ -75,7 +75,7 @@ class Normalisation(NamedTuple):
 
     They are computed over all utterances of the side together, which preserves
     differences in level between a speaker's utterances. Frames of digital silence (a
-    gate, a lost packet) count only where there are no others: they lie some ten log
+    gate, a lost packet) count only where there are no others. They lie some ten log
     units below any sound, and a few of them would move the mean of all speech.
     """
 
@@ -88,6 +88,9 @@ class Normalisation(NamedTuple):
 
         Utterances are added one at a time, so that only one is in double precision at
         once.
+
+        Raises:
+            ValueError: There is no frame.
         """
         if not sum(map(len, utterances)):
             raise ValueError("`utterances` must have at least one frame, got none")
@@ -130,6 +133,9 @@ def add_differences(frames: Tensor) -> Tensor:
 
     Returns:
         Tensor of [..., frames, 3 · dims].
+
+    Raises:
+        ValueError: There are no more frames than the context of ΔΔ.
     """
     if frames.shape[-2] <= 2 * CONTEXT:
         raise ValueError(
@@ -158,6 +164,9 @@ def with_differences(frames: Tensor) -> Tensor:
 
     Returns:
         Tensor of [frames, 3 · dims].
+
+    Raises:
+        ValueError: `frames` is not [frames, dims], or has no frame.
     """
     if frames.ndim != 2 or len(frames) == 0:
         raise ValueError(

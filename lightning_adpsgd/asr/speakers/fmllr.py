@@ -1,11 +1,10 @@
 """Feature-space maximum-likelihood linear regression: an affine map per speaker.
 
 A speaker's frames are mapped to where the speaker-independent mixtures expect them, y =
-A x + b = W ξ with ξ = [x; 1], by the W = [A b] that maximises the likelihood of the
-frames, log N(A x + b; μ, σ²) + log|det A| (constrained MLLR: Gales, "Maximum likelihood
-linear transformations for HMM-based speech recognition", 1998, section 2.3). Where
-γ_m(t) is the share of Gaussian m in frame t, the auxiliary function is, but for a
-constant,
+A x + b = W ξ with ξ = [x; 1]. W = [A b] maximises the likelihood of the frames, log N(A
+x + b; μ, σ²) + log|det A|. This is constrained MLLR (Gales, "Maximum likelihood linear
+transformations for HMM-based speech recognition", 1998, section 2.3). Where γ_m(t) is
+the share of Gaussian m in frame t, the auxiliary function is, but for a constant,
 
     Q(W) = β log|det A| − ½ Σ_i (w_i G_i w_iᵀ − 2 w_i k_iᵀ)          w_i the rows of W
     β    = Σ_m Σ_t γ_m(t)
@@ -202,6 +201,9 @@ class FmllrOptions:
         num_sweeps: Sweeps over the rows in each pass.
         min_frames: Fewest frames for a full map; 40 dimensions have 1,640 values.
         min_offset_frames: Fewest frames for an offset; below that nothing is changed.
+
+    Raises:
+        ValueError: A number of passes, sweeps or frames is out of its bounds.
     """
 
     num_passes: int = 3

@@ -81,6 +81,9 @@ class IVectorExtractor:
         shift: δ, float64 [gaussians, dims].
         loadings: W, float64 [gaussians, dims, size].
         frame_weight: Weight of a frame, in (0, 1].
+
+    Raises:
+        ValueError: `frame_weight` is not in (0, 1].
     """
 
     shift: np.ndarray

@@ -168,8 +168,7 @@ def check_start(
         dials: settings that must be equal in all learners.
 
     Raises:
-        StartUpError: A check failed; the message gives the host, the problem and the
-            remedy.
+        StartUpError: A check failed; it gives the host, the problem and the remedy.
     """
     # torchrun may keep the store of learners that it has ended and starts again.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -206,8 +205,7 @@ def check_same_layout(
         layout: `FlatParameters.layout()` of this learner.
 
     Raises:
-        StartUpError: A model differs; the message names the first weight that differs
-            from learner 0's.
+        StartUpError: A model differs; it names the first weight unlike learner 0's.
     """
     digest = sha256(layout.encode()).hexdigest()
     if rank == 0:

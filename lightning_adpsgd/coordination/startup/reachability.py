@@ -138,8 +138,7 @@ def neighbours(rank: int, machines: Sequence[str]) -> list[int]:
     """The learners that a learner visits, at most one of each other host.
 
     It visits all other hosts, or about 2 log2 of their number if there are many. On
-    another host it visits the learner in the same place, and on its own host the next
-    learner.
+    another host it visits the learner in the same place, on its own the next one.
 
     Args:
         machines: the host of every learner, by rank.

@@ -71,6 +71,9 @@ class WholeCheckpointIO(TorchCheckpointIO):
         patience_s: number of seconds, from 0 on, for which a save is retried while its
             error may be temporary: a full disk, an input or output error, an
             unreachable server.
+
+    Raises:
+        ValueError: `patience_s` is negative.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:

@@ -33,7 +33,7 @@ Source = Folder | Mapping[str, Any]
 
 
 def load_weights(model: nn.Module, source: Source, strict: bool) -> None:
-    """Loads a learner's shards of the weights."""
+    """Loads a learner's shards of the weights; a RuntimeError if they do not fit."""
     state = get_model_state_dict(model)
     if isinstance(source, Folder):
         read_shards({"state_dict": state}, source.path, strict, source.weights_only)

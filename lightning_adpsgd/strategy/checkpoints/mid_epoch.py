@@ -104,8 +104,7 @@ class PlaceInEpoch:
     """One learner's place in the epochs of a Trainer, and its generators.
 
     With `work_sharing`, a stream, or several loaders there is no place to return to, so
-    the checkpoint keeps only the generators. `saved` is the result of `state` in the
-    resumed checkpoint.
+    the checkpoint keeps only the generators. `saved` is what `state` gave.
     """
 
     def __init__(
@@ -159,7 +158,8 @@ class PlaceInEpoch:
         if reads_out_of_order(loader):
             raise ValueError(
                 "`in_order` of the training loader must be True with "
-                "`save_learners=True`, got False"
+                "`save_learners=True`, got False: a resume would not know which "
+                "batches were trained on"
             )
         batches = PlacedBatches(loader.batch_sampler, self._device, is_of_loop)
         if self._saved is not None:

@@ -1,7 +1,6 @@
 """The states of all random generators of one learner, as plain data.
 
-The states are tensors and numbers, so a checkpoint that holds them can be loaded
-without running code from it.
+The states are tensors and numbers, so loading a checkpoint of them runs no code.
 """
 
 import random

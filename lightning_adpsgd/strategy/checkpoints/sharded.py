@@ -214,8 +214,7 @@ def check_folder(path: Path, share: slice = _NONE) -> None:
     """Compares the sizes of all files, and the checksums of all but the shards.
 
     Of all files in the order of their names, a `share` has its checksums compared, too.
-    Runs no code of the checkpoint. Folders that Lightning wrote have neither sizes nor
-    sums.
+    Runs no code of the checkpoint. Folders of Lightning's have neither sizes nor sums.
 
     Raises:
         DamagedCheckpoint: A file is missing, or is not as it was written.

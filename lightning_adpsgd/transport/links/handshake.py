@@ -86,7 +86,8 @@ class _Session(NamedTuple):
             message = dict(json.loads(text))
             return PeerInfo.from_dict(message.get("facts")), message
         except (ValueError, TypeError, RecursionError) as error:
-            raise Malformed(f"an invalid info message: {error}") from error
+            remedy = "install the same version of lightning_adpsgd everywhere"
+            raise Malformed(f"an invalid info message: {error}; {remedy}") from error
 
 
 def greet_listener(
@@ -132,8 +133,7 @@ def greet_dialer(
 
     Args:
         address: address at which the listener listens; empty: any.
-        objection: function that returns a further reason to refuse a dialer, or an
-            empty text.
+        objection: gives a further reason to refuse a dialer, or an empty text.
     """
     nonce = secrets.token_bytes(32)
     # The dialer speaks first: a scanner of open ports learns nothing.

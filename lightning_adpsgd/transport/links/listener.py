@@ -26,8 +26,7 @@ class Listener:
 
     `_lock` guards `_pending` and `turned_away`. `_pending` has the threads that greet a
     connection. The accepting thread adds each with the address of the other end and a
-    second handle of the socket, because TLS takes over the first. The thread removes
-    itself.
+    second handle of the socket, as TLS takes over the first. The thread removes itself.
 
     Args:
         address: address of an interface of this host; port 0: any free port.

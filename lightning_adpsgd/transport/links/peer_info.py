@@ -26,10 +26,8 @@ class PeerInfo:
             learners of the super-learner. It equals the number of learners if all
             super-learners have one size.
         shard: index of the shard that the connection carries.
-        settings: further settings that must be equal at both ends, such as the wire
-            dtype.
-        origin: training that its weights come from; empty if it has yet to take
-            weights.
+        settings: further settings, equal at both ends, such as the wire dtype.
+        origin: training that its weights come from; empty before it takes any.
     """
 
     member: int
@@ -50,17 +48,21 @@ class PeerInfo:
             ValueError: The content is malformed.
         """
         if not isinstance(content, dict) or set(content) != set(_KINDS):
-            raise ValueError(f"peer info must have the fields {sorted(_KINDS)}")
+            expected = f"must have the fields {sorted(_KINDS)}"
+            raise ValueError(f"peer info {expected}, got {_short(content)}")
         for name, kind in _KINDS.items():
             # A bool is an int in Python, but not a member's number.
-            if type(content[name]) is not kind:
-                raise ValueError(f"`{name}` of peer info must be a {kind.__name__}")
+            if type(value := content[name]) is not kind:
+                expected = f"must be of type {kind.__name__}, got {_short(value)}"
+                raise ValueError(f"`{name}` of peer info {expected}")
+        for name, least in (("member", 0), ("shard", 0), ("super_learner_size", 1)):
+            if not least <= (value := content[name]) < least + _MOST:
+                bound = f"from {least} to {least + _MOST - 1}, got {_short(value)}"
+                raise ValueError(f"`{name}` of peer info must be {bound}")
         info = cls(**content)
-        numbers = info.member, info.shard, info.super_learner_size - 1
-        if not all(0 <= number < _MOST for number in numbers):
-            raise ValueError(f"peer info must have numbers from 0 to {_MOST}")
         if not all(type(value) is str for value in info.settings.values()):
-            raise ValueError("`settings` of peer info must be strings")
+            expected = f"must be strings, got {_short(info.settings)}"
+            raise ValueError(f"`settings` of peer info {expected}")
         return info
 
     def __str__(self) -> str:

@@ -68,8 +68,7 @@ class Deadline:
 def tune(sock: socket.socket) -> None:
     """Sets options to send small messages at once, and to notice a lost host soon.
 
-    The kernel chooses the buffer sizes: it lets them grow with the link, beyond the
-    limit for a process's request.
+    The kernel lets buffers grow with the link, beyond what a process may ask for.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -54,8 +54,7 @@ class LinkTransport(Transport):
         Raises:
             PeerLost: Nothing answers within 5 s, or the answer is not a learner's.
             Refused: The ends do not match; the message names the difference.
-            BadCredentials: The link would leave the host, and the credentials do not
-                protect it.
+            BadCredentials: The link would leave the host, and they do not protect it.
         """
         doing, lane = f"connecting to {address}", lane_of(self.index, number)
         deadline = Deadline(HANDSHAKE_S)
@@ -85,16 +84,14 @@ class LinkTransport(Transport):
             on_lane: function called with the number of a peer whose lane is ready, in a
                 thread that it must not block for long, while the connection that was
                 replaced still stands. An exception from it ends the lane.
-            objection: function that returns a reason to refuse a peer, or an empty
-                text.
+            objection: gives a reason to refuse a peer, or an empty text.
 
         Returns:
             The listener, already started.
 
         Raises:
             OSError: Listening at the address fails.
-            BadCredentials: The address is not a loopback address, and the credentials
-                do not protect it.
+            BadCredentials: The address is no loopback, and they do not protect it.
         """
 
         def welcome(sock: socket.socket, deadline: Deadline) -> None:

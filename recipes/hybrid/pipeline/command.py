@@ -54,7 +54,7 @@ def parser(recipe: Recipe) -> argparse.ArgumentParser:
     add("--from", dest="first", choices=names, metavar="STAGE", help="first stage")
     add("--to", dest="last", choices=names, metavar="STAGE", help="last stage")
     add("--redo", action="store_true", help="run these stages even if finished")
-    add("--seed", type=int, default=0, help="default %(default)s")
+    add("--seed", type=int, default=0, help="draws everything (%(default)s)")
     cores = "processes of a stage (%(default)s)"
     add("--cores", type=int, default=recipe.cores, help=cores)
     add(

@@ -190,10 +190,10 @@ class Settings:
         Args:
             name: name of a stage, or of an output that one of several stages makes:
                 "mixtures" (numbered states and their Gaussian mixtures), "states"
-                (numbered states and labels), "streams" (the speaker features of the
-                network; without them, the features), "aligner" (the training run that
-                realigns), "search" (the graph for word error rates during training;
-                without them, the features).
+                (numbered states and labels), or "aligner" (the training run that
+                realigns). Also "streams" (the speaker features of the network) and
+                "search" (the graph for word error rates during training); without
+                these, the features.
         """
         stage = self.stage_of(name)
         folder = self.out / "exp" / stage

@@ -47,13 +47,13 @@ def parser() -> argparse.ArgumentParser:
     add = arguments.add_argument
     add("--measure", type=Path, metavar="RUN", help="folder of a run")
     add("--rates", type=Path, metavar="RUN", help="folder of a run with `adapt` done")
-    add(
-        "--stages", nargs="+", choices=UNITS, default=[*UNITS], help="stages to measure"
-    )
-    add("--cores", type=int, default=1, help="cores that the run used")
-    add("--iterations", type=int, default=14, help="iterations of its flat start")
+    stages = "stages to measure (all of them)"
+    add("--stages", nargs="+", choices=UNITS, default=[*UNITS], help=stages)
+    add("--cores", type=int, default=1, help="cores that the run used (%(default)s)")
+    flat = "iterations of its flat start (%(default)s)"
+    add("--iterations", type=int, default=14, help=flat)
     add("--page", type=Path, help="put the tables into this page")
-    add("--machine", default="", help="machine and date, in words")
+    add("--machine", default="", help="machine and date, in words (none)")
     return arguments
 
 

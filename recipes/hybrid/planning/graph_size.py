@@ -5,9 +5,10 @@
     seconds = arcs / 106,000 * (arcs / 6.8 million) ** 0.2
 
 and half as many arcs for phones without context. Fitted to graphs of 100,000, 200,000
-and 863,000 n-grams over 30,000 words with 9,000 and 32,000 leaves (`python -m
-benchmarks tree`): 4.2, 6.8 and 22.3 million arcs, 34, 64 and 262 s, 1.3, 2.5 and 6.8
-GB. The formulas are within 12 % of these arcs and seconds, and 25 % of the bytes.
+and 863,000 n-grams over 30,000 words with 9,000 and 32,000 leaves
+(`python -m benchmarks tree`). These have 4.2, 6.8 and 22.3 million arcs, and take 34,
+64 and 262 s, and 1.3, 2.5 and 6.8 GB. The formulas are within 12 % of these arcs and
+seconds, and 25 % of the bytes.
 """
 
 from collections.abc import Mapping

@@ -20,9 +20,9 @@ def others_since_now() -> Callable[[], float | None]:
     """Begins to look at the processor time of the whole machine.
 
     Returns:
-        A function that returns the mean number of cores that programs other than this
-        process and its ended children have kept busy since; None where the system does
-        not tell.
+        A function that returns the mean number of cores that other programs than this
+        process and its ended children have kept busy since. It returns None where the
+        system does not tell.
     """
     begin, busy, own = time.monotonic(), _busy_s(), _own_s()
 

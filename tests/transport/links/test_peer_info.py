@@ -25,18 +25,21 @@ def test_peer_info_goes_through_json() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"member": "3"}, "`member` of peer info must be a int"),
-        ({"member": True}, "`member` of peer info must be a int"),
-        ({"member": -1}, "numbers from 0 to"),
-        ({"member": 1 << 70}, "numbers from 0 to"),
-        ({"super_learner_size": 0}, "numbers from 0 to"),
-        ({"member": 1 << 31}, "numbers from 0 to"),
-        ({"shard": 1 << 31}, "numbers from 0 to"),
-        ({"super_learner_size": (1 << 31) + 1}, "numbers from 0 to"),
-        ({"model": 4}, "`model` of peer info must be a str"),
-        ({"settings": {"gain": 1}}, "must be strings"),
-        ({"settings": []}, "`settings` of peer info must be a dict"),
-        ({"other": 1}, "must have the fields"),
+        ({"member": "3"}, "`member` of peer info must be of type int, got '3'"),
+        ({"member": True}, "`member` of peer info must be of type int, got True"),
+        ({"member": -1}, "`member` of peer info must be from 0 to 2147483647, got -1"),
+        ({"member": 1 << 70}, "`member` .* from 0 to 2147483647, got 1180591620"),
+        ({"super_learner_size": 0}, "`super_learner_size` .* from 1 to .*, got 0"),
+        ({"member": 1 << 31}, "`member` .* from 0 to 2147483647, got 2147483648"),
+        ({"shard": 1 << 31}, "`shard` .* from 0 to 2147483647, got 2147483648"),
+        (
+            {"super_learner_size": (1 << 31) + 1},
+            "`super_learner_size` .* from 1 to 2147483648, got 2147483649",
+        ),
+        ({"model": 4}, "`model` of peer info must be of type str, got 4"),
+        ({"settings": {"gain": 1}}, "must be strings, got {'gain': 1}"),
+        ({"settings": []}, "`settings` of peer info must be of type dict, got "),
+        ({"other": 1}, "must have the fields .*, got "),
     ],
 )
 def test_malformed_peer_info_is_refused(change: dict[str, Any], message: str) -> None:
