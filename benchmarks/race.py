@@ -178,7 +178,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add("--report", action="store_true", help="run nothing; report what is there")
     add("--estimate", action="store_true", help="only say how long it will take")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not options.rate_factor > 1:
+        parser.error(f"--rate-factor must be above 1, got {options.rate_factor:g}")
+    return options
 
 
 def main(arguments: Sequence[str]) -> int:

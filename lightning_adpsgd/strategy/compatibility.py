@@ -9,7 +9,6 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
     Callback,
     LearningRateFinder,
     ModelCheckpoint,
@@ -297,8 +296,7 @@ _ALLOWED_WITH_WORK_SHARING: dict[str, tuple[Any, str]] = {
 }
 _COUNTING: dict[type[Callback], str] = {
     StochasticWeightAveraging: "no learner knows its number of batches",
-    BatchSizeFinder: "find the value in advance, without work sharing",
-    LearningRateFinder: "find the value in advance, without work sharing",
+    LearningRateFinder: "it counts the steps of one learner",
     SpikeDetection: "all learners meet in each of its batches",
 }
 """Callbacks that count batches or meet in them, each with the reason or remedy."""

@@ -283,7 +283,7 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
             )
         loaded = {self.jobs.of_module(module) for module in modules}
         for job, learners in zip(running, saved, strict=True):
-            if job in loaded:
+            if job in loaded and not job.in_consensus:  # there a load is discarded
                 self._restore_learner(job, learners)
 
     def _restore_learner(self, job: Job, learners: list[Any]) -> None:

@@ -123,6 +123,7 @@ class Job:
         self._statistics: Statistics | None = None
         self._restored_position: tuple[int, int] | None = None
         self.wrapped: DistributedDataParallel | None = None
+        self._broadcasts = False
         self.unfinished = RuntimeError("its process ended within training")
         self.closed = self.has_departed = False
         # Torch aborts a process that exits while threads run torch's code.
@@ -342,6 +343,10 @@ class Job:
         self.flat.rebind()
         with self.failures.named("the mean of all learners"):
             consensus = self._consensus.enter(occasion, adopts, unmerged)
+        if (wrapped := self.wrapped) is not None and not self._broadcasts:
+            # All have the mean's buffers, and one of them may evaluate it alone.
+            self._broadcasts = wrapped.require_forward_param_sync
+            wrapped.require_forward_param_sync = False
         self._reset_if_reloaded()
         return consensus
 
@@ -354,7 +359,8 @@ class Job:
             if self.wrapped is not None:
                 # Each learner has its own buffers again. After a forward without
                 # gradients, DDP would not broadcast them in the next one.
-                self.wrapped.require_forward_param_sync = True
+                self.wrapped.require_forward_param_sync = self._broadcasts
+                self._broadcasts = False
 
     def adopt(self, meeting: str) -> None:
         """Keeps what a program has put in place of the consensus model.
@@ -366,7 +372,7 @@ class Job:
             assert self._communication is not None
             self.flat.rebind()
             self._communication.set_aside(self.flat.vectors)
-            self.meet_if_asynchronous(meeting)
+            self.meet(meeting)
             self.leave_consensus(adopt=True)
 
     # --- what a checkpoint holds of each super-learner

@@ -470,6 +470,9 @@ def test_the_race_has_options_of_its_own(capsys: pytest.CaptureFixture[str]) -> 
     assert 0 < minutes[0] < minutes[1]
     with pytest.raises(SystemExit):
         runner.main(["race", "--columns", "none"])
+    with pytest.raises(SystemExit):
+        runner.main(["race", "--rate-factor", "1"])
+    assert "--rate-factor must be above 1, got 1" in capsys.readouterr().err
     assert "race" not in runner.names()
 
 

@@ -113,7 +113,7 @@ def test_an_optimizer_that_a_program_has_replaced_is_in_no_checkpoint(
 ) -> None:
     """One with a scheduler may be in a cycle, and the collector has not run since."""
     strategy, module = gossip(), Slope()
-    job = create_autospec(Job, instance=True, running=True)
+    job = create_autospec(Job, instance=True, running=True, in_consensus=False)
     job.failures = create_autospec(FailureReport, instance=True)
     strategy.jobs.set_up(module, lambda: job)
     monkeypatch.setattr(

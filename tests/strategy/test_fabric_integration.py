@@ -592,6 +592,71 @@ def test_the_mean_in_a_file_is_that_of_the_learners_in_it(tmp_path: Path) -> Non
         torch.testing.assert_close(saved["model"]["weight"], torch.stack(own).mean(0))
 
 
+def test_one_learner_of_a_super_learner_may_evaluate_the_mean_alone() -> None:
+    """All hold its buffers, so that DDP has none to broadcast."""
+
+    def program(rank: int) -> int:
+        fabric = launched(gossip("ring", "sync", super_learner_size=2), 4)
+        module, batch = Watched(), torch.ones(2, 3, dtype=torch.float64)
+        model, optimizer = fabric.setup(module, sgd(module))
+        for _ in range(2):
+            fabric.backward(model(batch))
+            optimizer.step()
+            model.eval()
+            for evaluating in ([0, 1, 2, 3], [0]):
+                with strategy_of(fabric).consensus(), torch.no_grad():
+                    if rank in evaluating:
+                        model(batch)
+                    fabric.barrier()
+            model.train()
+        strategy_of(fabric).finish()
+        return len(module.seen)
+
+    assert values(learners(4, program)) == [2] * 4
+
+
+class Remembers(Bowl):
+    """Its gradient depends on a buffer, which each forward changes."""
+
+    memory: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("memory", torch.zeros(3, dtype=torch.float64))
+
+    @override
+    def forward(self, batch: Tensor) -> Tensor:
+        self.memory.mul_(0.9).add_(batch.mean(0), alpha=0.1)
+        return super().forward(batch - self.memory)
+
+
+def test_a_save_between_the_batches_of_a_step_changes_no_training(
+    tmp_path: Path,
+) -> None:
+    """There DDP broadcasts no buffers, with the save as without."""
+
+    def program(rank: int, saves: bool) -> Tensor:
+        fabric = launched(gossip("ring", "sync", super_learner_size=2), 4)
+        module = Remembers()
+        model, optimizer = fabric.setup(module, sgd(module, 0.3))
+        for number, batch in enumerate(Rows(48).rows[rank::4].split(2)):
+            takes = number % 3 == 2
+            with fabric.no_backward_sync(model, enabled=not takes):
+                fabric.backward(model(batch))
+            if saves and number % 3 == 1:
+                fabric.save(tmp_path / "one.ckpt", {"model": model})
+            if takes:
+                optimizer.step()
+                optimizer.zero_grad()
+        strategy_of(fabric).finish()
+        return module.weight.detach().clone()
+
+    without, with_saves = (
+        values(learners(4, partial(program, saves=saves))) for saves in (False, True)
+    )
+    torch.testing.assert_close(with_saves, without, rtol=0, atol=0)
+
+
 def save_two_learners(path: Path) -> None:
     """Two learners save their own weights; the mean is `consensus_after(8, 2)`."""
 

@@ -8,7 +8,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
     LearningRateFinder,
     ModelCheckpoint,
     StochasticWeightAveraging,
@@ -63,7 +62,6 @@ def test_it_is_refused_where_all_step_together(communication: Any) -> None:
             "`every_n_train_steps` must not be set .* got 3.*SaveWithinEpoch",
         ),
         ({"callbacks": [LearningRateFinder()]}, "`LearningRateFinder` cannot be used"),
-        ({"callbacks": [BatchSizeFinder()]}, "`BatchSizeFinder` cannot be used"),
         (
             {"callbacks": [StochasticWeightAveraging(0.1)]},
             "`StochasticWeightAveraging` cannot be used",
