@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
 from lightning_adpsgd.asr.sound.segments import find_segments
 from lightning_adpsgd.asr.speakers.adaptation import AdaptationOptions
 from tests.asr import digits
+from tests.asr.small_disk import on_a_small_disk
 
 SCALE = 0.3
 SEARCH = SearchOptions(beam=20.0, max_active=500)
@@ -289,6 +291,15 @@ def test_a_file_that_cannot_be_used_does_not_keep_others_back(exported, call, ca
     found = capsys.readouterr()
     assert "error: no.wav: the file does not exist" in found.err
     assert "call A" in found.out
+
+
+def test_a_full_folder_of_temporary_files_is_named(
+    exported, call, tmp_path, monkeypatch
+):
+    recogniser = Recogniser(exported)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = on_a_small_disk(tmp_path, lambda: list(recogniser.transcribe(call)), "4k")
+    assert f"No space left on device: '{tmp_path}'" in found.error
 
 
 def test_a_textgrid_that_cannot_be_written_does_not_keep_others_back(
