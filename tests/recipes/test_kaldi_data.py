@@ -359,6 +359,38 @@ def test_the_program_of_the_page_writes_a_corpus_that_the_recipe_takes(
     assert "@U" in _lexicon(Path("data")).phones
 
 
+@pytest.mark.parametrize(
+    ("split", "meaning"), [("dev", "chosen on speech"), ("test", "not that of new")]
+)
+def test_speech_that_is_trained_on_and_tested_is_told(
+    data: Path, capsys: pytest.CaptureFixture[str], split: str, meaning: str
+):
+    (data / split).mkdir(exist_ok=True)
+    for name in ("wav.scp", "text", "utt2spk"):
+        rows = (data / "train" / name).read_text().splitlines()[:2]
+        (data / split / name).write_text("\n".join(rows).replace("anna_", "new_"))
+    told = f"WARNING: {split}: 2 of 2 utterances are trained on too, for example "
+    for stage in ("check", "prepare"):
+        assert _run(data, stage) == 0
+        said = capsys.readouterr().out.replace("\n", " ")
+        assert f"{told}{data / split / 'text'}:1: " in said
+        assert meaning in said
+
+
+def test_segments_of_one_recording_that_touch_are_of_no_two_splits(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    sound = data.parent / "sounds/anna0.wav"
+    for split, begin in (("train", 0.0), ("test", 0.2)):
+        folder = data / split
+        rows = [row.split()[0] for row in (folder / "text").read_text().splitlines()]
+        (folder / "wav.scp").write_text(f"call {sound}\n")
+        cuts = [f"{name} call {begin} {begin + 0.25}" for name in rows]
+        (folder / "segments").write_text("\n".join(cuts))
+    assert _run(data, "check") == 0
+    assert "trained on" not in capsys.readouterr().out
+
+
 def test_a_corpus_that_is_no_data_directory_is_refused(
     data: Path, capsys: pytest.CaptureFixture[str]
 ):

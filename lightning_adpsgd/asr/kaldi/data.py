@@ -26,7 +26,6 @@ from lightning_adpsgd.asr.kaldi.tables import (
     Row,
     read_channels,
     read_named,
-    read_rows,
     read_segments,
     read_speakers,
 )
@@ -75,7 +74,7 @@ def read_data(
     cuts = read_segments(folder) if (folder / "segments").exists() else None
     speakers, channels = read_speakers(folder), read_channels(folder)
     found = []
-    for line in read_rows(folder / "text", names_alone=True):
+    for line in read_named(folder / "text", names_alone=True).values():
         if not line.rest:
             skipped.add("utterance without words", line.where)
             continue
@@ -106,7 +105,8 @@ def _sound(
     if row.rest[-1].endswith("|"):
         skipped.add("command in wav.scp", row.where, remedy=_COMMAND)
         return None
-    path = Path(" ".join(row.rest))
+    # Also for stages that run in another folder.
+    path = Path(" ".join(row.rest)).absolute()
     try:
         facts = facts_of(path)
     except ValueError as error:

@@ -5,7 +5,7 @@ there; otherwise the last speakers of the training are held out.
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped, Utterance
@@ -40,6 +40,10 @@ from recipes.hybrid.stages.lexicon import (
 )
 
 Splits = dict[str, list[Utterance]]
+_MEANINGS = {
+    "dev": "scales and weights are chosen on speech that the network knows",
+    "test": "the error rate is not that of new speech",
+}
 
 
 def check(settings: Settings, output: Path) -> None:
@@ -61,6 +65,7 @@ def check(settings: Settings, output: Path) -> None:
     if "test" not in splits:
         lines.append(f"{settings.corpus / 'test/text'}: MISSING, nothing is tested")
     lines.append(_about_lexicon(settings, skipped))
+    lines += _trained_on(splits)
     lines += [f"WARNING: left out: {line}" for line in skipped.report()]
     say(lines)
     write_json(output / REPORT, {"report": lines})
@@ -89,11 +94,12 @@ def prepare(settings: Settings, output: Path) -> None:
     """
     skipped = Skipped()
     splits = _splits(settings, skipped)
+    warnings = [*_trained_on(splits)]
     if "dev" not in splits:
         train, dev = hold_out(splits["train"], settings.prepare)
         splits = {**splits, "train": train, "dev": dev}
     write_splits(output, splits)
-    say_splits(output, splits, skipped)
+    say_splits(output, splits, skipped, warnings)
 
 
 def lexicon(settings: Settings, output: Path) -> None:
@@ -169,6 +175,29 @@ def _splits(settings: Settings, skipped: Skipped) -> Splits:
     splits = {name: [*distinct(spoken, skipped)] for name, spoken in found.items()}
     _refuse_alike(splits.get("test", ()))
     return splits
+
+
+def _trained_on(splits: Splits) -> Iterator[str]:
+    """Warns of utterances of `dev` and `test` whose sound is trained on."""
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for one in splits["train"]:
+        spans.setdefault(one.side, []).append((one.start_s, one.end_s))
+    for split, meaning in _MEANINGS.items():
+        both = [one for one in splits.get(split, ()) if _is_within(one, spans)]
+        if both:
+            yield (
+                f"WARNING: {split}: {len(both)} of {len(splits[split])} utterances are "
+                f"trained on too, for example {both[0].source}: {meaning}; take them "
+                "out of one of the two directories"
+            )
+
+
+def _is_within(one: Utterance, spans: dict[str, list[tuple[float, float]]]) -> bool:
+    """Whether more than half of an utterance is in a span of its side."""
+    return any(
+        2 * (min(end, one.end_s) - max(begin, one.start_s)) > one.end_s - one.start_s
+        for begin, end in spans.get(one.side, ())
+    )
 
 
 def _refuse_alike(tested: Iterable[Utterance]) -> None:

@@ -56,6 +56,13 @@ def test_utterances_have_the_recordings_times_and_sides_of_the_tables(write):
     assert skipped.counts == {"command in wav.scp": 1, "text without a recording": 1}
 
 
+def test_a_path_holds_in_other_folders_too(write, monkeypatch: pytest.MonkeyPatch):
+    folder = write(FILES | {"wav.scp": "anna-call speech/call.wav\n"})
+    monkeypatch.chdir(folder)
+    first, _ = read_data(folder, _five_seconds, Skipped())
+    assert first.recording == folder / "speech/call.wav"
+
+
 def test_side_b_of_a_file_with_one_channel_is_that_channel(write):
     first, second = read_data(write(FILES), _mono, Skipped())
     assert (first.channel, second.channel) == (0, 0)
@@ -67,6 +74,7 @@ CONTRADICTIONS = {
     "segments": ("anna-1 anna-call 0.98 2.6", "anna-call 0.98 2.5"),
     "utt2spk": ("anna-1 bert", "anna"),
     "reco2file_and_channel": ("anna-call call A", "call B"),
+    "text": ("anna-1 yes i know", "YES i know"),
 }
 
 
