@@ -22,6 +22,7 @@ from lightning_adpsgd.asr.corpora.corpus import (
 )
 from lightning_adpsgd.asr.frames import writing
 from lightning_adpsgd.asr.frames.store import FrameStore
+from lightning_adpsgd.asr.frames.writing import FrameWriter
 from lightning_adpsgd.asr.language.lexicon import read_lexicon
 from lightning_adpsgd.asr.sound.channels import read_facts
 from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
@@ -535,7 +536,8 @@ def test_one_channel_recordings_have_no_side_b(settings: Settings):
     }
 
 
-def test_a_journal_without_its_frames_is_not_believed(tmp_path: Path):
+def _one_side(tmp_path: Path) -> tuple[Settings, Utterance, Path]:
+    """A `dev` of one utterance, and an empty folder for its frames."""
     settings = Settings(corpus=tmp_path, out=tmp_path, cores=1)
     sound, folder = tmp_path / "a.wav", tmp_path / "frames"
     soundfile.write(sound, np.random.default_rng(0).normal(0, 0.1, 16_000), 8000)
@@ -543,6 +545,41 @@ def test_a_journal_without_its_frames_is_not_believed(tmp_path: Path):
     settings.directory("prepare").mkdir(parents=True)
     write_utterances(settings.directory("prepare") / "dev.jsonl", [one])
     folder.mkdir()
+    return settings, one, folder
+
+
+def test_a_journal_without_its_frames_is_not_believed(tmp_path: Path):
+    settings, one, folder = _one_side(tmp_path)
     (folder / ".sides.done").write_text(f"{one.side}\n")
     feature_stage._split(settings, "dev", folder)
     assert bool(FrameStore(folder).frames(0).any())
+
+
+@pytest.mark.parametrize(("ending", "is_believed"), [("\n", True), ("", False)])
+def test_a_line_of_the_journal_that_was_cut_off_is_not_believed(
+    tmp_path: Path, ending: str, is_believed: bool
+):
+    settings, one, folder = _one_side(tmp_path)
+    FrameWriter(folder, [one.id], [200], settings.features.num_mels).create()
+    (folder / ".sides.done").write_text(f"other A\n{one.side}{ending}")
+    feature_stage._split(settings, "dev", folder)
+    assert bool(FrameStore(folder).frames(0).any()) != is_believed
+
+
+def test_a_side_is_noted_when_its_frames_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings, one, folder = _one_side(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FrameWriter, "sync", full)
+        with pytest.raises(OSError, match="No space left"):
+            feature_stage._split(settings, "dev", folder)
+    assert not (folder / ".sides.done").exists()
+    monkeypatch.setattr(FrameWriter, "finish", full)
+    with pytest.raises(OSError, match="No space left"):
+        feature_stage._split(settings, "dev", folder)
+    assert one.side in (folder / ".sides.done").read_text().split("\n")

@@ -150,6 +150,23 @@ class FrameWriter:
         """Writes the frames of the utterance at `position` of `ids`."""
         self.place(position).put(frames)
 
+    def sync(self) -> None:
+        """Waits until the frames that this machine has written are on the disk.
+
+        Raises:
+            OSError: They cannot get there; it names the file.
+        """
+        partial = [self.folder / _PARTIAL]
+        if (shards := self._shards) is not None:
+            partial = [shards.path(self.folder, n) for n in range(shards.num_shards)]
+        for path in partial:
+            with path.open("rb") as file:
+                try:
+                    os.fsync(file.fileno())
+                except OSError as error:
+                    error.filename = str(path)
+                    raise
+
     def finish(self, present: Sequence[bool] | None = None) -> None:
         """Publishes the store.
 
