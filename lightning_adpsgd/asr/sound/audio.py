@@ -16,6 +16,7 @@ from torchaudio.functional import resample
 
 from lightning_adpsgd.asr.sound.byte_order import is_swapped
 from lightning_adpsgd.asr.sound.features import log_mel
+from lightning_adpsgd.asr.sound.rates import odd_rate
 from lightning_adpsgd.asr.sound.sphere import (
     MAGIC,
     SAMPLE_RATE,
@@ -46,8 +47,8 @@ class SoundFile:
         path: Sound file in any format that libsndfile reads, at 8 kHz or more.
 
     Raises:
-        AudioError: The file is missing, not sound, empty, truncated, at a lower rate,
-            or has a byte order that differs from its header.
+        AudioError: The file is missing, not sound, empty, truncated, at a lower or odd
+            rate, or has a byte order that differs from its header.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,6 +75,8 @@ class SoundFile:
                 f"{self.path}: expected {SAMPLE_RATE} Hz or more, found "
                 f"{self.sample_rate}; a lower rate cannot be restored"
             )
+        if problem := odd_rate(self.sample_rate, SAMPLE_RATE):
+            raise AudioError(f"{self.path}: {problem}")
         self._check_length()
         if self.duration_s < _SHORTEST_S:
             raise AudioError(
