@@ -10,6 +10,7 @@ import soundfile
 from lightning_adpsgd.asr.corpora.corpus import read_utterances
 from lightning_adpsgd.asr.frames.store import FrameStore
 from lightning_adpsgd.asr.language.lexicon import Lexicon, read_lexicon
+from recipes.hybrid.data import splits
 from recipes.kaldi import __main__ as kaldi
 from recipes.kaldi.__main__ import RECIPE, main
 from tests.asr.kaldi_files import write_experiment
@@ -375,6 +376,20 @@ def test_speech_that_is_trained_on_and_tested_is_told(
         said = capsys.readouterr().out.replace("\n", " ")
         assert f"{told}{data / split / 'text'}:1: " in said
         assert meaning in said
+
+
+def test_long_utterances_are_told_with_the_longest(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(splits, "LONG_S", 1.0)
+    for take, seconds in enumerate((2, 3)):
+        sound = data.parent / f"sounds/bert{take}.wav"
+        soundfile.write(sound, 0.1 * np.ones(seconds * 16_000), 16_000)
+    assert _run(data, "prepare") == 0
+    said = capsys.readouterr().out
+    told = "WARNING: train: 2 utterances are longer than 1 s, the longest 3 s, "
+    assert f"{told}{data / 'train/text'}:5: " in said
+    assert said.count("longer than") == 1
 
 
 def test_segments_of_one_recording_that_touch_are_of_no_two_splits(
