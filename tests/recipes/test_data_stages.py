@@ -246,6 +246,42 @@ def test_a_recording_that_breaks_after_the_check_is_counted(
 
 
 @pytest.mark.parametrize("cores", [1, 2])
+def test_a_recording_that_is_gone_after_the_check_stops_the_features(
+    settings: Settings, cores: int
+):
+    settings = dataclasses.replace(settings, cores=cores)
+    _run(settings, "prepare")
+    path = settings.corpus / "LDC97S62/swb1_d1/data/sw02001.sph"
+    path.rename(path.with_suffix(".away"))
+    with pytest.raises(OSError, match=r"sw02001\.sph: .*No such file.* continues"):
+        run_stages(settings, STAGES, first="features", last="features")
+    path.with_suffix(".away").rename(path)
+    _run(settings, "features")
+    store = FrameStore(settings.directory("features") / "train")
+    assert store.ids.tolist() == [u.id for u in _split(settings, "train")]
+
+
+def test_without_the_program_that_the_check_had_the_features_stop(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = settings.corpus / "LDC97S62/swb1_d1/data/sw02001.sph"
+    header = path.read_bytes()[:1024].replace(
+        b"-s4 ulaw", b"-s26 ulaw,embedded-shorten-v2.00"
+    )
+    path.write_bytes(header[:1024] + path.read_bytes()[1024:])
+    program = tmp_path / "bin/sph2pipe"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(program.parent))
+        _run(settings, "prepare")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(OSError, match="needs the program sph2pipe on PATH"):
+        _run(settings, "features")
+
+
+@pytest.mark.parametrize("cores", [1, 2])
 def test_a_full_disk_stops_the_features_and_leaves_out_no_side(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, cores: int
 ):

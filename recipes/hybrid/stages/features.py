@@ -25,7 +25,7 @@ from lightning_adpsgd.asr.sound.channels import read_channel
 from lightning_adpsgd.asr.sound.features import log_mel, normalise_side, num_frames
 from lightning_adpsgd.asr.sound.noise import add_noise, dice_of, noise_files
 from lightning_adpsgd.asr.sound.speeds import at_speed, samples_at
-from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
+from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE, NoSph2pipeError
 from recipes.hybrid.data.splits import speeds_of, with_copies
 from recipes.hybrid.pipeline.crew import finished, shared
 from recipes.hybrid.pipeline.groups import FeatureSettings
@@ -144,7 +144,7 @@ def features(settings: Settings, output: Path) -> None:
 
     Raises:
         StageError: No side of a split could be read.
-        OSError: The disk is full.
+        OSError: The disk is full, or a recording is gone.
     """
     for split in settings.splits():
         if not is_stored(output / split):
@@ -275,7 +275,12 @@ def _write_side_alone(task: SideTask) -> str | None:
 
 
 def write_side(task: SideTask) -> str | None:
-    """Computes and stores the frames of one side; returns the problem, or None."""
+    """Computes and stores the frames of one side; returns the problem, or None.
+
+    Raises:
+        OSError: The problem is not of this side: the disk is full, or a recording that
+            `check` found is gone, as are all of a disc that is not mounted.
+    """
     first = task.side.spoken[0]
     try:
         channel = read_channel(first.recording, first.channel)
@@ -288,5 +293,17 @@ def write_side(task: SideTask) -> str | None:
         for place, utterance in zip(task.places, frames, strict=True):
             place.put(utterance.numpy())
     except ValueError as error:  # a full disk is no fault of the side
+        if _is_of_the_machine(error):
+            raise OSError(
+                f"{error}; `check` could read it: once this machine can, the same "
+                "command continues"
+            ) from error
         return f"{task.side.name}: {error}"
     return None
+
+
+def _is_of_the_machine(error: BaseException | None) -> bool:
+    """Whether an error came of a file or program that is missing or out of reach."""
+    if isinstance(error, OSError | NoSph2pipeError):
+        return True
+    return error is not None and _is_of_the_machine(error.__cause__)
