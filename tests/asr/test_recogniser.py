@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -38,6 +40,7 @@ from lightning_adpsgd.asr.sound.segments import find_segments
 from lightning_adpsgd.asr.speakers.adaptation import AdaptationOptions
 from tests.asr import digits
 from tests.asr.small_disk import on_a_small_disk
+from tests.helpers import PATIENCE_S
 
 SCALE = 0.3
 SEARCH = SearchOptions(beam=20.0, max_active=500)
@@ -322,6 +325,19 @@ def test_a_name_that_is_no_text_is_escaped(exported, call, tmp_path, capsys, sty
     command = ["transcribe", str(sound), "--model", str(exported)]
     assert main([*command, "--format", style]) == 0
     assert "caf\\udce9" in capsys.readouterr().out.replace("\\\\", "\\")
+
+
+def test_without_the_extra_the_command_says_which_package_is_missing(tmp_path):
+    program = (
+        "import sys\n"
+        "sys.modules['soundfile'] = None\n"
+        "from lightning_adpsgd.asr.__main__ import main\n"
+        "sys.exit(main(['transcribe', 'call.wav']))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    expected = "error: the package soundfile is missing: pip install"
+    assert (done.returncode, done.stderr[: len(expected)]) == (1, expected)
 
 
 def test_a_folder_without_a_recogniser_is_named(tmp_path, capsys):
