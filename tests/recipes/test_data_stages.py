@@ -245,6 +245,21 @@ def test_a_recording_that_breaks_after_the_check_is_counted(
     assert "train: left out: unreadable conversation side: 2" in capsys.readouterr().out
 
 
+def test_a_side_without_any_sound_is_left_out_and_counted(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+):
+    samples = noise(6.0)
+    samples[:, 1] = 0
+    path = settings.corpus / "LDC97S62/swb1_d1/data/sw02001.sph"
+    write_sphere(path, samples, coding="PCM_16")
+    _run(settings, "features")
+    store = FrameStore(settings.directory("features") / "train")
+    assert {name[:9] for name in store.ids} == {"sw02001-A", "sw02002-A", "sw02002-B"}
+    said = capsys.readouterr().out
+    assert "left out: unreadable conversation side: 1" in said
+    assert "sw02001.sph B: nothing but digital silence where words are" in said
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 def test_a_recording_that_is_gone_after_the_check_stops_the_features(
     settings: Settings, cores: int

@@ -22,7 +22,12 @@ from lightning_adpsgd.asr.frames.writing import FramePlace, FrameWriter, is_stor
 from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.sound.audio import AudioError
 from lightning_adpsgd.asr.sound.channels import read_channel
-from lightning_adpsgd.asr.sound.features import log_mel, normalise_side, num_frames
+from lightning_adpsgd.asr.sound.features import (
+    DIGITAL_SILENCE,
+    log_mel,
+    normalise_side,
+    num_frames,
+)
 from lightning_adpsgd.asr.sound.noise import add_noise, dice_of, noise_files
 from lightning_adpsgd.asr.sound.speeds import at_speed, samples_at
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE, NoSph2pipeError
@@ -289,7 +294,13 @@ def write_side(task: SideTask) -> str | None:
         if task.noise is not None:
             # By the id, so that a corpus in another folder gets the same noise.
             cuts = task.noise.added_to(cuts, first.id)
-        frames = normalise_side([log_mel(cut, task.num_mels) for cut in cuts])
+        energies = [log_mel(cut, task.num_mels) for cut in cuts]
+        if all(bool((one == DIGITAL_SILENCE).all()) for one in energies):
+            raise ValueError(
+                "nothing but digital silence where words are transcribed; compare the "
+                "channel with the disc"
+            )
+        frames = normalise_side(energies)
         for place, utterance in zip(task.places, frames, strict=True):
             place.put(utterance.numpy())
     except ValueError as error:  # a full disk is no fault of the side
