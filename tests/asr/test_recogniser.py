@@ -422,6 +422,14 @@ def test_an_export_that_fails_leaves_nothing(parts, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["graph"]
 
 
+def test_a_full_disk_is_named_when_weights_are_written(parts, tmp_path):
+    states = parts.model.hparams["num_states"]
+    large = dataclasses.replace(parts, model=acoustic_model(states, hidden_size=128))
+    disk = tmp_path / "disk"
+    error = on_a_small_disk(disk, lambda: write_files(large, disk), "512k").error
+    assert f"No space left on device: '{disk / 'weights.pt'}'" in error
+
+
 def test_an_export_that_was_cut_off_is_written_again(parts, tmp_path):
     FrontEnd().save(tmp_path / "front_end.npz")
     options = AdaptationOptions(fmllr=False, ivectors=False)
