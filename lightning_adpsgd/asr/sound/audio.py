@@ -6,7 +6,9 @@ resampling filters and frame windows do not see its ends. The frames equal those
 whole file.
 """
 
+import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +69,10 @@ class SoundFile:
             return f"{self.path}: the file does not exist"
         if self.path.stat().st_size == 0:
             return f"{self.path}: the file is empty"
+        with suppress(SphereError):
+            if read_header(self.path, sample_rate=None).is_shortened:
+                unpack = f"sph2pipe -f wav {shlex.quote(str(self.path))} new.wav"
+                return f"{self.path}: compressed by shorten; unpack it: `{unpack}`"
         return f"{self.path}: no sound in a format that libsndfile reads: {error}"
 
     def _check(self) -> None:
