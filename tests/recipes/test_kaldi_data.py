@@ -9,7 +9,12 @@ import soundfile
 
 from lightning_adpsgd.asr.corpora.corpus import read_utterances
 from lightning_adpsgd.asr.frames.store import FrameStore
-from lightning_adpsgd.asr.language.lexicon import Lexicon, read_lexicon
+from lightning_adpsgd.asr.language.lexicon import (
+    SPECIAL_WORDS,
+    Lexicon,
+    read_lexicon,
+)
+from lightning_adpsgd.asr.language.ngram import read_arpa
 from recipes.hybrid.data import splits
 from recipes.kaldi import __main__ as kaldi
 from recipes.kaldi.__main__ import RECIPE, main
@@ -286,6 +291,24 @@ def test_phones_are_those_of_the_lexicon_as_they_are_written(data: Path):
     found = _lexicon(data)
     assert found.nonsilence_phones == ("2", "N", "S", "e1", "e4", "n", "s")
     assert found.pronunciations["yes"] == (("S", "e1", "s"), ("s", "2", "S"))
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "words"),
+    [("training", {"yes", "no"}), ("dictionary", {"yes", "no", "maybe"})],
+)
+def test_words_that_only_the_lexicon_has_are_in_the_vocabulary_if_asked_for(
+    data: Path, capsys: pytest.CaptureFixture[str], vocabulary: str, words: set[str]
+):
+    path = data / "local/dict/lexicon.txt"
+    silences = "!SIL SIL\n<unk> SPN\n[cough] NSN\n"
+    path.write_text(f"{silences}yes y eh s\nno n ow\nmaybe m ey b iy\n")
+    assert _run(data, "lm", f"vocabulary={vocabulary}") == 0
+    assert _lexicon(data).pronunciations.keys() - SPECIAL_WORDS.keys() == words
+    model = read_arpa(data.parent / "run/exp/lm/lm.arpa")
+    found = {n[0] for n in model.log10_probabilities if len(n) == 1}
+    assert found == words | {"<s>", "</s>"}
+    assert _run(data, "lm", "vocabulary=training") == (vocabulary != "training")
 
 
 def test_espeak_does_not_continue_a_lexicon_of_other_phones(

@@ -103,7 +103,7 @@ def prepare(settings: Settings, output: Path) -> None:
 
 
 def lexicon(settings: Settings, output: Path) -> None:
-    """Write the words of the training with pronunciations.
+    """Write the words of the training, or all that a lexicon has, with pronunciations.
 
     They come from `CORPUS/local/dict`, with phones as they are written there, or from
     `lexicon.cmudict`, in MS-State's phones.
@@ -120,6 +120,8 @@ def lexicon(settings: Settings, output: Path) -> None:
     written = _written(path, skipped)
     known = _spoken(settings, path, written.pronunciations)
     silence = written.silence_phones
+    if settings.wider:
+        known = _spoken_of(written) | known
     sources = _in_the_same_phones(settings, path, phones_of(known) - {*silence})
     complete_lexicon(settings, output, known, sources, skipped, silence)
 
@@ -138,6 +140,16 @@ def _spoken(settings: Settings, path: Path, dictionary: Dictionary) -> Dictionar
     known = {word: dictionary[word] for word in said if word in dictionary}
     print(f"  {len(known)} of {len(said)} words are in {path.name}")
     return known
+
+
+def _spoken_of(written: KaldiLexicon) -> Dictionary:
+    """The words of a lexicon but those for silence and noise, such as `!SIL`."""
+    silence = {*SILENCE_PHONES, *written.silence_phones}
+    return {
+        word: several
+        for word, several in written.pronunciations.items()
+        if not all(silence.issuperset(one) for one in several)
+    }
 
 
 def _in_the_same_phones(
