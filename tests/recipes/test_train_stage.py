@@ -142,3 +142,11 @@ def test_figures_of_all_attempts_become_one_table_in_order_of_steps(tmp_path):
         write_rows(folder / "metrics.csv", [{"step": step} for step in steps])
     (tmp_path / "logs" / "attempt_2").mkdir()
     assert [row["step"] for row in gather_figures(Path(tmp_path))] == [9, 19, 29, 39]
+
+
+@pytest.mark.parametrize("end", ["19,0.1", "19,1e-", "\0\0\0\0", "\0\0\n"])
+def test_a_line_that_a_full_disk_or_a_power_failure_cut_off_is_left_out(tmp_path, end):
+    folder = tmp_path / "logs/attempt_0"
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_text(f"step,loss\r\n9,0.25\r\n{end}")
+    assert gather_figures(tmp_path) == [{"step": 9, "loss": 0.25}]
