@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ def test_every_name_of_the_package_becomes_its_strategy(name):
 
 def test_ddp_is_lightnings_own():
     assert type(make_strategy(TrainSettings(strategy="ddp"))) is DDPStrategy
+
+
+def test_checkpoints_of_ddp_do_not_come_from_a_folder_on_another_disk(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    path = tmp_path / "last.ckpt"
+    files = make_strategy(TrainSettings(strategy="ddp")).checkpoint_io
+    files.save_checkpoint({"epoch": 1}, path)
+    assert files.load_checkpoint(path) == {"epoch": 1}
 
 
 def test_ddp_that_is_saved_within_epochs_is_one_super_learner_and_keeps_its_place():
