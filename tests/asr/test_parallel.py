@@ -72,6 +72,7 @@ def test_the_processes_end_when_the_calling_one_is_killed():
     open_while_one_is_alive, copy = os.pipe()
     calling = multiprocessing.get_context("fork").Process(target=_map_and_be_killed)
     calling.start()
+    assert calling.pid is not None
     os.close(copy)
     calling.join()
     try:

@@ -4,9 +4,9 @@ The store gets its final name when it is complete; `store` reads it.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.lib.format import open_memmap
@@ -190,14 +190,18 @@ def is_stored(folder: Path) -> bool:
     return (folder / WHOLE).exists() or (folder / PLAN).exists()
 
 
-class _Sink(NamedTuple):
+class _Sink:
     """What numpy takes for no file of the system.
 
     Into such a file it writes by itself, and of a full disk says only how much it
     wrote.
     """
 
-    write: Callable[[bytes], object]
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, content: bytes) -> object:
+        return self._file.write(content)
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
@@ -207,4 +211,4 @@ def save_array(path: Path, array: np.ndarray) -> None:
         OSError: The disk is full, or the folder is not writable; it names the file.
     """
     with bytes_written_whole(path) as file:
-        np.save(_Sink(file.write), array)
+        np.save(_Sink(file), array)
