@@ -1,5 +1,6 @@
 """The data stages on a tiny corpus: nothing is lost without being counted."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -39,6 +40,7 @@ from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.stages import STAGES
 from recipes.hybrid.stages import features as feature_stage
+from tests.asr.small_disk import on_a_small_disk
 from tests.asr.tiny import (
     noise,
     write_corpus,
@@ -634,3 +636,20 @@ def test_a_side_is_noted_when_its_frames_are_on_the_disk(
     with pytest.raises(OSError, match="No space left"):
         feature_stage._split(settings, "dev", folder)
     assert one.side in (folder / ".sides.done").read_text().split("\n")
+
+
+def test_a_full_disk_is_told_with_the_journal_that_has_no_room(tmp_path):
+    disk = tmp_path / "disk"
+
+    def note_a_side() -> None:
+        writer = FrameWriter(tmp_path / "frames", ["a"], [1], 1)
+        writer.create()
+        journal = feature_stage._Journal(disk / ".sides.done", writer)
+        for page in range(64):
+            with contextlib.suppress(OSError):
+                (disk / str(page)).write_bytes(bytes(4096))
+        journal.add("call A")
+        journal.save()
+
+    error = on_a_small_disk(disk, note_a_side).error
+    assert f"No space left on device: '{disk / '.sides.done'}'" in error

@@ -101,9 +101,13 @@ class _Journal:
             self._writer.sync()
             # The line before may have been cut off.
             lines = "\n".join(["", *self._waiting, ""])
-            with self._path.open("ab") as file:
-                # A path may hold bytes that are not valid text.
-                file.write(lines.encode("utf-8", "surrogateescape"))
+            try:
+                with self._path.open("ab") as file:
+                    # A path may hold bytes that are not valid text.
+                    file.write(lines.encode("utf-8", "surrogateescape"))
+            except OSError as error:
+                error.filename = str(self._path)
+                raise
         self._waiting.clear()
         self._since = time.monotonic()
 
