@@ -64,9 +64,13 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         print(f"error: {refusal}", file=sys.stderr)
         return 1
-    # Here, so that the help needs no torch.
-    from lightning_adpsgd.asr.recogniser import Recogniser, RecogniserError
-    from lightning_adpsgd.asr.sound.audio import AudioError
+    try:  # here, so that the help needs no torch
+        from lightning_adpsgd.asr.recogniser import Recogniser, RecogniserError
+        from lightning_adpsgd.asr.sound.audio import AudioError
+    except ModuleNotFoundError as error:
+        remedy = "pip install 'lightning-adpsgd[asr]'"
+        print(f"error: the package {error.name} is missing: {remedy}", file=sys.stderr)
+        return 1
 
     try:
         recogniser = Recogniser(options.model, least_fit=options.least_fit)

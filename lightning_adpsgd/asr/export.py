@@ -15,6 +15,7 @@ lexicon. `recogniser.Recogniser` reads such a folder.
 """
 
 import importlib.util
+import io
 import os
 import shutil
 import warnings
@@ -34,7 +35,7 @@ from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.search.decoding import SearchOptions
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
 from lightning_adpsgd.asr.speakers.adaptation import AdaptationOptions, stream_dims
-from lightning_adpsgd.files import write_json
+from lightning_adpsgd.files import bytes_written_whole, write_json
 
 FORMAT = 2
 ADAPTATION = "adaptation"
@@ -179,11 +180,19 @@ def write_files(parts: Parts, folder: Path, onnx: bool = False) -> None:
         shutil.copy(parts.graph / name, folder / name)
     priors = model.log_priors.tolist()
     write_json(folder / "states.json", {"names": names, "log_priors": priors})
-    weights = {name: value.cpu() for name, value in model.state_dict().items()}
-    torch.save(weights, folder / "weights.pt")
+    _save_weights(model, folder / "weights.pt")
     if onnx:
         write_onnx(model, folder / "model.onnx")
     write_json(folder / "recogniser.json", _description(parts, added))
+
+
+def _save_weights(model: AcousticModel, path: Path) -> None:
+    weights = {name: value.cpu() for name, value in model.state_dict().items()}
+    # By way of memory: into a file, torch tells of a full disk by positions alone.
+    content = io.BytesIO()
+    torch.save(weights, content)
+    with bytes_written_whole(path) as file:
+        file.write(content.getbuffer())
 
 
 def _check_inputs(parts: Parts, added: int) -> None:

@@ -213,7 +213,9 @@ class _Decoding:
     def begin(cls, snapshot: _Snapshot, task: _Task) -> "_Decoding":
         context = multiprocessing.get_context("fork")
         reader, writer = context.Pipe(duplex=False)
-        process = context.Process(target=_serve, args=(task, writer), daemon=True)
+        process = context.Process(
+            target=_serve, args=(task, writer, os.getpid()), daemon=True
+        )
         with warnings.catch_warnings():
             # Since Python 3.12. The process uses no lock that another thread may hold.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -241,7 +243,7 @@ class _Decoding:
         self.reader.close()
 
 
-def _serve(task: _Task, writer: Connection) -> None:
+def _serve(task: _Task, writer: Connection, learner: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _close_sockets()
@@ -249,7 +251,13 @@ def _serve(task: _Task, writer: Connection) -> None:
     torch.set_num_threads(1)
     begin = time.monotonic()
     try:
-        words = {name: task.decode(m) for name, m in task.matrices.items()}
+        words = {}
+        for name, matrix in task.matrices.items():
+            # A learner that was killed asks for no rate, and this process would hold
+            # its locks against the training that continues.
+            if os.getppid() != learner:
+                return
+            words[name] = task.decode(matrix)
         errors = score(task.references, words, glm=task.glm)
         writer.send(_Outcome(errors, time.monotonic() - begin))
     except Exception:

@@ -2,6 +2,7 @@
 
 kaldi-decoder and kaldifst hold Python's global lock, so threads do not help. Graphs
 cannot be pickled, so the processes are forked and find function and items in memory.
+If the calling process is killed, they end with the item that each is at.
 Each process computes with one thread. This limits torch's threads but not those of
 numpy's matrix products; use `product` for these. With two threads in each of two
 processes on two cores, an alignment takes four times as long.
@@ -12,6 +13,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
@@ -46,7 +48,9 @@ def fork_map(
     for _ in range(num_processes):
         reader, writer = context.Pipe(duplex=False)
         process = context.Process(
-            target=_serve, args=(function, items, counter, writer), daemon=True
+            target=_serve,
+            args=(function, items, counter, writer, [*ends, reader]),
+            daemon=True,
         )
         process.start()
         writer.close()
@@ -81,8 +85,23 @@ def _serve(
     items: Sequence[Item],
     counter,  # multiprocessing's shared integer has no public type
     writer: Connection,
+    readers: Sequence[Connection],
 ) -> None:
     torch.set_num_threads(1)
+    # While a copy is open, nothing tells that the calling process was killed.
+    for reader in readers:
+        reader.close()
+    with suppress(BrokenPipeError):
+        _answer(function, items, counter, writer)
+
+
+def _answer(
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    counter,
+    writer: Connection,
+) -> None:
+    """Sends the results of items until there are no more; raises if nobody reads."""
     while True:
         with counter.get_lock():
             index = counter.value

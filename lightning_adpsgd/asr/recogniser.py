@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,6 +129,7 @@ class Recogniser:
 
         Raises:
             AudioError: The file cannot be used.
+            OSError: The folder of temporary files has no room for its frames.
         """
         sound = SoundFile(path)
         for channel in range(sound.num_channels):
@@ -135,10 +137,10 @@ class Recogniser:
                 yield SaidWord(channel, *timed)
 
     def _words(self, sound: SoundFile, channel: int) -> Iterator[TimedWord]:
-        with tempfile.TemporaryFile() as file:
+        with tempfile.TemporaryFile(buffering=0) as file:
             # On disk, because the frames of a day are 1.4 GB.
             for block in sound.log_mel(channel, self._num_mels):
-                block.astype(np.float32).tofile(file)
+                _append(file, block)
             frames = np.memmap(file, np.float32, "r+").reshape(-1, self._num_mels)
             segments = find_segments(_level(frames))
             if not segments:
@@ -168,6 +170,21 @@ class Recogniser:
         for timed in hypothesis.words:
             start = timed.start_s + first * FRAME_SHIFT_S
             yield timed._replace(start_s=start)
+
+
+def _append(file: FileIO, frames: np.ndarray) -> None:
+    """Writes frames to the end of a temporary file.
+
+    Raises:
+        OSError: There is no room for them; it names the folder.
+    """
+    rest = memoryview(frames.astype(np.float32).tobytes())
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        error.filename = tempfile.gettempdir()
+        raise
 
 
 def _read_kaldi(folder: Path, search: SearchOptions) -> KaldiDecoder:

@@ -1,9 +1,13 @@
 """The word error rate during training, of a module whose words are known beforehand."""
 
+import contextlib
 import csv
 import multiprocessing
 import os
+import select
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -212,6 +216,37 @@ def test_a_training_that_fails_leaves_no_decoder_behind(tmp_path) -> None:
 
     with pytest.raises(RuntimeError, match="out of luck"):
         fit(tmp_path, monitor(wait_in_vain), Fails())
+
+
+def test_the_decoder_ends_when_its_learner_is_killed(tmp_path) -> None:
+    open_while_one_is_alive, copy = os.pipe()
+
+    def lose_the_learner(matrix: np.ndarray) -> list[str]:
+        if os.getppid() == learner.value:
+            os.kill(learner.value, signal.SIGKILL)
+        time.sleep(0.5)
+        return []
+
+    def train() -> None:
+        os.setsid()
+        learner.value = os.getpid()
+        many = dict.fromkeys(map(str, range(10_000)), UTTERANCES["b"])
+        fit(tmp_path, WordErrorMonitor(many, lose_the_learner), epochs=100)
+
+    context = multiprocessing.get_context("fork")
+    learner = context.Value("i", 0)
+    process = context.Process(target=train)
+    process.start()
+    os.close(copy)
+    process.join()
+    try:
+        assert process.exitcode == -signal.SIGKILL
+        ended, _, _ = select.select([open_while_one_is_alive], [], [], PATIENCE_S)
+        assert ended
+    finally:
+        os.close(open_while_one_is_alive)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(learner.value, signal.SIGKILL)
 
 
 def holds_sockets(matrix: np.ndarray) -> list[str]:

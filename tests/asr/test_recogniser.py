@@ -4,6 +4,9 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +39,8 @@ from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
 from lightning_adpsgd.asr.sound.segments import find_segments
 from lightning_adpsgd.asr.speakers.adaptation import AdaptationOptions
 from tests.asr import digits
+from tests.asr.small_disk import on_a_small_disk
+from tests.helpers import PATIENCE_S
 
 SCALE = 0.3
 SEARCH = SearchOptions(beam=20.0, max_active=500)
@@ -291,6 +296,15 @@ def test_a_file_that_cannot_be_used_does_not_keep_others_back(exported, call, ca
     assert "call A" in found.out
 
 
+def test_a_full_folder_of_temporary_files_is_named(
+    exported, call, tmp_path, monkeypatch
+):
+    recogniser = Recogniser(exported)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = on_a_small_disk(tmp_path, lambda: list(recogniser.transcribe(call)), "4k")
+    assert f"No space left on device: '{tmp_path}'" in found.error
+
+
 def test_a_textgrid_that_cannot_be_written_does_not_keep_others_back(
     exported, call, tmp_path, capsys
 ):
@@ -311,6 +325,19 @@ def test_a_name_that_is_no_text_is_escaped(exported, call, tmp_path, capsys, sty
     command = ["transcribe", str(sound), "--model", str(exported)]
     assert main([*command, "--format", style]) == 0
     assert "caf\\udce9" in capsys.readouterr().out.replace("\\\\", "\\")
+
+
+def test_without_the_extra_the_command_says_which_package_is_missing(tmp_path):
+    program = (
+        "import sys\n"
+        "sys.modules['soundfile'] = None\n"
+        "from lightning_adpsgd.asr.__main__ import main\n"
+        "sys.exit(main(['transcribe', 'call.wav']))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    expected = "error: the package soundfile is missing: pip install"
+    assert (done.returncode, done.stderr[: len(expected)]) == (1, expected)
 
 
 def test_a_folder_without_a_recogniser_is_named(tmp_path, capsys):
@@ -393,6 +420,14 @@ def test_an_export_that_fails_leaves_nothing(parts, tmp_path):
     with pytest.raises(FileNotFoundError):
         export(broken, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["graph"]
+
+
+def test_a_full_disk_is_named_when_weights_are_written(parts, tmp_path):
+    states = parts.model.hparams["num_states"]
+    large = dataclasses.replace(parts, model=acoustic_model(states, hidden_size=128))
+    disk = tmp_path / "disk"
+    error = on_a_small_disk(disk, lambda: write_files(large, disk), "512k").error
+    assert f"No space left on device: '{disk / 'weights.pt'}'" in error
 
 
 def test_an_export_that_was_cut_off_is_written_again(parts, tmp_path):

@@ -1,5 +1,6 @@
 """The data stages on a tiny corpus: nothing is lost without being counted."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -22,6 +23,7 @@ from lightning_adpsgd.asr.corpora.corpus import (
 )
 from lightning_adpsgd.asr.frames import writing
 from lightning_adpsgd.asr.frames.store import FrameStore
+from lightning_adpsgd.asr.frames.writing import FrameWriter
 from lightning_adpsgd.asr.language.lexicon import read_lexicon
 from lightning_adpsgd.asr.sound.channels import read_facts
 from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
@@ -38,6 +40,7 @@ from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.stages import STAGES
 from recipes.hybrid.stages import features as feature_stage
+from tests.asr.small_disk import on_a_small_disk
 from tests.asr.tiny import (
     noise,
     write_corpus,
@@ -242,6 +245,57 @@ def test_a_recording_that_breaks_after_the_check_is_counted(
     store = FrameStore(settings.directory("features") / "train")
     assert [name[:7] for name in store.ids] == ["sw02002"] * 4
     assert "train: left out: unreadable conversation side: 2" in capsys.readouterr().out
+
+
+def test_a_side_without_any_sound_is_left_out_and_counted(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+):
+    samples = noise(6.0)
+    samples[:, 1] = 0
+    path = settings.corpus / "LDC97S62/swb1_d1/data/sw02001.sph"
+    write_sphere(path, samples, coding="PCM_16")
+    _run(settings, "features")
+    store = FrameStore(settings.directory("features") / "train")
+    assert {name[:9] for name in store.ids} == {"sw02001-A", "sw02002-A", "sw02002-B"}
+    said = capsys.readouterr().out
+    assert "left out: unreadable conversation side: 1" in said
+    assert "sw02001.sph B: nothing but digital silence where words are" in said
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_recording_that_is_gone_after_the_check_stops_the_features(
+    settings: Settings, cores: int
+):
+    settings = dataclasses.replace(settings, cores=cores)
+    _run(settings, "prepare")
+    path = settings.corpus / "LDC97S62/swb1_d1/data/sw02001.sph"
+    path.rename(path.with_suffix(".away"))
+    with pytest.raises(OSError, match=r"sw02001\.sph: .*No such file.* continues"):
+        run_stages(settings, STAGES, first="features", last="features")
+    path.with_suffix(".away").rename(path)
+    _run(settings, "features")
+    store = FrameStore(settings.directory("features") / "train")
+    assert store.ids.tolist() == [u.id for u in _split(settings, "train")]
+
+
+def test_without_the_program_that_the_check_had_the_features_stop(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = settings.corpus / "LDC97S62/swb1_d1/data/sw02001.sph"
+    header = path.read_bytes()[:1024].replace(
+        b"-s4 ulaw", b"-s26 ulaw,embedded-shorten-v2.00"
+    )
+    path.write_bytes(header[:1024] + path.read_bytes()[1024:])
+    program = tmp_path / "bin/sph2pipe"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(program.parent))
+        _run(settings, "prepare")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(OSError, match="needs the program sph2pipe on PATH"):
+        _run(settings, "features")
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -535,7 +589,8 @@ def test_one_channel_recordings_have_no_side_b(settings: Settings):
     }
 
 
-def test_a_journal_without_its_frames_is_not_believed(tmp_path: Path):
+def _one_side(tmp_path: Path) -> tuple[Settings, Utterance, Path]:
+    """A `dev` of one utterance, and an empty folder for its frames."""
     settings = Settings(corpus=tmp_path, out=tmp_path, cores=1)
     sound, folder = tmp_path / "a.wav", tmp_path / "frames"
     soundfile.write(sound, np.random.default_rng(0).normal(0, 0.1, 16_000), 8000)
@@ -543,6 +598,58 @@ def test_a_journal_without_its_frames_is_not_believed(tmp_path: Path):
     settings.directory("prepare").mkdir(parents=True)
     write_utterances(settings.directory("prepare") / "dev.jsonl", [one])
     folder.mkdir()
+    return settings, one, folder
+
+
+def test_a_journal_without_its_frames_is_not_believed(tmp_path: Path):
+    settings, one, folder = _one_side(tmp_path)
     (folder / ".sides.done").write_text(f"{one.side}\n")
     feature_stage._split(settings, "dev", folder)
     assert bool(FrameStore(folder).frames(0).any())
+
+
+@pytest.mark.parametrize(("ending", "is_believed"), [("\n", True), ("", False)])
+def test_a_line_of_the_journal_that_was_cut_off_is_not_believed(
+    tmp_path: Path, ending: str, is_believed: bool
+):
+    settings, one, folder = _one_side(tmp_path)
+    FrameWriter(folder, [one.id], [200], settings.features.num_mels).create()
+    (folder / ".sides.done").write_text(f"other A\n{one.side}{ending}")
+    feature_stage._split(settings, "dev", folder)
+    assert bool(FrameStore(folder).frames(0).any()) != is_believed
+
+
+def test_a_side_is_noted_when_its_frames_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings, one, folder = _one_side(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FrameWriter, "sync", full)
+        with pytest.raises(OSError, match="No space left"):
+            feature_stage._split(settings, "dev", folder)
+    assert not (folder / ".sides.done").exists()
+    monkeypatch.setattr(FrameWriter, "finish", full)
+    with pytest.raises(OSError, match="No space left"):
+        feature_stage._split(settings, "dev", folder)
+    assert one.side in (folder / ".sides.done").read_text().split("\n")
+
+
+def test_a_full_disk_is_told_with_the_journal_that_has_no_room(tmp_path):
+    disk = tmp_path / "disk"
+
+    def note_a_side() -> None:
+        writer = FrameWriter(tmp_path / "frames", ["a"], [1], 1)
+        writer.create()
+        journal = feature_stage._Journal(disk / ".sides.done", writer)
+        for page in range(64):
+            with contextlib.suppress(OSError):
+                (disk / str(page)).write_bytes(bytes(4096))
+        journal.add("call A")
+        journal.save()
+
+    error = on_a_small_disk(disk, note_a_side).error
+    assert f"No space left on device: '{disk / '.sides.done'}'" in error

@@ -9,7 +9,13 @@ import soundfile
 
 from lightning_adpsgd.asr.corpora.corpus import read_utterances
 from lightning_adpsgd.asr.frames.store import FrameStore
-from lightning_adpsgd.asr.language.lexicon import Lexicon, read_lexicon
+from lightning_adpsgd.asr.language.lexicon import (
+    SPECIAL_WORDS,
+    Lexicon,
+    read_lexicon,
+)
+from lightning_adpsgd.asr.language.ngram import read_arpa
+from recipes.hybrid.data import splits
 from recipes.kaldi import __main__ as kaldi
 from recipes.kaldi.__main__ import RECIPE, main
 from tests.asr.kaldi_files import write_experiment
@@ -287,6 +293,24 @@ def test_phones_are_those_of_the_lexicon_as_they_are_written(data: Path):
     assert found.pronunciations["yes"] == (("S", "e1", "s"), ("s", "2", "S"))
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "words"),
+    [("training", {"yes", "no"}), ("dictionary", {"yes", "no", "maybe"})],
+)
+def test_words_that_only_the_lexicon_has_are_in_the_vocabulary_if_asked_for(
+    data: Path, capsys: pytest.CaptureFixture[str], vocabulary: str, words: set[str]
+):
+    path = data / "local/dict/lexicon.txt"
+    silences = "!SIL SIL\n<unk> SPN\n[cough] NSN\n"
+    path.write_text(f"{silences}yes y eh s\nno n ow\nmaybe m ey b iy\n")
+    assert _run(data, "lm", f"vocabulary={vocabulary}") == 0
+    assert _lexicon(data).pronunciations.keys() - SPECIAL_WORDS.keys() == words
+    model = read_arpa(data.parent / "run/exp/lm/lm.arpa")
+    found = {n[0] for n in model.log10_probabilities if len(n) == 1}
+    assert found == words | {"<s>", "</s>"}
+    assert _run(data, "lm", "vocabulary=training") == (vocabulary != "training")
+
+
 def test_espeak_does_not_continue_a_lexicon_of_other_phones(
     data: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -357,6 +381,52 @@ def test_the_program_of_the_page_writes_a_corpus_that_the_recipe_takes(
     assert [(u.words, u.speaker) for u in spoken] == [(("yes", "i", "know"), "anna")]
     assert len(FrameStore(Path("run/exp/features/test"))) == 1
     assert "@U" in _lexicon(Path("data")).phones
+
+
+@pytest.mark.parametrize(
+    ("split", "meaning"), [("dev", "chosen on speech"), ("test", "not that of new")]
+)
+def test_speech_that_is_trained_on_and_tested_is_told(
+    data: Path, capsys: pytest.CaptureFixture[str], split: str, meaning: str
+):
+    (data / split).mkdir(exist_ok=True)
+    for name in ("wav.scp", "text", "utt2spk"):
+        rows = (data / "train" / name).read_text().splitlines()[:2]
+        (data / split / name).write_text("\n".join(rows).replace("anna_", "new_"))
+    told = f"WARNING: {split}: 2 of 2 utterances are trained on too, for example "
+    for stage in ("check", "prepare"):
+        assert _run(data, stage) == 0
+        said = capsys.readouterr().out.replace("\n", " ")
+        assert f"{told}{data / split / 'text'}:1: " in said
+        assert meaning in said
+
+
+def test_long_utterances_are_told_with_the_longest(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(splits, "LONG_S", 1.0)
+    for take, seconds in enumerate((2, 3)):
+        sound = data.parent / f"sounds/bert{take}.wav"
+        soundfile.write(sound, 0.1 * np.ones(seconds * 16_000), 16_000)
+    assert _run(data, "prepare") == 0
+    said = capsys.readouterr().out
+    told = "WARNING: train: 2 utterances are longer than 1 s, the longest 3 s, "
+    assert f"{told}{data / 'train/text'}:5: " in said
+    assert said.count("longer than") == 1
+
+
+def test_segments_of_one_recording_that_touch_are_of_no_two_splits(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    sound = data.parent / "sounds/anna0.wav"
+    for split, begin in (("train", 0.0), ("test", 0.2)):
+        folder = data / split
+        rows = [row.split()[0] for row in (folder / "text").read_text().splitlines()]
+        (folder / "wav.scp").write_text(f"call {sound}\n")
+        cuts = [f"{name} call {begin} {begin + 0.25}" for name in rows]
+        (folder / "segments").write_text("\n".join(cuts))
+    assert _run(data, "check") == 0
+    assert "trained on" not in capsys.readouterr().out
 
 
 def test_a_corpus_that_is_no_data_directory_is_refused(

@@ -184,3 +184,11 @@ def test_memory_is_that_of_the_machine_or_of_the_group(tmp_path):
     assert free_memory(tmp_path) == 4096
     (group / "memory.max").write_text("3000\n")
     assert free_memory(tmp_path) == 2000
+    job = group / "system.slice/slurmstepd.scope/job_7"
+    (job / "step_0").mkdir(parents=True)
+    (job / "memory.max").write_text("1500\n")
+    (job / "memory.stat").write_text("anon 700\nfile 1\n")
+    (tmp_path / "proc/self").mkdir()
+    own = "/system.slice/slurmstepd.scope/job_7/step_0"
+    (tmp_path / "proc/self/cgroup").write_text(f"9:name=systemd:/\n0::{own}\n")
+    assert free_memory(tmp_path) == 800

@@ -1,6 +1,8 @@
 """What is wrong with settings or the machine is said before the first stage."""
 
 import importlib.util
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,12 @@ import torch
 
 from recipes.hybrid.pipeline.groups import TrainSettings
 from recipes.hybrid.pipeline.overrides import override
-from recipes.hybrid.pipeline.preflight import problems
+from recipes.hybrid.pipeline.preflight import SPEECH, problems
 from recipes.hybrid.pipeline.runner import run_stages
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.pipeline.stage import Stage, StageError
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -48,6 +52,13 @@ def test_gpus_train_in_bfloat16_and_processors_in_full_precision():
     assert TrainSettings().chosen_precision == "32-true"
     chosen = TrainSettings(accelerator="gpu", precision="32-true")
     assert chosen.chosen_precision == "32-true"
+
+
+def test_all_packages_of_the_extra_are_looked_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extra = project["project"]["optional-dependencies"]["asr"]
+    names = {re.split("[><=]", one)[0].replace("-", "_") for one in extra}
+    assert names == {*SPEECH, "espeakng_loader", "torch"}
 
 
 def test_a_missing_package_is_said_before_the_first_stage(settings, monkeypatch):

@@ -138,6 +138,20 @@ def test_without_a_test_set_nothing_is_scored(settings, capsys):
     assert not (output / "score.json").exists()
 
 
+def test_an_utterance_that_was_not_decoded_is_left_out_aloud(settings, capsys):
+    settings = dataclasses.replace(settings, scoring="plain")
+    (settings.directory("prepare") / "eval.stm").unlink()
+    decoded = settings.directory("decode")
+    (decoded / "swb.txt").write_text("SW_1-A_000000-000200 x\n")
+    (decoded / "swb.ctm").write_text("sw_1 A 0.10 0.10 x\n")
+    (decoded / "ch.txt").write_text("")
+    (decoded / "ch.ctm").write_text("")
+    assert errors_of(run(settings))["total"] == Errors(1, 0, 0, 0, 1, 0)
+    said = " ".join(capsys.readouterr().out.split())
+    told = "WARNING: ch: 1 of 1 utterances have no features, for example en_2-B_000000"
+    assert told in said
+
+
 def test_a_test_set_without_reference_has_that_of_its_utterances(settings):
     name = "1272-128104-A_000000-000200"
     words = ("so", "uh", "[noise]", "large")

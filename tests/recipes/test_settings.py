@@ -13,6 +13,7 @@ from recipes.hybrid.pipeline.settings import NUM_CEPSTRA, Settings
 from recipes.kaldi.__main__ import RECIPE as KALDI
 from recipes.librispeech.__main__ import RECIPE as LIBRISPEECH
 from recipes.switchboard.__main__ import RECIPE, main
+from tests.asr.tiny import write_corpus
 
 
 @pytest.mark.parametrize("recipe", [KALDI, LIBRISPEECH], ids=lambda one: one.name)
@@ -233,6 +234,19 @@ def test_a_corpus_that_is_not_there_ends_with_a_message(
     arguments = ["--corpus", str(tmp_path / "gone"), "--out", str(tmp_path / "out")]
     assert main(arguments) == 1
     assert "expected the folder of a corpus" in capsys.readouterr().err
+
+
+def test_results_in_the_corpus_are_refused_unless_they_are_hidden_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    corpus = write_corpus(tmp_path / "corpus")
+    arguments = ["--corpus", str(corpus), "--to", "check", "--cores", "1", "--out"]
+    for out in (corpus, corpus / "runs/swb"):
+        with pytest.raises(SystemExit):
+            main([*arguments, str(out)])
+        assert f"`out` must not lie in the corpus {corpus}" in capsys.readouterr().err
+    for _ in range(2):  # what the first call has left is no change for the second
+        assert main([*arguments, str(corpus / ".runs/swb")]) == 0
 
 
 def test_a_damaged_corpus_ends_a_command_with_its_message_alone(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ def test_every_name_of_the_package_becomes_its_strategy(name):
 
 def test_ddp_is_lightnings_own():
     assert type(make_strategy(TrainSettings(strategy="ddp"))) is DDPStrategy
+
+
+def test_checkpoints_of_ddp_do_not_come_from_a_folder_on_another_disk(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    path = tmp_path / "last.ckpt"
+    files = make_strategy(TrainSettings(strategy="ddp")).checkpoint_io
+    files.save_checkpoint({"epoch": 1}, path)
+    assert files.load_checkpoint(path) == {"epoch": 1}
 
 
 def test_ddp_that_is_saved_within_epochs_is_one_super_learner_and_keeps_its_place():
@@ -142,3 +153,11 @@ def test_figures_of_all_attempts_become_one_table_in_order_of_steps(tmp_path):
         write_rows(folder / "metrics.csv", [{"step": step} for step in steps])
     (tmp_path / "logs" / "attempt_2").mkdir()
     assert [row["step"] for row in gather_figures(Path(tmp_path))] == [9, 19, 29, 39]
+
+
+@pytest.mark.parametrize("end", ["19,0.1", "19,1e-", "\0\0\0\0", "\0\0\n"])
+def test_a_line_that_a_full_disk_or_a_power_failure_cut_off_is_left_out(tmp_path, end):
+    folder = tmp_path / "logs/attempt_0"
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_text(f"step,loss\r\n9,0.25\r\n{end}")
+    assert gather_figures(tmp_path) == [{"step": 9, "loss": 0.25}]

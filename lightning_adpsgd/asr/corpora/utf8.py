@@ -5,8 +5,11 @@ Only a line feed ends a line, as for the programs that write these files. Python
 byte order mark in front is left out.
 """
 
+import codecs
 from collections.abc import Iterator
 from pathlib import Path
+
+_GZIP = b"\x1f\x8b"
 
 
 def utf8_lines(
@@ -30,7 +33,15 @@ def utf8_lines(
                 raise error(
                     f"{path}:{number}: expected UTF-8, got the byte "
                     f"0x{line[problem.start]:02x} after {problem.start} others of the "
-                    "line; if the file is Latin-1, write it in UTF-8 by `iconv -f "
-                    "LATIN1 -t UTF-8`"
+                    f"line; {_remedy(line if number == 1 else b'')}"
                 ) from problem
             yield number, text.rstrip("\r\n")
+
+
+def _remedy(first_line: bytes) -> str:
+    if first_line.startswith(_GZIP):
+        return "the file is compressed: unpack it by `gunzip`"
+    kind, name = "if the file is Latin-1", "LATIN1"
+    if first_line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        kind, name = "the file is UTF-16", "UTF-16"
+    return f"{kind}, write it in UTF-8 by `iconv -f {name} -t UTF-8`"

@@ -197,7 +197,14 @@ def write_rows(path: Path, offset: int, first: int, rows: np.ndarray) -> None:
         offset: Number of bytes before the first row.
         first: Index of the first row to write.
         rows: Rows to write, in the dtype of the array.
+
+    Raises:
+        OSError: The disk is full, or the file cannot be written; it names the file.
     """
-    with path.open("r+b") as file:
-        file.seek(offset + first * rows.dtype.itemsize * rows.shape[1])
-        file.write(np.ascontiguousarray(rows).tobytes())
+    try:
+        with path.open("r+b") as file:
+            file.seek(offset + first * rows.dtype.itemsize * rows.shape[1])
+            file.write(np.ascontiguousarray(rows).tobytes())
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

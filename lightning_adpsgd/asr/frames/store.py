@@ -9,16 +9,15 @@ IGNORE, and `labels.present.npy` [utterances] tells which utterances have labels
 """
 
 import mmap
-import os
 import warnings
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-from numpy.lib.format import open_memmap
+from numpy.lib.format import write_array_header_1_0
 from torch import Tensor
 
 from lightning_adpsgd.asr.frames.readahead import ReadAhead
@@ -28,8 +27,11 @@ from lightning_adpsgd.asr.frames.shards import (
     read_plan,
 )
 from lightning_adpsgd.asr.frames.writing import WHOLE, save_array
+from lightning_adpsgd.files import bytes_written_whole
 
 IGNORE = -100  # the label that torch's cross_entropy ignores by default
+_LABEL = np.dtype(np.int32)
+_BLOCK = 1 << 20  # labels that are laid out at a time
 
 
 class StoreError(ValueError):
@@ -398,25 +400,35 @@ def write_labels(
     Raises:
         KeyError: An utterance is not in the store.
         ValueError: An utterance has more or fewer labels than frames.
+        OSError: The disk is full; it names the file.
     """
-    partial = path.with_name(f".{path.stem}.partial.npy")
-    labels = open_memmap(partial, "w+", np.int32, (store.num_frames,))
-    labels[:] = IGNORE
     present = np.zeros(len(store), bool)
-    for utterance, values in alignments:
-        position = store.position(utterance)
-        start, end = store.spans[position]
-        if len(values) != end - start:
-            raise ValueError(
-                f"{utterance}: expected {end - start} labels, one per frame, "
-                f"got {len(values)}"
-            )
-        labels[start:end] = values
-        present[position] = True
-    labels.flush()
-    for name in ChunkIndex._fields:
-        for outdated in path.parent.glob(_index_of(path, name, "*").name):
-            outdated.unlink()
-    save_array(_present(path), present)
-    os.replace(partial, path)
+    # Not into a mapping: on a full disk that ends the process.
+    with bytes_written_whole(path) as file:
+        begin = _lay_out(file, store.num_frames)
+        for utterance, values in alignments:
+            position = store.position(utterance)
+            start, end = (int(frame) for frame in store.spans[position])
+            if len(values) != end - start:
+                raise ValueError(
+                    f"{utterance}: expected {end - start} labels, one per frame, "
+                    f"got {len(values)}"
+                )
+            file.seek(begin + start * _LABEL.itemsize)
+            file.write(np.asarray(values, _LABEL).tobytes())
+            present[position] = True
+        for name in ChunkIndex._fields:
+            for outdated in path.parent.glob(_index_of(path, name, "*").name):
+                outdated.unlink()
+        save_array(_present(path), present)
     return int((store.spans[present, 1] - store.spans[present, 0]).sum())
+
+
+def _lay_out(file: BinaryIO, num_frames: int) -> int:
+    """Writes an array of labels without any; returns the byte at which they begin."""
+    told = {"descr": _LABEL.str, "fortran_order": False, "shape": (num_frames,)}
+    write_array_header_1_0(file, told)
+    begin = file.tell()
+    for at in range(0, num_frames, _BLOCK):
+        file.write(np.full(min(_BLOCK, num_frames - at), IGNORE, _LABEL).tobytes())
+    return begin

@@ -20,6 +20,7 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
+from lightning_adpsgd.asr.frames.shards import write_rows
 from lightning_adpsgd.asr.frames.store import FrameStore, StoreError, _mapped
 from lightning_adpsgd.asr.frames.writing import save_array
 
@@ -111,24 +112,35 @@ class RowWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._first, self._period = np.asarray(first, np.int64), np.array(period)
-        self._partial = folder / ".rows.partial.npy"
-        self._rows = open_memmap(self._partial, "w+", np.float32, (num_rows, dims))
+        self._partial, self._shape = folder / ".rows.partial.npy", (num_rows, dims)
+        # Laid out, and written otherwise: on a full disk, a write into a mapping ends
+        # the process.
+        laid = open_memmap(self._partial, "w+", np.float32, self._shape)
+        self._offset = int(laid.offset)
 
     def put(self, row: int, values: np.ndarray) -> None:
         """Writes rows [rows, dims] from `row` on.
 
         Raises:
             ValueError: A value is not finite, or the rows do not fit in.
+            OSError: The disk is full; it names the file.
         """
         if not np.isfinite(values).all():
             raise ValueError(f"{self.folder}: rows from {row} on must be finite")
-        self._rows[row : row + len(values)] = values
+        num_rows, dims = self._shape
+        if values.shape[1:] != (dims,) or not 0 <= row <= num_rows - len(values):
+            raise ValueError(
+                f"{self.folder}: rows from {row} on must be of {dims} values and end "
+                f"at row {num_rows}, got shape {list(values.shape)}"
+            )
+        write_rows(self._partial, self._offset, row, values.astype(np.float32))
 
     def finish(self) -> None:
         """Publishes the rows."""
         save_array(self.folder / "first.npy", self._first)
         save_array(self.folder / "period.npy", self._period)
-        self._rows.flush()
+        with self._partial.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(self._partial, self.folder / "rows.npy")
 
 

@@ -6,7 +6,7 @@ The store gets its final name when it is complete; `store` reads it.
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.lib.format import open_memmap
@@ -50,21 +50,28 @@ class FramePlace(NamedTuple):
 
         Raises:
             ValueError: The number of frames is not the announced one, or a value is
-                non-finite.
+                non-finite in the type of the array.
         """
         shape = (self.end - self.start, self.dims)
         if frames.shape != shape:
             raise ValueError(
                 f"{self.name}: expected frames {shape}, got {frames.shape}"
             )
-        if not np.isfinite(frames).all():
-            raise ValueError(f"{self.name}: `frames` must be finite")
         if self.shards is None:
             path = self.folder / _PARTIAL
             array: Any = np.load(path, mmap_mode="r")
-            write_rows(path, array.offset, self.start, frames.astype(array.dtype))
+            rows = self._stored(frames, array.dtype)
+            write_rows(path, array.offset, self.start, rows)
         else:
-            self.shards.put(self.folder, self.start, frames)
+            rows = self._stored(frames, np.dtype(self.shards.dtype))
+            self.shards.put(self.folder, self.start, rows)
+
+    def _stored(self, frames: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        with np.errstate(over="ignore"):  # float16 ends at 65,504
+            rows = frames.astype(dtype)
+        if not np.isfinite(rows).all():
+            raise ValueError(f"{self.name}: `frames` must be finite in {dtype.name}")
+        return rows
 
 
 class FrameWriter:
@@ -147,6 +154,23 @@ class FrameWriter:
         """Writes the frames of the utterance at `position` of `ids`."""
         self.place(position).put(frames)
 
+    def sync(self) -> None:
+        """Waits until the frames that this machine has written are on the disk.
+
+        Raises:
+            OSError: They cannot get there; it names the file.
+        """
+        partial = [self.folder / _PARTIAL]
+        if (shards := self._shards) is not None:
+            partial = [shards.path(self.folder, n) for n in range(shards.num_shards)]
+        for path in partial:
+            with path.open("rb") as file:
+                try:
+                    os.fsync(file.fileno())
+                except OSError as error:
+                    error.filename = str(path)
+                    raise
+
     def finish(self, present: Sequence[bool] | None = None) -> None:
         """Publishes the store.
 
@@ -170,7 +194,25 @@ def is_stored(folder: Path) -> bool:
     return (folder / WHOLE).exists() or (folder / PLAN).exists()
 
 
+class _Sink:
+    """What numpy takes for no file of the system.
+
+    Into such a file it writes by itself, and of a full disk says only how much it
+    wrote.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, content: bytes) -> object:
+        return self._file.write(content)
+
+
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Writes an array, whole or not at all, also if several machines write it."""
+    """Writes an array, whole or not at all, also if several machines write it.
+
+    Raises:
+        OSError: The disk is full, or the folder is not writable; it names the file.
+    """
     with bytes_written_whole(path) as file:
-        np.save(file, array)
+        np.save(_Sink(file), array)

@@ -1,7 +1,8 @@
 """Kaldi data directories as utterances: `wav.scp`, `text`, `utt2spk`, `segments`.
 
-Recordings are files that this machine can open. Commands in `wav.scp` are not run:
-their utterances are left out and counted. Without `segments` a recording is one
+Recordings are files that this machine can open. Commands in `wav.scp` are not run. Of
+one that only unpacks a file (`commands`), the file is read; the utterances of others
+are left out and counted. Without `segments` a recording is one
 utterance.
 
 To Kaldi an entry of `wav.scp` is one channel, and `reco2file_and_channel` tells which
@@ -20,13 +21,13 @@ from lightning_adpsgd.asr.corpora.corpus import (
     misfit,
     utterance_id,
 )
+from lightning_adpsgd.asr.kaldi.commands import Unpacked, unpacked
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.tables import (
     Cut,
     Row,
     read_channels,
     read_named,
-    read_rows,
     read_segments,
     read_speakers,
 )
@@ -75,7 +76,7 @@ def read_data(
     cuts = read_segments(folder) if (folder / "segments").exists() else None
     speakers, channels = read_speakers(folder), read_channels(folder)
     found = []
-    for line in read_rows(folder / "text", names_alone=True):
+    for line in read_named(folder / "text", names_alone=True).values():
         if not line.rest:
             skipped.add("utterance without words", line.where)
             continue
@@ -103,22 +104,30 @@ def _sound(
     row: Row, side: int | None, facts_of: Callable[[Path], SoundFacts], skipped: Skipped
 ) -> _Sound | None:
     """The recording of a row of `wav.scp`; nothing, and a count, if it is unusable."""
-    if row.rest[-1].endswith("|"):
+    written = " ".join(row.rest)
+    is_command = written.endswith("|")
+    found = unpacked(written) if is_command else Unpacked(Path(written), None)
+    if found is None:
         skipped.add("command in wav.scp", row.where, remedy=_COMMAND)
         return None
-    path = Path(" ".join(row.rest))
+    # Absolute for stages that run in another folder.
+    path, channel = found.path.absolute(), found.channel
     try:
         facts = facts_of(path)
     except ValueError as error:
         where, remedy = f"{row.where}: {error}", "its utterances are left out"
         skipped.add("unusable sound", where, remedy=remedy)
         return None
-    if facts.num_channels == 1:
-        return _Sound(path, 0, facts.seconds)
-    if side is None:
+    if channel is None:
+        channel = 0 if facts.num_channels == 1 else side
+    if channel is None:
         skipped.add("recording of unknown channel", row.where, remedy=_NO_SIDE)
         return None
-    return _Sound(path, side, facts.seconds)
+    if channel >= facts.num_channels:
+        where = f"{row.where}: {path} has {facts.num_channels}"
+        skipped.add("command for a channel that is not there", where)
+        return None
+    return _Sound(path, channel, facts.seconds)
 
 
 def _fits(

@@ -24,7 +24,8 @@ def write_likelihoods(
         The table.
 
     Raises:
-        KaldiError: A matrix has another number of columns, or a value is not finite.
+        KaldiError: A matrix has another number of columns, a value is not finite, or
+            the disk is full.
     """
     table = archive.with_suffix(".scp")
     target = f"ark,scp:{archive.resolve()},{table.resolve()}"
@@ -36,7 +37,13 @@ def write_likelihoods(
                 raise KaldiError(f"{archive}, utterance {name}: {problem}")
             if not np.isfinite(matrix).all():
                 raise KaldiError(f"{archive}, utterance {name}: a value is not finite")
-            writer.write(name, np.ascontiguousarray(matrix, np.float32))
+            try:
+                writer.write(name, np.ascontiguousarray(matrix, np.float32))
+            except RuntimeError as error:  # in which only the place in Kaldi's code is
+                raise KaldiError(
+                    f"{archive}, utterance {name}: it could not be written; make room "
+                    "on the disk"
+                ) from error
     return table
 
 

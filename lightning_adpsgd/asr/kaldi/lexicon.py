@@ -97,7 +97,7 @@ def _entries(path: Path, skipped: Skipped) -> Iterator[tuple[int, str, Pronuncia
         if path.name == _WITH_PROBABILITIES:
             _check_probability(path, number, phones[:1])
             phones = phones[1:]
-        if problem := problem_of(word, phones):
+        if problem := problem_of(line, word, phones):
             where = f"{path}:{number}: {word}"
             skipped.add(problem, where, remedy="the line is left out")
         else:

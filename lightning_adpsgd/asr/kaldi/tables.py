@@ -65,18 +65,21 @@ def read_rows(
         yield Row(name, rest, where)
 
 
-def read_named(path: Path, columns: str = "") -> dict[str, Row]:
+def read_named(
+    path: Path, columns: str = "", *, names_alone: bool = False
+) -> dict[str, Row]:
     """The rows of a table by name; equal rows of one name are accepted.
 
     Args:
         path: The file.
         columns: Names of its columns; without them each row has a name and more.
+        names_alone: Whether a row may have a name and nothing more.
 
     Raises:
         KaldiError: An error of `read_rows`; or two rows of one name differ.
     """
     rows: dict[str, Row] = {}
-    for row in read_rows(path, columns):
+    for row in read_rows(path, columns, names_alone=names_alone):
         first = rows.setdefault(row.name, row)
         if first.rest != row.rest:
             raise KaldiError(

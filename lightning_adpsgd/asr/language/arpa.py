@@ -8,6 +8,7 @@ kaldilm ends the whole process on a malformed file; this finds the line first.
 """
 
 import codecs
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +17,16 @@ from lightning_adpsgd.asr.corpora.utf8 import utf8_lines
 
 _COUNT = re.compile(r"ngram (\d+)\s*=\s*(\d+)")
 SECTION = re.compile(r"\\(\d+)-grams:")
+_ROUNDED = 1e-4  # by which a logarithm may be above 0
 
 
-def check_arpa(path: str | Path, *, marked: bool = False) -> dict[int, int]:
+def check_arpa(path: str | Path, *, for_kaldilm: bool = True) -> dict[int, int]:
     """Checks the whole file.
 
     Args:
         path: ARPA file.
-        marked: Whether a byte order mark may stand in front, which kaldilm takes for a
-            part of the first line.
+        for_kaldilm: Whether kaldilm will read it, which takes no byte order mark in
+            front, no -inf, and no back-off weight of the longest n-grams.
 
     Returns:
         Number of n-grams of each order.
@@ -36,21 +38,26 @@ def check_arpa(path: str | Path, *, marked: bool = False) -> dict[int, int]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"language model {path} does not exist")
-    if not marked:
+    if for_kaldilm:
         _refuse_mark(path)
     lines = _lines(path)
     announced = _announced(path, lines)
     found = dict.fromkeys(announced, 0)
-    order = 1
+    order, longest = 1, max(announced)
     for number, line in lines:
         section = SECTION.fullmatch(line)
         if line == "\\end\\":
             _compare(path, number, announced, found)
             return found
         if section:
-            order = int(section[1])
+            order += 1
+            if int(section[1]) != order or order > longest:
+                wanted = f"\\{order}-grams:" if order <= longest else "\\end\\"
+                raise ValueError(f"{path}:{number}: expected {wanted}, got {line!r}")
         else:
             _check_entry(path, number, line, order)
+            if for_kaldilm:
+                _check_for_kaldilm(path, number, line, order, longest)
             found[order] = found.get(order, 0) + 1
     raise ValueError(f"{path} is truncated: it has no line \\end\\")
 
@@ -97,10 +104,34 @@ def _check_entry(path: Path, number: int, line: str, order: int) -> None:
             f"back-off weight, got {line!r}"
         )
     for text in (fields[0], *fields[order + 1 :]):
-        try:
-            float(text)
-        except ValueError:
-            raise ValueError(f"{path}:{number}: {text!r} is not a number") from None
+        if math.isnan(_number(text)):
+            raise ValueError(f"{path}:{number}: {text!r} is not a number")
+    if _number(fields[0]) > _ROUNDED:
+        raise ValueError(
+            f"{path}:{number}: expected a log10 probability, at most 0, got "
+            f"{fields[0]!r}"
+        )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _check_for_kaldilm(
+    path: Path, number: int, line: str, order: int, longest: int
+) -> None:
+    fields = line.split()
+    if order == longest and len(fields) > order + 1:
+        raise ValueError(
+            f"{path}:{number}: expected no back-off weight of the longest n-grams, "
+            f"got {fields[-1]!r}"
+        )
+    for text in (fields[0], *fields[order + 1 :]):
+        if math.isinf(_number(text)):
+            raise ValueError(f"{path}:{number}: expected -99 for none, got {text!r}")
 
 
 def _compare(

@@ -37,6 +37,7 @@ _VARIANT = re.compile(r"\(\d+\)$")
 # Names that are reserved for the search graph.
 _RESERVED_WORDS = {"<eps>", "#0", "<s>", "</s>"}
 _RESERVED_PHONES = re.compile(r"#\d+|<eps>")
+_ODD_BLANK = re.compile(r"[^\S \t\r\f\v]")  # such as U+00A0 inside of `10 000`
 
 Pronunciation = tuple[str, ...]
 
@@ -85,7 +86,7 @@ def read_entries(path: Path, skipped: Skipped) -> list[tuple[str, Pronunciation]
         word, *phones = line.split()
         if word.startswith("#"):
             continue
-        problem = problem_of(word, phones)
+        problem = problem_of(line, word, phones)
         if problem:
             where = f"{path}:{number}: {word}"
             skipped.add(problem, where, remedy=LINE_LEFT_OUT)
@@ -98,10 +99,12 @@ def read_entries(path: Path, skipped: Skipped) -> list[tuple[str, Pronunciation]
     return entries
 
 
-def problem_of(word: str, phones: Sequence[str]) -> str:
+def problem_of(line: str, word: str, phones: Sequence[str]) -> str:
     """The reason why a line of a dictionary is left out; empty if it is not."""
     if not phones:
         return "dictionary line without phones"
+    if _ODD_BLANK.search(line):  # which makes phones of a part of the word
+        return "dictionary line with a blank that is neither space nor tab"
     is_reserved = word.lower() in _RESERVED_WORDS
     if is_reserved or any(map(_RESERVED_PHONES.fullmatch, phones)):
         return "dictionary line with a name of the search graph"
@@ -154,11 +157,12 @@ def read_cmudict(path: Path, skipped: Skipped) -> Dictionary:
     """
     found: dict[str, dict[Pronunciation, None]] = {}
     for number, line in read_lines(path, skipped):
-        fields = line.partition(" #")[0].split()
+        entry = line.partition(" #")[0]
+        fields = entry.split()
         if line.startswith((";;;", "# ")) or not fields:
             continue
         written, *phones = fields
-        if problem := problem_of(written, phones):
+        if problem := problem_of(entry, written, phones):
             where = f"{path}:{number}: {written}"
             skipped.add(problem, where, remedy=LINE_LEFT_OUT)
             continue

@@ -210,7 +210,7 @@ def read_arpa(path: Path) -> NgramModel:
         FileNotFoundError: There is no such file.
         ValueError: A line is malformed or missing; path and line are named.
     """
-    order = max(check_arpa(path, marked=True))
+    order = max(check_arpa(path, for_kaldilm=False))
     probabilities: dict[Ngram, float] = {}
     backoffs: dict[Ngram, float] = {}
     length = 0

@@ -8,7 +8,8 @@ d_i more errors in segment i of n,
 
     z = mean(d) √n / deviation(d)
 
-is approximately standard normal if neither is better.
+is approximately standard normal if neither is better. Segments are lines of the
+reference, and count as independent, those of one speaker too.
 """
 
 import math
@@ -34,7 +35,8 @@ class Comparison(NamedTuple):
 
     Attributes:
         num_segments: Number of compared segments.
-        difference: Word error rate of the second less that of the first.
+        difference: Word error rate of the second less that of the first; NaN without
+            reference words.
         z: Standard normal variable of the test; NaN if all differences are equal.
         p: Two-sided probability of a |z| at least this large if neither is better.
     """
@@ -61,6 +63,8 @@ def interval(
         return Interval(math.nan, math.nan)
     wrong = np.array([one.num_errors for one in counted])
     words = np.array([one.num_words for one in counted])
+    if not words.any():
+        return Interval(math.nan, math.nan)
     dice = np.random.default_rng(seed)
     # Counts of draws per speaker, so that memory does not grow with the words.
     weights = dice.multinomial(len(counted), [1 / len(counted)] * len(counted), draws)
@@ -88,12 +92,12 @@ def compare(first: Mapping[str, Errors], second: Mapping[str, Errors]) -> Compar
     )
     words = sum(errors.num_words for errors in first.values())
     deviation = differences.std(ddof=1) if len(differences) > 1 else 0.0
-    total = float(differences.sum())
+    difference = float(differences.sum()) / words if words else math.nan
     if not deviation:
-        return Comparison(len(differences), total / words, math.nan, math.nan)
+        return Comparison(len(differences), difference, math.nan, math.nan)
     z = float(differences.mean() * math.sqrt(len(differences)) / deviation)
     p = math.erfc(abs(z) / math.sqrt(2))
-    return Comparison(len(differences), total / words, z, p)
+    return Comparison(len(differences), difference, z, p)
 
 
 def _check_same(first: Mapping[str, Errors], second: Mapping[str, Errors]) -> None:

@@ -65,11 +65,13 @@ def arcs_of(fst: kaldifst.StdFst) -> Arcs:
     """Copies the arcs of `fst`, which stays as it is, into numpy columns.
 
     Raises:
+        OSError: The folder of temporary files has no room for the graph.
         ValueError: `fst` carries symbol tables, or is aligned in memory.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.fst"
-        kaldifst.StdConstFst(fst).write(str(path))
+        if not kaldifst.StdConstFst(fst).write(str(path)):
+            raise _no_room(path, "it could not be written")
         data = path.read_bytes()
     offset = 4 + len(_FORMAT)
     header = np.frombuffer(data, _HEADER, 1, offset)[0]
@@ -92,11 +94,25 @@ def arcs_of(fst: kaldifst.StdFst) -> Arcs:
 
 
 def fst_of(arcs: Arcs) -> kaldifst.StdVectorFst:
-    """Builds a mutable transducer; arcs of a state are sorted by input label."""
+    """Builds a mutable transducer; arcs of a state are sorted by input label.
+
+    Raises:
+        OSError: The folder of temporary files has no room for the graph.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.fst"
-        path.write_bytes(_bytes_of(arcs))
+        try:
+            path.write_bytes(_bytes_of(arcs))
+        except OSError as error:
+            raise _no_room(path, str(error.strerror)) from error
         return kaldifst.StdVectorFst(kaldifst.StdConstFst.read(str(path)))
+
+
+def _no_room(path: Path, problem: str) -> OSError:
+    return OSError(
+        f"{path}: {problem}; a graph needs room in the folder of temporary files, "
+        "which TMPDIR names"
+    )
 
 
 def _bytes_of(arcs: Arcs) -> bytes:

@@ -6,7 +6,9 @@ resampling filters and frame windows do not see its ends. The frames equal those
 whole file.
 """
 
+import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from torchaudio.functional import resample
 
 from lightning_adpsgd.asr.sound.byte_order import is_swapped
 from lightning_adpsgd.asr.sound.features import log_mel
+from lightning_adpsgd.asr.sound.rates import odd_rate
 from lightning_adpsgd.asr.sound.sphere import (
     MAGIC,
     SAMPLE_RATE,
@@ -46,8 +49,8 @@ class SoundFile:
         path: Sound file in any format that libsndfile reads, at 8 kHz or more.
 
     Raises:
-        AudioError: The file is missing, not sound, empty, truncated, at a lower rate,
-            or has a byte order that differs from its header.
+        AudioError: The file is missing, not sound, empty, truncated, at a lower or odd
+            rate, or has a byte order that differs from its header.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,6 +69,10 @@ class SoundFile:
             return f"{self.path}: the file does not exist"
         if self.path.stat().st_size == 0:
             return f"{self.path}: the file is empty"
+        with suppress(SphereError):
+            if read_header(self.path, sample_rate=None).is_shortened:
+                unpack = f"sph2pipe -f wav {shlex.quote(str(self.path))} new.wav"
+                return f"{self.path}: compressed by shorten; unpack it: `{unpack}`"
         return f"{self.path}: no sound in a format that libsndfile reads: {error}"
 
     def _check(self) -> None:
@@ -74,6 +81,8 @@ class SoundFile:
                 f"{self.path}: expected {SAMPLE_RATE} Hz or more, found "
                 f"{self.sample_rate}; a lower rate cannot be restored: leave it out"
             )
+        if problem := odd_rate(self.sample_rate, SAMPLE_RATE):
+            raise AudioError(f"{self.path}: {problem}")
         self._check_length()
         if self.duration_s < _SHORTEST_S:
             raise AudioError(

@@ -5,6 +5,7 @@ resamples a higher rate. A lower rate is refused, because the missing band canno
 restored.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,12 +15,15 @@ import torch
 from torchaudio.functional import resample
 
 from lightning_adpsgd.asr.sound import sphere
+from lightning_adpsgd.asr.sound.rates import odd_rate
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
 from lightning_adpsgd.asr.sound.truncation import (
     NO_LENGTH,
     WITHOUT_LENGTH,
     cut_short,
 )
+
+_BLOCK = 1 << 20  # samples of each channel that are read at a time
 
 
 class ChannelError(ValueError):
@@ -45,7 +49,8 @@ def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
 
     Raises:
         ChannelError: The file cannot be read, is not sound, is empty, was cut short, or
-            has a rate below `sample_rate`. Or it is SPHERE and compressed, without a
+            has a rate below `sample_rate` or in no simple ratio to it. Or it is SPHERE
+            and compressed, without a
             program that reads it. What of a FLAC or MP3 file is missing shows only when
             it is read.
     """
@@ -55,6 +60,8 @@ def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
             f"{path}: expected at least {sample_rate} Hz, got {found.sample_rate}; "
             "record it again, because part of the speech band is missing"
         )
+    if problem := odd_rate(found.sample_rate, sample_rate):
+        raise ChannelError(f"{path}: {problem}")
     return found
 
 
@@ -123,9 +130,7 @@ def _read(path: Path, channel: int, facts: SoundFacts) -> np.ndarray:
     if is_sphere(path):
         return sphere.read_channel(path, channel, sample_rate=facts.sample_rate)
     try:
-        samples, _ = soundfile.read(
-            sphere.name_of(path), dtype="float32", always_2d=True
-        )
+        samples = np.concatenate([np.zeros(0, np.float32), *_blocks(path, channel)])
     except soundfile.LibsndfileError as error:
         raise ChannelError(f"{path}: {error}; copy it again") from error
     expected = round(facts.seconds * facts.sample_rate)
@@ -134,4 +139,11 @@ def _read(path: Path, channel: int, facts: SoundFacts) -> np.ndarray:
             f"{path}: truncated: its header says {expected} samples, it has "
             f"{len(samples)}; copy it again"
         )
-    return samples[:, channel]
+    return samples
+
+
+def _blocks(path: Path, channel: int) -> Iterator[np.ndarray]:
+    """The samples that there are, whatever length a damaged header says."""
+    with soundfile.SoundFile(sphere.name_of(path)) as file:
+        while len(some := file.read(_BLOCK, "float32", always_2d=True)):
+            yield some[:, channel].copy()

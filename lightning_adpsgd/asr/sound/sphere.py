@@ -36,6 +36,10 @@ class SphereError(ValueError):
     """A SPHERE file cannot be used; the message has the path and the problem."""
 
 
+class NoSph2pipeError(SphereError):
+    """The program that reads compressed files is not on the PATH."""
+
+
 class SphereHeader(NamedTuple):
     """The contents of a SPHERE file's header.
 
@@ -231,11 +235,11 @@ def find_sph2pipe(path: Path, header: SphereHeader) -> str:
     """The program that reads a compressed file.
 
     Raises:
-        SphereError: It is not there.
+        NoSph2pipeError: It is not there.
     """
     program = shutil.which("sph2pipe")
     if program is None:
-        raise SphereError(
+        raise NoSph2pipeError(
             f"{path}: compressed ({header.coding}), which needs the program sph2pipe "
             "on PATH: download its source from the LDC, build it with a C compiler "
             "and put it on PATH"

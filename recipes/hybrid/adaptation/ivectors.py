@@ -8,6 +8,7 @@ Machines share the sides; mixture and model are trained by the leader.
 """
 
 import json
+import os
 import shutil
 from collections import deque
 from pathlib import Path
@@ -118,6 +119,9 @@ def _occupancies(
         _fill(settings, split, output, speakers, ubm, paths)
     if not settings.crew.leads:
         return None
+    for path in paths:  # which must not be lost behind the file that says so
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
     (folder / "complete").touch()
     return _Occupancies(*(np.load(path, mmap_mode="r") for path in paths))
 

@@ -6,7 +6,7 @@ with a name, a speaker and a conversation side of its own. The copies come after
 was recorded, so that the versions of an utterance lie far apart.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lightning_adpsgd.asr.corpora.corpus import (
@@ -19,6 +19,8 @@ from lightning_adpsgd.asr.corpora.corpus import (
 from lightning_adpsgd.files import write_json
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.pipeline.stage import say
+
+LONG_S = 60.0
 
 
 def write_splits(output: Path, splits: Mapping[str, list[Utterance]]) -> None:
@@ -54,11 +56,25 @@ def say_splits(
 ) -> None:
     """Print what is in the splits and what was left out; write `summary.json`."""
     lines = [_describe(split, utterances) for split, utterances in splits.items()]
+    lines += [line for several in splits.items() for line in _long(*several)]
     lines += warnings
     lines += [f"WARNING: left out: {line}" for line in skipped.report()]
     say(lines)
     counts = {"counts": skipped.counts, "seconds": skipped.seconds}
     write_json(output / "summary.json", {"report": lines, "skipped": counts})
+
+
+def _long(split: str, utterances: Iterable[Utterance]) -> Iterator[str]:
+    """Warns of utterances that take much memory: as a recording without segments."""
+    long = [one for one in utterances if one.duration_s > LONG_S]
+    if long:
+        longest = max(long, key=lambda one: one.duration_s)
+        yield (
+            f"WARNING: {split}: {len(long)} utterances are longer than {LONG_S:.0f} s, "
+            f"the longest {longest.duration_s:.0f} s, {longest.source}: the scores of "
+            "an utterance are in memory as a whole, a number for each state and frame; "
+            "cut it"
+        )
 
 
 def _describe(split: str, utterances: list[Utterance]) -> str:

@@ -127,10 +127,27 @@ def run(
     options = command_line.parse_args(arguments)
     try:
         settings = settings_from(options)
+        _refuse_out_within(settings)
     except ValueError as error:
         command_line.error(str(error))
     first, last, redo = options.first, options.last, options.redo
     return status_of(lambda: run_stages(settings, stages, first, last, redo))
+
+
+def _refuse_out_within(settings: Settings) -> None:
+    """Refuses a folder of results that the next command would take for the corpus.
+
+    Raises:
+        ValueError: It lies in a folder of discs, and is not hidden there.
+    """
+    for root in settings.roots:
+        if settings.out.is_relative_to(root):
+            within = settings.out.relative_to(root)
+            if not any(part.startswith(".") for part in within.parts):
+                raise ValueError(
+                    f"`out` must not lie in the corpus {root}, whose files are "
+                    f"compared at each call, got {settings.out}"
+                )
 
 
 def status_of(work: Callable[[], object], *refusals: type[Exception]) -> int:

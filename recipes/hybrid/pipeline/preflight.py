@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator
 
 from recipes.hybrid.pipeline.settings import Settings
 
-# Names of modules, of which each distribution of the extra `asr` has one.
+# Names of modules, of which each distribution of the extra `asr` has one; eSpeak is
+# needed where it is asked for, and torch by all of the package.
 SPEECH = (
     *("kaldi_decoder", "kaldi_native_io", "kaldifst", "kaldilm", "matplotlib"),
-    *("numpy", "soundfile", "torchaudio", "torchmetrics", "tqdm"),
+    *("numpy", "rapidfuzz", "soundfile", "torchaudio", "torchmetrics", "tqdm"),
 )
 _TEXT_ALONE = {"check", "prepare"}
 

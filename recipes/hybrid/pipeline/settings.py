@@ -33,6 +33,7 @@ TEST_SPLITS = (
 )
 STATES = ("monophone", "triphone")
 SCORING = ("hub5", "plain")
+VOCABULARIES = ("training", "dictionary")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,9 @@ class Settings:
         scoring: how words are compared: by the rules of "hub5", where hesitations of
             English and broken-off words may be missing, or "plain", as they are.
             Noises count in neither.
+        vocabulary: words that can be recognised of those that a lexicon of Kaldi's or
+            one in CMUdict's form has: those of the "training", or all of the
+            "dictionary", for language models that have more words.
         crew: place of this process among those that run the recipe.
     """
 
@@ -65,6 +69,7 @@ class Settings:
     cores: int = 2
     states: str = "monophone"
     scoring: str = "hub5"
+    vocabulary: str = "training"
     crew: Crew = ALONE
     prepare: PrepareSettings = field(default_factory=PrepareSettings)
     lexicon: LexiconSettings = field(default_factory=LexiconSettings)
@@ -91,6 +96,7 @@ class Settings:
         if self.states not in STATES:
             raise ValueError(f"`states` must be one of {STATES}, got {self.states!r}")
         one_of(self, "scoring", SCORING)
+        one_of(self, "vocabulary", VOCABULARIES)
         if self.realign.run == self.run:
             raise ValueError(
                 f"`realign.run` must be another run than {self.run!r}, which learns "
@@ -172,6 +178,11 @@ class Settings:
     def compared(self) -> str | None:
         """How words are compared where that is not by the rules of Hub5."""
         return None if self.scoring == "hub5" else self.scoring
+
+    @property
+    def wider(self) -> str | None:
+        """Which words the lexicon has where these are not those of the training."""
+        return None if self.vocabulary == "training" else self.vocabulary
 
     @property
     def finds_streams_itself(self) -> bool:

@@ -11,7 +11,7 @@ and 863,000 n-grams over 30,000 words with 9,000 and 32,000 leaves
 seconds, and 25 % of the bytes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,14 +84,33 @@ def problem(
 
 
 def free_memory(root: Path = Path("/")) -> float | None:
-    """Bytes that this process may still take: of the machine, and of its cgroup.
+    """Bytes that this process may still take: of the machine, and of its cgroups.
 
     Args:
         root: folder that holds `proc` and `sys`.
     """
-    found = [_of_machine(root / "proc/meminfo"), _of_group(root / "sys/fs/cgroup")]
+    found = [_of_machine(root / "proc/meminfo"), *map(_of_group, _groups(root))]
     known = [value for value in found if value is not None]
     return min(known) if known else None
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The folders of this process's cgroup and of those that hold it.
+
+    A container sees its own as the root; a job of SLURM is in one further below.
+    """
+    top = root / "sys/fs/cgroup"
+    yield top
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        if line.startswith("0::/"):  # of version 2
+            folder = top / line.removeprefix("0::/")
+            while folder != top and top in folder.parents:
+                yield folder
+                folder = folder.parent
 
 
 def _of_machine(path: Path) -> float | None:

@@ -11,6 +11,7 @@ from lightning_adpsgd.asr.kaldi.export import latgen_command, write_likelihoods
 from lightning_adpsgd.asr.kaldi.language import read_boundaries, read_words
 from lightning_adpsgd.asr.kaldi.model import Transitions
 from lightning_adpsgd.asr.search.decoding import SearchOptions
+from lightning_adpsgd.files import written_whole
 from recipes.hybrid.data.kaldi import find_kaldi
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.pipeline.stage import StageError
@@ -51,7 +52,8 @@ def export(
         raise StageError(str(error)) from error
     final = (settings.directory("decode") / task.within).resolve()
     text = table.read_text().replace(str(task.folder.resolve()), str(final))
-    table.write_text(text)
+    with written_whole(table) as file:
+        file.write(text)
     command = latgen_command(
         found.model.resolve(),
         found.graph.resolve(),
@@ -60,5 +62,6 @@ def export(
         beam=settings.decode.beam,
         max_active=settings.decode.max_active,
     )
-    (task.folder / f"{split}.latgen.sh").write_text(f"#!/bin/sh\n{command}\n")
+    with written_whole(task.folder / f"{split}.latgen.sh") as script:
+        script.write(f"#!/bin/sh\n{command}\n")
     print(f"  {split}, for Kaldi:\n{command}", flush=True)

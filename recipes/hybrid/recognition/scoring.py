@@ -92,7 +92,7 @@ def score_decoded(
     Raises:
         StageError: A test set cannot be scored.
     """
-    spoken = _spoken(settings)
+    spoken = _spoken(settings, decoded)
     if not spoken:
         print("  there is no test set: nothing is scored", flush=True)
         return
@@ -133,13 +133,32 @@ def _told_of(settings: Settings) -> tuple[str, ...]:
     return (f";; words are compared by the rules {digest_of(path.read_bytes())}",)
 
 
-def _spoken(settings: Settings) -> Spoken:
+def _spoken(settings: Settings, decoded: Path) -> Spoken:
     prepared = settings.directory("prepare")
     return {
-        split: read_utterances(prepared / f"{split}.jsonl")
+        split: _with_words(decoded / f"{split}.txt", split, prepared)
         for split in settings.splits()
         if split in TEST_SPLITS
     }
+
+
+def _with_words(path: Path, split: str, prepared: Path) -> list[Utterance]:
+    """The utterances that were decoded; others, whose sound was lost, are told."""
+    spoken = read_utterances(prepared / f"{split}.jsonl")
+    if not path.exists():
+        return spoken
+    lines = path.read_text(encoding="utf-8").splitlines()
+    names = {line.split(maxsplit=1)[0] for line in lines}
+    found = [one for one in spoken if one.id in names]
+    if len(found) < len(spoken):
+        lost = next(one for one in spoken if one.id not in names)
+        print(
+            f"  WARNING: {split}: {len(spoken) - len(found)} of {len(spoken)} "
+            f"utterances have no features, for example {lost.id}; they are left out, "
+            "so this is not the figure of the whole test set",
+            flush=True,
+        )
+    return found
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:

@@ -80,7 +80,7 @@ STAGES = (
         "lexicon",
         "give every word its pronunciations",
         inputs=("prepare",),
-        depends=("corpus", "discs", "lexicon"),
+        depends=("corpus", "discs", "lexicon", "wider"),
     ),
     _stage(
         "lm",

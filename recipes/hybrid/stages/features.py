@@ -6,7 +6,9 @@ Several processes write into one array per split. A journal of finished sides le
 interrupted stage continue.
 """
 
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,10 +22,15 @@ from lightning_adpsgd.asr.frames.writing import FramePlace, FrameWriter, is_stor
 from lightning_adpsgd.asr.parallel import fork_map
 from lightning_adpsgd.asr.sound.audio import AudioError
 from lightning_adpsgd.asr.sound.channels import read_channel
-from lightning_adpsgd.asr.sound.features import log_mel, normalise_side, num_frames
+from lightning_adpsgd.asr.sound.features import (
+    DIGITAL_SILENCE,
+    log_mel,
+    normalise_side,
+    num_frames,
+)
 from lightning_adpsgd.asr.sound.noise import add_noise, dice_of, noise_files
 from lightning_adpsgd.asr.sound.speeds import at_speed, samples_at
-from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
+from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE, NoSph2pipeError
 from recipes.hybrid.data.splits import speeds_of, with_copies
 from recipes.hybrid.pipeline.crew import finished, shared
 from recipes.hybrid.pipeline.groups import FeatureSettings
@@ -31,6 +38,7 @@ from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.pipeline.stage import StageError, say
 
 _JOURNAL = ".sides.done"
+_SYNC_S = 10.0  # of sides that a kill makes the next attempt compute again
 
 
 class Side(NamedTuple):
@@ -53,6 +61,55 @@ class Side(NamedTuple):
     def duration_s(self) -> float:
         """Seconds of speech."""
         return sum(u.duration_s for u in self.spoken)
+
+
+class _Journal:
+    """The finished sides, a line for each, from which the next attempt continues.
+
+    A side is noted when its frames would outlast a power failure: otherwise the lines
+    might, and the frames be zeros. The disk is waited for once in a while.
+
+    Args:
+        path: file of the lines.
+        writer: writer of the frames.
+    """
+
+    def __init__(self, path: Path, writer: FrameWriter) -> None:
+        self._path, self._writer = path, writer
+        self._waiting: list[str] = []
+        self._since = time.monotonic()
+
+    def names(self) -> set[str]:
+        """The sides that are noted; a line that was cut off is none."""
+        if not self._path.exists():
+            return set()
+        return {*self._path.read_text("utf-8", "surrogateescape").split("\n")[:-1]}
+
+    def add(self, name: str) -> None:
+        """Notes a side, at once or with later ones."""
+        self._waiting.append(name)
+        if time.monotonic() - self._since >= _SYNC_S:
+            self.save()
+
+    def save(self) -> None:
+        """Notes all sides that were added.
+
+        Raises:
+            OSError: Their frames or their lines cannot get onto the disk.
+        """
+        if self._waiting:
+            self._writer.sync()
+            # The line before may have been cut off.
+            lines = "\n".join(["", *self._waiting, ""])
+            try:
+                with self._path.open("ab") as file:
+                    # A path may hold bytes that are not valid text.
+                    file.write(lines.encode("utf-8", "surrogateescape"))
+            except OSError as error:
+                error.filename = str(self._path)
+                raise
+        self._waiting.clear()
+        self._since = time.monotonic()
 
 
 class SideTask(NamedTuple):
@@ -96,7 +153,7 @@ def features(settings: Settings, output: Path) -> None:
 
     Raises:
         StageError: No side of a split could be read.
-        OSError: The disk is full.
+        OSError: The disk is full, or a recording is gone.
     """
     for split in settings.splits():
         if not is_stored(output / split):
@@ -188,8 +245,8 @@ def _work(
     """Yields every side with its problem or None; records finished sides."""
     sides, crew = list(share), settings.crew
     of_share = f"-{crew.node}-of-{crew.num_nodes}" if crew.num_nodes > 1 else ""
-    journal = writer.folder / f"{_JOURNAL}{of_share}"
-    done = set(_lines(journal))
+    journal = _Journal(writer.folder / f"{_JOURNAL}{of_share}", writer)
+    done = journal.names()
     todo = [side for side in sides if side.name not in done]
     num_mels = settings.features.num_mels
     noise = _noise(settings) if split == "train" else None
@@ -199,20 +256,18 @@ def _work(
     ]
     work = write_side if settings.cores == 1 else _write_side_alone
     bar = tqdm(total=len(sides), initial=len(done), desc=f"{split} sound", unit="side")
-    # A path may hold bytes that are not valid text.
-    with bar, journal.open("a", encoding="utf-8", errors="surrogateescape") as file:
-        for index, problem in fork_map(work, tasks, settings.cores):
-            if problem is None:
-                file.write(f"{todo[index].name}\n")
-                file.flush()
-            bar.update()
-            yield todo[index], problem
-
-
-def _lines(journal: Path) -> list[str]:
-    if not journal.exists():
-        return []
-    return journal.read_text("utf-8", "surrogateescape").split("\n")
+    try:
+        with bar:
+            for index, problem in fork_map(work, tasks, settings.cores):
+                if problem is None:
+                    journal.add(todo[index].name)
+                bar.update()
+                yield todo[index], problem
+    except BaseException:
+        with suppress(OSError):  # the first error says what is wrong
+            journal.save()
+        raise
+    journal.save()
 
 
 def _noise(settings: Settings) -> Noise | None:
@@ -229,7 +284,12 @@ def _write_side_alone(task: SideTask) -> str | None:
 
 
 def write_side(task: SideTask) -> str | None:
-    """Computes and stores the frames of one side; returns the problem, or None."""
+    """Computes and stores the frames of one side; returns the problem, or None.
+
+    Raises:
+        OSError: The problem is not of this side: the disk is full, or a recording that
+            `check` found is gone, as are all of a disc that is not mounted.
+    """
     first = task.side.spoken[0]
     try:
         channel = read_channel(first.recording, first.channel)
@@ -238,9 +298,27 @@ def write_side(task: SideTask) -> str | None:
         if task.noise is not None:
             # By the id, so that a corpus in another folder gets the same noise.
             cuts = task.noise.added_to(cuts, first.id)
-        frames = normalise_side([log_mel(cut, task.num_mels) for cut in cuts])
+        energies = [log_mel(cut, task.num_mels) for cut in cuts]
+        if all(bool((one == DIGITAL_SILENCE).all()) for one in energies):
+            raise ValueError(
+                "nothing but digital silence where words are transcribed; compare the "
+                "channel with the disc"
+            )
+        frames = normalise_side(energies)
         for place, utterance in zip(task.places, frames, strict=True):
             place.put(utterance.numpy())
     except ValueError as error:  # a full disk is no fault of the side
+        if _is_of_the_machine(error):
+            raise OSError(
+                f"{error}; `check` could read it: once this machine can, the same "
+                "command continues"
+            ) from error
         return f"{task.side.name}: {error}"
     return None
+
+
+def _is_of_the_machine(error: BaseException | None) -> bool:
+    """Whether an error came of a file or program that is missing or out of reach."""
+    if isinstance(error, OSError | NoSph2pipeError):
+        return True
+    return error is not None and _is_of_the_machine(error.__cause__)

@@ -16,6 +16,7 @@ from lightning_adpsgd.asr.language.lexicon import read_lexicon
 from lightning_adpsgd.asr.search.arcs import arcs_of
 from lightning_adpsgd.asr.search.graph_files import write_graph
 from lightning_adpsgd.asr.search.graphs import decoding_graph, symbols_of
+from lightning_adpsgd.files import written_whole
 from recipes.hybrid.data.kaldi import find_kaldi
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.pipeline.stage import StageError
@@ -51,7 +52,8 @@ def _own(settings: Settings, output: Path) -> None:
         raise StageError(str(error)) from error
     words = symbols_of(lexicon, topology).words
     table = "".join(f"{word} {label}\n" for word, label in words.items())
-    (output / "words.txt").write_text(table, encoding="utf-8")
+    with written_whole(output / "words.txt") as file:
+        file.write(table)
     write_graph(hclg, output / "HCLG.fst")
     arcs = int(arcs_of(hclg).source.size)
     print(f"  {hclg.num_states} states, {arcs} arcs", flush=True)

@@ -5,7 +5,7 @@ there; otherwise the last speakers of the training are held out.
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped, Utterance
@@ -40,6 +40,10 @@ from recipes.hybrid.stages.lexicon import (
 )
 
 Splits = dict[str, list[Utterance]]
+_MEANINGS = {
+    "dev": "scales and weights are chosen on speech that the network knows",
+    "test": "the error rate is not that of new speech",
+}
 
 
 def check(settings: Settings, output: Path) -> None:
@@ -61,6 +65,7 @@ def check(settings: Settings, output: Path) -> None:
     if "test" not in splits:
         lines.append(f"{settings.corpus / 'test/text'}: MISSING, nothing is tested")
     lines.append(_about_lexicon(settings, skipped))
+    lines += _trained_on(splits)
     lines += [f"WARNING: left out: {line}" for line in skipped.report()]
     say(lines)
     write_json(output / REPORT, {"report": lines})
@@ -89,15 +94,16 @@ def prepare(settings: Settings, output: Path) -> None:
     """
     skipped = Skipped()
     splits = _splits(settings, skipped)
+    warnings = [*_trained_on(splits)]
     if "dev" not in splits:
         train, dev = hold_out(splits["train"], settings.prepare)
         splits = {**splits, "train": train, "dev": dev}
     write_splits(output, splits)
-    say_splits(output, splits, skipped)
+    say_splits(output, splits, skipped, warnings)
 
 
 def lexicon(settings: Settings, output: Path) -> None:
-    """Write the words of the training with pronunciations.
+    """Write the words of the training, or all that a lexicon has, with pronunciations.
 
     They come from `CORPUS/local/dict`, with phones as they are written there, or from
     `lexicon.cmudict`, in MS-State's phones.
@@ -114,6 +120,8 @@ def lexicon(settings: Settings, output: Path) -> None:
     written = _written(path, skipped)
     known = _spoken(settings, path, written.pronunciations)
     silence = written.silence_phones
+    if settings.wider:
+        known = _spoken_of(written) | known
     sources = _in_the_same_phones(settings, path, phones_of(known) - {*silence})
     complete_lexicon(settings, output, known, sources, skipped, silence)
 
@@ -132,6 +140,16 @@ def _spoken(settings: Settings, path: Path, dictionary: Dictionary) -> Dictionar
     known = {word: dictionary[word] for word in said if word in dictionary}
     print(f"  {len(known)} of {len(said)} words are in {path.name}")
     return known
+
+
+def _spoken_of(written: KaldiLexicon) -> Dictionary:
+    """The words of a lexicon but those for silence and noise, such as `!SIL`."""
+    silence = {*SILENCE_PHONES, *written.silence_phones}
+    return {
+        word: several
+        for word, several in written.pronunciations.items()
+        if not all(silence.issuperset(one) for one in several)
+    }
 
 
 def _in_the_same_phones(
@@ -169,6 +187,29 @@ def _splits(settings: Settings, skipped: Skipped) -> Splits:
     splits = {name: [*distinct(spoken, skipped)] for name, spoken in found.items()}
     _refuse_alike(splits.get("test", ()))
     return splits
+
+
+def _trained_on(splits: Splits) -> Iterator[str]:
+    """Warns of utterances of `dev` and `test` whose sound is trained on."""
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for one in splits["train"]:
+        spans.setdefault(one.side, []).append((one.start_s, one.end_s))
+    for split, meaning in _MEANINGS.items():
+        both = [one for one in splits.get(split, ()) if _is_within(one, spans)]
+        if both:
+            yield (
+                f"WARNING: {split}: {len(both)} of {len(splits[split])} utterances are "
+                f"trained on too, for example {both[0].source}: {meaning}; take them "
+                "out of one of the two directories"
+            )
+
+
+def _is_within(one: Utterance, spans: dict[str, list[tuple[float, float]]]) -> bool:
+    """Whether more than half of an utterance is in a span of its side."""
+    return any(
+        2 * (min(end, one.end_s) - max(begin, one.start_s)) > one.end_s - one.start_s
+        for begin, end in spans.get(one.side, ())
+    )
 
 
 def _refuse_alike(tested: Iterable[Utterance]) -> None:

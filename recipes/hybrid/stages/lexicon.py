@@ -1,12 +1,14 @@
 """Stage `lexicon`: the pronunciations of every word."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from lightning_adpsgd.asr.corpora.acronyms import pronounce_letters
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped, Utterance
 from lightning_adpsgd.asr.language.lexicon import (
+    SPECIAL_WORDS,
     UNKNOWN,
     Dictionary,
     Lexicon,
@@ -26,10 +28,22 @@ from recipes.hybrid.pipeline.stage import StageError, say
 Pronouncer = Callable[[str, int], tuple[Pronunciation, ...]]
 """Maps a word and its number of occurrences to its pronunciations, none if unknown."""
 
-Source = tuple[str, Pronouncer]
-"""Where pronunciations come from, in words, and what gives them."""
 
-SPELLED: Source = (
+class Source(NamedTuple):
+    """Where pronunciations come from.
+
+    Attributes:
+        how: it, in words.
+        pronounce: what gives them.
+        words: all words that it has, if it has a list of them.
+    """
+
+    how: str
+    pronounce: Pronouncer
+    words: Collection[str] = ()
+
+
+SPELLED = Source(
     "are spelled out",
     lambda word, _: tuple(filter(None, [pronounce_letters(word)])),
 )
@@ -55,7 +69,7 @@ def complete_lexicon(
     skipped: Skipped,
     silence_phones: Iterable[str] = (),
 ) -> None:
-    """Write a dictionary with the words of the training that it lacks.
+    """Write a dictionary with the words of the training that it lacks, or with all.
 
     Args:
         settings: settings of the experiment.
@@ -70,12 +84,16 @@ def complete_lexicon(
         StageError: A source cannot be read, or most words have no pronunciation.
     """
     spoken = utterances(settings, "train")
-    for how, more in sources:
+    for how, more, listed in sources:
         missing = find_missing(dictionary, spoken)
         found = {word: said for word in missing if (said := more(word, missing[word]))}
         dictionary |= found
         if found:
             print(f"  {len(found)} of {len(missing)} missing words {how}")
+        if settings.wider and listed:
+            others = set(listed) - dictionary.keys() - SPECIAL_WORDS.keys()
+            dictionary |= {word: more(word, 0) for word in others}
+            print(f"  {len(others)} further words {how}")
     words = build_lexicon(dict(sorted(dictionary.items())), silence_phones)
     _check_language(words, spoken)
     write_lexicon(output, words)
@@ -126,14 +144,16 @@ def sources_of(
             other = read_cmudict(path, skipped)
         except CorpusError as error:
             raise StageError(f"`lexicon.cmudict`: {error}") from error
-        yield f"are in {path.name}", lambda word, _: other.get(word, ())
+        yield Source(f"are in {path.name}", lambda word, _: other.get(word, ()), other)
     yield from synthesised(settings)
 
 
 def synthesised(settings: Settings) -> Iterator[Source]:
     """eSpeak, if it is asked for."""
     if settings.lexicon.synthesise:
-        yield "are pronounced by eSpeak", synthesiser(settings.lexicon.min_count)
+        yield Source(
+            "are pronounced by eSpeak", synthesiser(settings.lexicon.min_count)
+        )
 
 
 def synthesiser(min_count: int) -> Pronouncer:

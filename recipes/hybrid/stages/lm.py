@@ -155,7 +155,7 @@ def _say_model(
 ) -> None:
     print(
         f"  {len(model.log10_probabilities)} n-grams up to {model.order} words{kind}, "
-        f"perplexity on held-out speakers {perplexity(model, held_out):.0f}",
+        f"perplexity on dev {perplexity(model, held_out):.0f}",
         flush=True,
     )
 

@@ -33,6 +33,7 @@ from lightning_adpsgd.callbacks import (
 )
 from lightning_adpsgd.callbacks.loggers import WandbRun
 from lightning_adpsgd.registration import NAMES
+from lightning_adpsgd.strategy.checkpoints.io import WholeCheckpointIO
 from recipes.hybrid.pipeline.groups import TrainSettings
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.training.metrics import attempts
@@ -76,7 +77,10 @@ def _ddp(train: TrainSettings, start_method: _StartMethod) -> Strategy:
     its place.
     """
     if not train.checkpoint_minutes or train.all_learners == 1:
-        return DDPStrategy(start_method=start_method)
+        # Lightning's own moves a file from the folder of temporary files: from another
+        # disk that is a copy, and a kill meanwhile takes the last checkpoint as well.
+        whole = WholeCheckpointIO()
+        return DDPStrategy(start_method=start_method, checkpoint_io=whole)
     return HADPSGDStrategy(
         "ring",
         "sync",

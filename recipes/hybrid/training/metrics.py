@@ -9,15 +9,22 @@ from lightning_adpsgd.files import written_whole
 Row = dict[str, float]
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path, *, cut_off: bool = False) -> list[Row]:
     """The rows of a `metrics.csv`, each with the figures that it has.
+
+    Args:
+        path: the file.
+        cut_off: whether lines are left out that a full disk or a power failure has cut
+            off or filled with zeros.
 
     Raises:
         ValueError: A cell is not a number; the message has file and line.
     """
-    with path.open(newline="") as file:
-        lines = csv.DictReader(file)
-        return [_row(path, number, cells) for number, cells in enumerate(lines, 2)]
+    lines = path.read_text().splitlines(keepends=True)
+    if cut_off:
+        lines = [one for one in lines if one.endswith("\n") and "\0" not in one]
+    rows = csv.DictReader(lines)
+    return [_row(path, number, cells) for number, cells in enumerate(rows, 2)]
 
 
 def _row(path: Path, line: int, cells: dict[str, str | None]) -> Row:
@@ -112,4 +119,6 @@ def attempts(output: Path) -> list[Path]:
 def gather_figures(output: Path) -> list[Row]:
     """One row per step, of all attempts at the training in `output`."""
     files = [attempt / "metrics.csv" for attempt in attempts(output)]
-    return by_step(row for file in files if file.exists() for row in read_rows(file))
+    return by_step(
+        row for file in files if file.exists() for row in read_rows(file, cut_off=True)
+    )

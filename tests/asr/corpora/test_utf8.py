@@ -1,5 +1,6 @@
 """Lines end where the programs that wrote them end them, and damage has a place."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,21 @@ def test_what_is_not_utf_8_is_named_with_line_and_byte(tmp_path: Path):
     )
     with pytest.raises(ValueError, match=problem):
         next(lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (gzip.compress(b"u1 yes\n"), "the file is compressed: unpack it by `gunzip`"),
+        ("u1 yes\n".encode("utf-16"), "the file is UTF-16, write .* -f UTF-16 -t"),
+    ],
+    ids=["gzip", "utf-16"],
+)
+def test_a_file_of_another_kind_is_told_by_its_begin(
+    tmp_path: Path, content: bytes, remedy: str
+):
+    with pytest.raises(ValueError, match=rf"text:1: expected UTF-8, .*; {remedy}"):
+        _read(tmp_path, content)
 
 
 def _lines_of_two(folder: Path):

@@ -15,6 +15,7 @@ from lightning_adpsgd.asr.frames.store import (
     write_labels,
 )
 from lightning_adpsgd.asr.frames.writing import FrameWriter, save_array
+from tests.asr.small_disk import on_a_small_disk
 
 LENGTHS = {"a": 30, "b": 1, "c": 45}
 
@@ -98,6 +99,25 @@ def test_frames_that_are_not_finite_are_refused(tmp_path: Path):
         writer.put(0, frames)
 
 
+def test_frames_beyond_the_largest_half_precision_number_are_refused(tmp_path: Path):
+    writer = FrameWriter(tmp_path, ["a"], [2], 1)
+    writer.create()
+    writer.put(0, np.full((2, 1), 65_504.0))
+    with pytest.raises(ValueError, match="a: `frames` must be finite in float16"):
+        writer.put(0, np.full((2, 1), 65_520.0))
+
+
+def test_a_full_disk_is_named_when_frames_are_written(tmp_path: Path):
+    def write() -> None:
+        writer = FrameWriter(tmp_path / "disk", ["a"], [40_000], 2)
+        writer.create()
+        writer.put(0, np.ones((40_000, 2)))
+
+    error = on_a_small_disk(tmp_path / "disk", write).error
+    assert "No space left on device: " in error
+    assert "disk/.frames.partial.npy" in error
+
+
 def test_an_array_that_is_being_laid_out_is_not_begun(tmp_path: Path):
     writer = FrameWriter(tmp_path, ["a"], [30], 3)
     partial = tmp_path / ".frames.partial.npy"
@@ -136,6 +156,21 @@ def test_labels_lie_beside_the_frames(store: FrameStore, tmp_path: Path):
     assert labelled.labels(1).tolist() == [IGNORE]
     assert labelled.labels(2).tolist() == list(range(45))
     assert labelled.labelled.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("num_labels", [0, 40_000])
+def test_a_full_disk_is_named_when_labels_are_written(tmp_path: Path, num_labels: int):
+    writer = FrameWriter(tmp_path / "store", ["a"], [40_000], 1)
+    writer.create()
+    writer.finish()
+    labels = [("a", np.ones(num_labels, int))] if num_labels else []
+
+    def write() -> None:
+        write_labels(tmp_path / "disk/labels.npy", FrameStore(writer.folder), labels)
+
+    error = on_a_small_disk(tmp_path / "disk", write).error
+    assert "No space left on device: " in error
+    assert "disk/labels.npy" in error
 
 
 def test_labels_of_another_number_than_frames_are_refused(
@@ -200,3 +235,9 @@ def test_an_array_may_be_saved_by_two_machines_at_once(tmp_path, monkeypatch):
     save_array(path, array)
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
     np.testing.assert_array_equal(np.load(path), array)
+
+
+def test_a_full_disk_is_named_when_an_array_is_saved(tmp_path: Path):
+    path = tmp_path / "disk/rows.npy"
+    error = on_a_small_disk(path.parent, lambda: save_array(path, np.ones(40_000)))
+    assert f"No space left on device: '{path}'" in error.error

@@ -23,6 +23,7 @@ from lightning_adpsgd.asr.frames.streams import RowStore, RowWriter, Streams
 from lightning_adpsgd.asr.frames.writing import FrameWriter
 from lightning_adpsgd.asr.model import AcousticModel
 from lightning_adpsgd.asr.sound.features import CONTEXT, with_differences
+from tests.asr.small_disk import on_a_small_disk
 
 LENGTHS = [60, 5, 21]
 DIMS, FMLLR, IVECTOR = 2, 4, 3
@@ -248,8 +249,20 @@ def test_rows_that_are_not_finite_or_too_many_are_refused(tmp_path: Path):
     writer = RowWriter(tmp_path, np.array([0]), 3, 2, 0)
     with pytest.raises(ValueError, match="rows from 1 on must be finite"):
         writer.put(1, np.full((1, 2), np.nan))
-    with pytest.raises(ValueError, match="broadcast"):
+    with pytest.raises(ValueError, match=r"of 2 values and end at row 3, got .*2, 2"):
         writer.put(2, np.zeros((2, 2)))
+    with pytest.raises(ValueError, match=r"of 2 values and end at row 3, got .*1, 1"):
+        writer.put(2, np.zeros((1, 1)))
+
+
+def test_a_full_disk_is_named_when_rows_are_written(tmp_path: Path):
+    def write() -> None:
+        writer = RowWriter(tmp_path / "disk", np.array([0]), 40_000, 1, 1)
+        writer.put(0, np.ones((40_000, 1)))
+
+    error = on_a_small_disk(tmp_path / "disk", write).error
+    assert "No space left on device: " in error
+    assert "disk/.rows.partial.npy" in error
 
 
 def test_rows_that_are_not_finished_are_not_there(tmp_path: Path):

@@ -12,7 +12,7 @@ from lightning_adpsgd.asr.kaldi.names import Names
 from lightning_adpsgd.asr.sound.channels import SoundFacts
 
 FILES = {
-    "wav.scp": "anna-call /speech/anna call.wav\nbert sph2pipe -c 1 x.sph |\n",
+    "wav.scp": "anna-call /speech/anna call.wav\nbert sox x.sph -t wav - |\n",
     "segments": "anna-1 anna-call 0.98 2.5\nanna-2 anna-call 3 5.3\nbert-1 bert 0 1\n",
     "utt2spk": "anna-1 anna\nanna-2 anna\nbert-1 bert\n",
     "reco2file_and_channel": "anna-call call B\nbert x A\n",
@@ -56,6 +56,56 @@ def test_utterances_have_the_recordings_times_and_sides_of_the_tables(write):
     assert skipped.counts == {"command in wav.scp": 1, "text without a recording": 1}
 
 
+UNPACKED = {
+    "sph2pipe -f wav -p -c 1 /d/a.sph |": ("/d/a.sph", 0),
+    "/kaldi/tools/sph2pipe -f wav -p -c 2 '/d 1/a.sph' |": ("/d 1/a.sph", 1),
+    "flac -c -d -s /d/a.flac |": ("/d/a.flac", 0),
+    "/usr/bin/flac -cds /d/a.flac|": ("/d/a.flac", 0),
+    "flac --decode --stdout /d/a.flac |": ("/d/a.flac", 0),
+}
+
+
+@pytest.mark.parametrize("command", UNPACKED)
+def test_of_a_command_that_only_unpacks_a_file_the_file_is_read(write, command: str):
+    facts = _mono if "flac" in command else _five_seconds
+    files = FILES | {"wav.scp": f"anna-call {command}\n"}
+    del files["reco2file_and_channel"]
+    first, _ = read_data(write(files), facts, Skipped())
+    assert (str(first.recording), first.channel) == UNPACKED[command]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sph2pipe -f wav -p -c 1 -t 0:10 a.sph |",
+        "sph2pipe -f wav -p -c 3 a.sph |",
+        "sph2pipe -c 1 a.sph b.sph |",
+        "sph2pipe -c 1 a.sph | sox - -r 8000 -t wav - |",
+        "flac -cd 'a.flac |",
+        "flac -t a.flac |",
+        "|",
+    ],
+)
+def test_a_command_that_may_do_more_is_left_out(write, command: str):
+    files = FILES | {"wav.scp": f"anna-call {command}\n"}
+    with pytest.raises(KaldiError, match=r"command in wav\.scp: 2"):
+        read_data(write(files), _five_seconds, Skipped())
+
+
+def test_a_command_for_a_channel_that_is_not_there_is_told(write):
+    files = FILES | {"wav.scp": "anna-call sph2pipe -f wav -p -c 2 /a.sph |\n"}
+    problem = r"a channel that is not there: 2, for example .*wav\.scp:1: /a\.sph has 1"
+    with pytest.raises(KaldiError, match=problem):
+        read_data(write(files), _mono, Skipped())
+
+
+def test_a_path_holds_in_other_folders_too(write, monkeypatch: pytest.MonkeyPatch):
+    folder = write(FILES | {"wav.scp": "anna-call speech/call.wav\n"})
+    monkeypatch.chdir(folder)
+    first, _ = read_data(folder, _five_seconds, Skipped())
+    assert first.recording == folder / "speech/call.wav"
+
+
 def test_side_b_of_a_file_with_one_channel_is_that_channel(write):
     first, second = read_data(write(FILES), _mono, Skipped())
     assert (first.channel, second.channel) == (0, 0)
@@ -67,6 +117,7 @@ CONTRADICTIONS = {
     "segments": ("anna-1 anna-call 0.98 2.6", "anna-call 0.98 2.5"),
     "utt2spk": ("anna-1 bert", "anna"),
     "reco2file_and_channel": ("anna-call call A", "call B"),
+    "text": ("anna-1 yes i know", "YES i know"),
 }
 
 
@@ -202,7 +253,10 @@ def _broken(path: Path) -> SoundFacts:
         ({"reco2file_and_channel": "r f C\n"}, r"channel:1: expected channel A or B"),
         ({"reco2file_and_channel": "r A\n"}, r"channel:1: expected `recording file"),
         ({"utt2spk": "anna_1 anna bert\n"}, r"utt2spk:1: expected `utterance speaker`"),
-        ({"wav.scp": "anna_1 flac -cd a.flac |\n"}, "no utterance .* command in wav.s"),
+        (
+            {"wav.scp": "anna_1 mpg123 a.mp3 |\n"},
+            "no utterance .* command in wav.s",
+        ),
     ],
 )
 def test_files_that_make_no_sense_are_named_with_the_line(

@@ -39,6 +39,7 @@ from tests.asr.kaldi_files import (
     write_experiment,
     write_graph,
 )
+from tests.asr.small_disk import on_a_small_disk
 
 # silence, a, b, silence; loops after the arc out of their state
 SAID = [2, 1, 1, 4, 3, 6, 5, 5, 8, 10, 9, 2, 1]
@@ -362,6 +363,17 @@ def test_several_graphs_have_to_be_chosen_from(tmp_path):
         find_experiment(tmp_path / "tri4")
     graph = tmp_path / "tri4" / "graph_tg"
     assert find_experiment(tmp_path / "tri4", graph).graph == graph
+
+
+@pytest.mark.parametrize("frames", [[2000, 2000, 2000], [1900, 250]])
+def test_a_full_disk_is_named_when_likelihoods_are_written(tmp_path, frames):
+    archive = tmp_path / "disk/ll.ark"
+    matrices = [(f"u{n}", np.zeros((n, 8), np.float32)) for n in frames]
+    error = on_a_small_disk(
+        archive.parent, lambda: write_likelihoods(archive, matrices, 8)
+    ).error
+    assert f"KaldiError: {archive}" in error
+    assert "could not be written; make room on the disk" in error
 
 
 def test_likelihoods_are_written_for_kaldi(tmp_path):

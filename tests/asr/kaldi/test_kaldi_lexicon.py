@@ -6,7 +6,11 @@ import pytest
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.kaldi.lexicon import find_lexicon, read_lexicon
-from lightning_adpsgd.asr.language.lexicon import build_lexicon
+from lightning_adpsgd.asr.language.lexicon import (
+    build_lexicon,
+    read_cmudict,
+    read_dictionary,
+)
 
 
 def _write(folder: Path, text: str, name: str = "lexicon.txt") -> Path:
@@ -37,6 +41,17 @@ def test_a_word_has_all_of_its_pronunciations_once(tmp_path: Path):
         "dictionary line without phones": [f"{path}:4: b"],
         "dictionary line with a name of the search graph": [f"{path}:6: c"],
     }
+
+
+@pytest.mark.parametrize("read", [read_lexicon, read_dictionary, read_cmudict])
+def test_a_blank_inside_a_word_makes_no_phones_of_its_rest(tmp_path: Path, read):
+    path = _write(tmp_path, "10\u00a0000 d i\nvingt\u3000un v e~\nun\te~\n")
+    skipped = Skipped()
+    found = read(path, skipped)
+    words = found.pronunciations if read is read_lexicon else found
+    assert words == {"un": (("e~",),)}
+    reason = "dictionary line with a blank that is neither space nor tab"
+    assert skipped.examples == {reason: [f"{path}:1: 10", f"{path}:2: vingt"]}
 
 
 def test_probabilities_are_no_phones(tmp_path: Path):

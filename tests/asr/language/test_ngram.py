@@ -159,3 +159,53 @@ def test_a_model_that_is_not_utf_8_is_named_with_the_line(tmp_path: Path):
     for read in (read_arpa, check_arpa):
         with pytest.raises(ValueError, match=rf"lm\.arpa:{line}: expected UTF-8"):
             read(path)
+
+
+def _with(path: Path, old: str, new: str) -> None:
+    """Changes an ARPA file of bigrams over one word in one place."""
+    write_arpa(path, estimate([["yes"]], 2))
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+WRONG = {
+    "-99.000000\t<s>": [("nan\t<s>", "'nan' is not a number")],
+    "\n\\2-grams:": [
+        ("\n\\3-grams:", r"expected \\2-grams:, got '\\\\3-grams:'"),
+        ("\n\\1-grams:", r"expected \\2-grams:, got '\\\\1-grams:'"),
+        ("0.5 yes\n\\2-grams:", "expected a log10 probability, at most 0, got '0.5'"),
+    ],
+    "\\end\\": [("\\3-grams:\n\\end\\", r"expected \\end\\, got '\\\\3-grams:'")],
+}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [(old, *change) for old, changes in WRONG.items() for change in changes],
+)
+def test_what_is_no_model_is_named_with_the_line(
+    tmp_path: Path, old: str, new: str, problem: str
+):
+    path = tmp_path / "lm.arpa"
+    _with(path, old, new)
+    for read in (read_arpa, check_arpa):
+        with pytest.raises(ValueError, match=rf"lm\.arpa:\d+: {problem}"):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("-99.000000\t<s>", "-inf\t<s>", "expected -99 for none, got '-inf'"),
+        ("\tyes </s>", "\tyes </s>\t0", "no back-off weight of the longest n-grams"),
+    ],
+)
+def test_kaldilm_is_spared_what_would_end_the_process(
+    tmp_path: Path, old: str, new: str, problem: str
+):
+    path = tmp_path / "lm.arpa"
+    _with(path, old, new)
+    assert read_arpa(path).order == 2
+    with pytest.raises(ValueError, match=rf"lm\.arpa:\d+: .*{problem}"):
+        check_arpa(path)

@@ -37,6 +37,14 @@ def test_of_one_speaker_there_is_none(groups):
     assert all(map(math.isnan, interval(groups)))
 
 
+def test_without_reference_words_there_is_neither_interval_nor_difference():
+    inserted = Errors(insertions=2, num_segments=1, wrong_segments=1)
+    assert all(map(math.isnan, interval([inserted, inserted])))
+    found = compare({"a": inserted, "b": Errors()}, {"a": Errors(), "b": Errors()})
+    assert math.isnan(found.difference)
+    assert found.z == pytest.approx(-1)
+
+
 def test_matched_pairs_by_hand():
     first = {"a": of(10, 1), "b": of(10, 2), "c": of(10, 3), "d": of(10, 0)}
     second = {"a": of(10, 3), "b": of(10, 2), "c": of(10, 4), "d": of(10, 1)}

@@ -18,6 +18,7 @@ from lightning_adpsgd.asr.search.graphs import (
     with_self_loops,
 )
 from tests.asr import digits
+from tests.asr.small_disk import on_a_small_disk
 
 
 def accepts(graph: kaldifst.StdVectorFst, states: list[int]) -> list[int] | None:
@@ -41,6 +42,27 @@ def test_arcs_survive_the_way_through_numpy():
     text = "0 1 1 2 0.5\n0 1 0 0 0.25\n1 0 3 0 1\n1 2\n"
     fst = kaldifst.compile(text)
     assert fst_of(arcs_of(fst)).to_str() == _sorted(fst).to_str()
+
+
+def _line(num_arcs: int) -> Arcs:
+    """One path of arcs."""
+    ends = np.arange(num_arcs + 1)
+    finals = np.where(ends == num_arcs, 0, np.inf).astype(np.float32)
+    ones = np.ones(num_arcs, np.int64)
+    return Arcs(0, finals, ends[:-1], ones, ones, ones.astype(np.float32), ends[1:])
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_a_full_folder_of_temporary_files_is_named(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, way: str
+):
+    arcs = _line(10_000)
+    fst = fst_of(arcs)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    action = {"there": lambda: fst_of(arcs), "back": lambda: arcs_of(fst)}[way]
+    error = on_a_small_disk(tmp_path, action).error
+    assert f"OSError: {tmp_path}/" in error
+    assert "a graph needs room in the folder of temporary files, which TMPDIR" in error
 
 
 def _sorted(fst: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:

@@ -104,6 +104,16 @@ def test_what_cannot_be_used_says_why(tmp_path: Path, how: str, message: str):
         frames_of(SoundFile(path), 0)
 
 
+def test_a_sphere_file_that_is_compressed_says_how_to_unpack_it(tmp_path: Path):
+    path = write_sphere(tmp_path / "a.sph", noise(2.0))
+    coding = b"-s26 ulaw,embedded-shorten-v2.00"
+    head, _, sound = path.read_bytes().partition(b"end_head")
+    path.write_bytes(head.replace(b"-s4 ulaw", coding) + b"end_head" + sound)
+    said = rf"a\.sph: compressed by shorten; unpack it: `sph2pipe -f wav {path} new"
+    with pytest.raises(AudioError, match=said):
+        SoundFile(path)
+
+
 def test_a_sphere_file_cut_short_says_so(tmp_path: Path):
     path = write_sphere(tmp_path / "a.sph", noise(2.0))
     path.write_bytes(path.read_bytes()[:-1000])

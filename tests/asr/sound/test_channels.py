@@ -116,9 +116,31 @@ def test_sound_that_ends_before_its_header_says_is_refused(
 ):
     path = _write(tmp_path / "a.flac", noise(1.0, channels=1), 16000)
     whole = soundfile.read(path, dtype="float32", always_2d=True)[0]
-    monkeypatch.setattr(soundfile, "read", lambda *_, **__: (whole[:-9], 16000))
+    blocks = iter([whole[:5000], whole[5000:-9], whole[:0]])
+    monkeypatch.setattr(soundfile.SoundFile, "read", lambda *_, **__: next(blocks))
     with pytest.raises(ChannelError, match=r"a\.flac: truncated: its header says 8000"):
         read_channel(path, 0)
+
+
+@pytest.mark.parametrize("said", [8009, 8000 + (1 << 35)])  # the latter: 128 GiB
+def test_no_memory_is_requested_for_what_a_header_says(tmp_path: Path, said: int):
+    path = _write(tmp_path / "a.flac", noise(1.0, channels=1), 16000)
+    content = bytearray(path.read_bytes())
+    # The last 36 bits of 64 that begin 18 bytes into the file are the length.
+    facts = int.from_bytes(content[18:26])
+    assert facts & ((1 << 36) - 1) == 8000
+    content[18:26] = (facts - 8000 + said).to_bytes(8)
+    path.write_bytes(content)
+    with pytest.raises(ChannelError, match=r"a\.flac: .*; copy it again"):
+        read_channel(path, 0)
+
+
+@pytest.mark.parametrize("rate", [8001, 22_254, 123_457])
+def test_a_rate_that_would_need_gigabytes_is_refused(tmp_path: Path, rate: int):
+    path = _write(tmp_path / "odd.wav", noise(1.0, channels=1), rate)
+    for read in (read_facts, SoundFile):
+        with pytest.raises(ValueError, match=rf"odd\.wav: its rate of {rate} Hz is in"):
+            read(path)
 
 
 FORMATS = {

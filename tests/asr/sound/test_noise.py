@@ -10,6 +10,7 @@ import pytest
 import soundfile
 
 from lightning_adpsgd.asr.corpora.corpus import Utterance
+from lightning_adpsgd.asr.frames.writing import FrameWriter
 from lightning_adpsgd.asr.sound.audio import AudioError
 from lightning_adpsgd.asr.sound.noise import add_noise, dice_of, noise_files
 from recipes.hybrid.pipeline.groups import FeatureSettings
@@ -121,6 +122,7 @@ def test_noise_is_for_training_sides_alone(
     spoken = Utterance("call-A_000000-000200", Path("a"), 0, 0.0, 2.0, (), "call-A")
     for split in ("train", "dev", "test"):
         (tmp_path / split).mkdir()
-        writer: Any = SimpleNamespace(folder=tmp_path / split, place=lambda _: None)
+        writer = FrameWriter(tmp_path / split, [spoken.id], [200], 40)
+        writer.create()
         assert list(_work(settings, split, writer, iter([Side([spoken], [0])])))
     assert [noise is not None for noise in seen] == [True, False, False]
