@@ -125,6 +125,8 @@ class RowWriter:
             ValueError: A value is not finite, or the rows do not fit in.
             OSError: The disk is full; it names the file.
         """
+        with np.errstate(over="ignore"):  # what is beyond float32 is refused, too
+            values = values.astype(np.float32)
         if not np.isfinite(values).all():
             raise ValueError(f"{self.folder}: rows from {row} on must be finite")
         num_rows, dims = self._shape
@@ -133,7 +135,7 @@ class RowWriter:
                 f"{self.folder}: rows from {row} on must be of {dims} values and end "
                 f"at row {num_rows}, got shape {list(values.shape)}"
             )
-        write_rows(self._partial, self._offset, row, values.astype(np.float32))
+        write_rows(self._partial, self._offset, row, values)
 
     def finish(self) -> None:
         """Publishes the rows."""

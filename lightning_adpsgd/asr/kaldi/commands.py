@@ -16,6 +16,8 @@ _FLAGS = {
     "flac": re.compile("-[cds]+|--(stdout|decode|silent)"),
 }
 _VALUES = {"sph2pipe": ("-f", "-c"), "flac": ()}
+# What a shell would replace by something else.
+_FOR_A_SHELL = re.compile(r"[$`*?]|(^|\s)~")
 
 
 class Unpacked(NamedTuple):
@@ -36,7 +38,7 @@ def unpacked(command: str) -> Unpacked | None:
     except ValueError:  # an open quotation mark, or nothing
         return None
     name = Path(program).name
-    if name not in _FLAGS:
+    if name not in _FLAGS or _FOR_A_SHELL.search(command):
         return None
     files, values = list[str](), dict[str, str]()
     rest = iter(words)

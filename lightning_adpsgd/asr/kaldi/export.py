@@ -41,8 +41,8 @@ def write_likelihoods(
                 writer.write(name, np.ascontiguousarray(matrix, np.float32))
             except RuntimeError as error:  # in which only the place in Kaldi's code is
                 raise KaldiError(
-                    f"{archive}, utterance {name}: it could not be written; make room "
-                    "on the disk"
+                    f"{archive}, utterance {name!r}: it could not be written; see "
+                    "that the disk has room and the name no blank"
                 ) from error
     return table
 

@@ -147,8 +147,9 @@ def _with_words(path: Path, split: str, prepared: Path) -> list[Utterance]:
     spoken = read_utterances(prepared / f"{split}.jsonl")
     if not path.exists():
         return spoken
-    lines = path.read_text(encoding="utf-8").splitlines()
-    names = {line.split(maxsplit=1)[0] for line in lines}
+    # Words may have characters at which `splitlines` splits, too.
+    lines = path.read_text(encoding="utf-8").split("\n")
+    names = {line.split(maxsplit=1)[0] for line in lines if line.strip()}
     found = [one for one in spoken if one.id in names]
     if len(found) < len(spoken):
         lost = next(one for one in spoken if one.id not in names)

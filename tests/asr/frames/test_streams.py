@@ -247,8 +247,9 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path, first, num_rows, probl
 
 def test_rows_that_are_not_finite_or_too_many_are_refused(tmp_path: Path):
     writer = RowWriter(tmp_path, np.array([0]), 3, 2, 0)
-    with pytest.raises(ValueError, match="rows from 1 on must be finite"):
-        writer.put(1, np.full((1, 2), np.nan))
+    for beyond in (np.nan, 1e39):  # the second is finite, but not as it is written
+        with pytest.raises(ValueError, match="rows from 1 on must be finite"):
+            writer.put(1, np.full((1, 2), beyond))
     with pytest.raises(ValueError, match=r"of 2 values and end at row 3, got .*2, 2"):
         writer.put(2, np.zeros((2, 2)))
     with pytest.raises(ValueError, match=r"of 2 values and end at row 3, got .*1, 1"):

@@ -83,6 +83,9 @@ def test_of_a_command_that_only_unpacks_a_file_the_file_is_read(write, command: 
         "sph2pipe -c 1 a.sph | sox - -r 8000 -t wav - |",
         "flac -cd 'a.flac |",
         "flac -t a.flac |",
+        "sph2pipe -f wav -p -c 1 $SWB/a.sph |",
+        "flac -cds ~/a.flac |",
+        "flac -cds *.flac |",
         "|",
     ],
 )

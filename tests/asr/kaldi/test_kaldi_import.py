@@ -373,7 +373,7 @@ def test_a_full_disk_is_named_when_likelihoods_are_written(tmp_path, frames):
         archive.parent, lambda: write_likelihoods(archive, matrices, 8)
     ).error
     assert f"KaldiError: {archive}" in error
-    assert "could not be written; make room on the disk" in error
+    assert "could not be written; see that the disk has room" in error
 
 
 def test_likelihoods_are_written_for_kaldi(tmp_path):
