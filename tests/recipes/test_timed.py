@@ -212,7 +212,9 @@ def test_cores_that_others_kept_busy_are_those_of_the_machine_less_our_own(
 ):
     monkeypatch.setattr(beside, "_STAT", tmp_path / "stat")
     monkeypatch.setattr(beside.os, "sysconf", lambda _: 100)
-    monkeypatch.setattr(beside.time, "monotonic", iter([0.0, 10.0]).__next__)
+    # Not of the whole process, in which other threads look at the clock, too.
+    clock = SimpleNamespace(monotonic=iter([0.0, 10.0]).__next__)
+    monkeypatch.setattr(beside, "time", clock)
     monkeypatch.setattr(beside, "_own_s", iter([1.0, 7.0]).__next__)
     write_stat(tmp_path / "stat", 1000, 0, 1000, 5000, 50, 0, 0, 0)
     others = beside.others_since_now()
