@@ -8,6 +8,8 @@ import os
 import pickle
 import queue
 import random
+import select
+import signal
 import socket
 import subprocess
 import threading
@@ -554,3 +556,29 @@ def memory_of_tensors() -> int:
     tensors = [one for one in gc.get_objects() if type(one) is Tensor]
     storages = [tensor.untyped_storage() for tensor in tensors if not tensor.is_meta]
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
+def expect_all_to_end(program: Callable[[], None]) -> None:
+    """Runs a program in a process of its own, and waits for all that it forks to end.
+
+    The program becomes the leader of a session, and is to be killed.
+    """
+    open_while_one_is_alive, copy = os.pipe()
+    process = multiprocessing.get_context("fork").Process(target=_lead, args=[program])
+    process.start()
+    assert process.pid is not None
+    os.close(copy)
+    process.join()
+    try:
+        assert process.exitcode == -signal.SIGKILL
+        ended, _, _ = select.select([open_while_one_is_alive], [], [], PATIENCE_S)
+        assert ended
+    finally:
+        os.close(open_while_one_is_alive)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _lead(program: Callable[[], None]) -> None:
+    os.setsid()
+    program()

@@ -1,10 +1,8 @@
 """The word error rate during training, of a module whose words are known beforehand."""
 
-import contextlib
 import csv
 import multiprocessing
 import os
-import select
 import signal
 import subprocess
 import time
@@ -25,7 +23,7 @@ from typing_extensions import override
 from lightning_adpsgd.asr.monitor import HeldOut, WordErrorMonitor
 from lightning_adpsgd.callbacks import ConvergenceMonitor
 from tests import warm
-from tests.helpers import PATIENCE_S
+from tests.helpers import PATIENCE_S, expect_all_to_end
 from tests.learners import gossip, learners, trainer_of, values
 
 WORDS = ("alpha", "beta")
@@ -219,8 +217,6 @@ def test_a_training_that_fails_leaves_no_decoder_behind(tmp_path) -> None:
 
 
 def test_the_decoder_ends_when_its_learner_is_killed(tmp_path) -> None:
-    open_while_one_is_alive, copy = os.pipe()
-
     def lose_the_learner(matrix: np.ndarray) -> list[str]:
         if os.getppid() == learner.value:
             os.kill(learner.value, signal.SIGKILL)
@@ -228,25 +224,12 @@ def test_the_decoder_ends_when_its_learner_is_killed(tmp_path) -> None:
         return []
 
     def train() -> None:
-        os.setsid()
         learner.value = os.getpid()
         many = dict.fromkeys(map(str, range(10_000)), UTTERANCES["b"])
         fit(tmp_path, WordErrorMonitor(many, lose_the_learner), epochs=100)
 
-    context = multiprocessing.get_context("fork")
-    learner = context.Value("i", 0)
-    process = context.Process(target=train)
-    process.start()
-    os.close(copy)
-    process.join()
-    try:
-        assert process.exitcode == -signal.SIGKILL
-        ended, _, _ = select.select([open_while_one_is_alive], [], [], PATIENCE_S)
-        assert ended
-    finally:
-        os.close(open_while_one_is_alive)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(learner.value, signal.SIGKILL)
+    learner = multiprocessing.get_context("fork").Value("i", 0)
+    expect_all_to_end(train)
 
 
 def holds_sockets(matrix: np.ndarray) -> list[str]:

@@ -1,14 +1,11 @@
-import contextlib
 import errno
-import multiprocessing
 import os
-import select
 import signal
 
 import pytest
 
 from lightning_adpsgd.asr.parallel import fork_map
-from tests.helpers import PATIENCE_S
+from tests.helpers import expect_all_to_end
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 5])
@@ -62,23 +59,10 @@ def test_leaving_early_ends_the_processes():
 
 
 def _map_and_be_killed() -> None:
-    os.setsid()
     # More than a pipe takes: a process that nobody reads from would wait.
     for _ in fork_map(lambda _: bytes(1 << 17), range(1 << 20), 2):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_processes_end_when_the_calling_one_is_killed():
-    open_while_one_is_alive, copy = os.pipe()
-    calling = multiprocessing.get_context("fork").Process(target=_map_and_be_killed)
-    calling.start()
-    assert calling.pid is not None
-    os.close(copy)
-    calling.join()
-    try:
-        ended, _, _ = select.select([open_while_one_is_alive], [], [], PATIENCE_S)
-        assert ended
-    finally:
-        os.close(open_while_one_is_alive)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(calling.pid, signal.SIGKILL)
+    expect_all_to_end(_map_and_be_killed)

@@ -50,9 +50,8 @@ def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
     Raises:
         ChannelError: The file cannot be read, is not sound, is empty, was cut short, or
             has a rate below `sample_rate` or in no simple ratio to it. Or it is SPHERE
-            and compressed, without a
-            program that reads it. What of a FLAC or MP3 file is missing shows only when
-            it is read.
+            and compressed, without a program that reads it. What of a FLAC or MP3 file
+            is missing shows only when it is read.
     """
     found = _sphere_facts(path) if is_sphere(path) else _facts(path)
     if found.sample_rate < sample_rate:
