@@ -379,6 +379,8 @@ def test_names_of_files_differ_where_runs_do(tmp_path: Path) -> None:
 def test_the_time_said_beforehand_shrinks_with_what_is_asked_for() -> None:
     assert Race().estimated_s() > 10 * 3600
     assert RACE.estimated_s() < 30 * 60
+    finer = replace(RACE, rate_factor=2**0.5)
+    assert RACE.estimated_s() < finer.estimated_s() < 2 * RACE.estimated_s()
 
 
 # --- the report
