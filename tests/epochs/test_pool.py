@@ -230,7 +230,9 @@ def test_a_rendezvous_that_hangs_is_not_waited_for() -> None:
         hangs.set()
 
 
-def test_an_island_that_never_finds_the_rendezvous_trains_by_itself() -> None:
+def test_an_island_that_never_finds_the_rendezvous_trains_by_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with rendezvous() as server:
         address = server.address
     server.address = address
@@ -239,6 +241,9 @@ def test_an_island_that_never_finds_the_rendezvous_trains_by_itself() -> None:
         assert rows([one]) == Counter(range(60))
         one.run(1)
         assert rows([one]) == Counter(list(range(60)) * 2)
+    (told,) = caplog.messages
+    assert "the pool of batches cannot be reached" in told
+    assert "continues with its share of the remaining batches" in told
 
 
 def test_a_checkpoint_of_one_is_what_all_go_on_with() -> None:

@@ -111,6 +111,8 @@ def test_what_is_taken_is_read_until_it_is_merged(dtype: torch.dtype) -> None:
     assert replica.take(into) == [1]
     assert into[1].tolist() == [1.0] * 4
     assert read(replica).tolist() == [0.0] * 4 + [1.0] * 4
+    replica.chunks[1].parts[0].add_awaiting(copied := torch.zeros(2), 2)
+    assert copied.tolist() == [1.0] * 2
     replica.merge()
     assert not weights.any()
     replica.merge_taken(1, into[1])
