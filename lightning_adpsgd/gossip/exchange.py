@@ -207,15 +207,21 @@ class Lane:
         self.channel.wait([self._post_hearing(), self._post_word(REQUEST, 0)])
         self.channel.open(self._theirs)
 
-    def ask(self, num_under_way: int, step_seconds: float = math.inf) -> Outcome:
+    def ask(
+        self,
+        num_under_way: int,
+        step_seconds: float = math.inf,
+        cores_idle: bool = False,
+    ) -> Outcome:
         """Asks for an exchange and makes it.
 
         Args:
             num_under_way: number of exchanges under way at this end, with this one.
             step_seconds: duration of a step; an exchange that would be long beside it
                 takes another form.
+            cores_idle: whether no thread of this machine waits for a core.
         """
-        form = self._choice.choose(step_seconds)
+        form = self._choice.choose(step_seconds, cores_idle)
         begin, worked = time.monotonic(), time.thread_time()
         steps = self._replica.step - self._last_steps[self.channel.peer]
         word = self._post_word(ASKS[form], num_under_way, steps)
@@ -223,13 +229,10 @@ class Lane:
         seconds, processor = time.monotonic() - begin, time.thread_time() - worked
         # Not of the request, which may wait for a whole exchange with another peer.
         self._round_trips.append(self._answer_s)
-        self._choice.took(form, seconds, processor, self._round_trip)
-        return outcome
-
-    @property
-    def _round_trip(self) -> float:
         is_known = len(self._round_trips) >= _FEWEST_ROUND_TRIPS
-        return min(self._round_trips) if is_known else 0.0
+        quickest = min(self._round_trips) if is_known else 0.0
+        self._choice.took(form, seconds, processor, quickest)
+        return outcome
 
     def answer(self, num_under_way: int) -> Outcome:
         """Makes the exchange that the peer has just asked for."""
