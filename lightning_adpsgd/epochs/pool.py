@@ -280,7 +280,10 @@ class IslandPool(ServiceThread):
 
     def _update(self, store: Store, lease: Lease) -> None:
         if lease.origin is None:
-            lease.origin = self._origin()
+            # By the list: while it takes the weights of others, a member has none.
+            own = self._members.member
+            of_own = self._members.members.by_number.get(own.number, own)
+            lease.origin = of_own.origin
         key, signatures = _key(lease), self._rendezvous.signatures
         for _ in range(_TRIES):
             text = text_at(store, key) or self._begun_anew(store, lease, instead_of="")
@@ -303,11 +306,6 @@ class IslandPool(ServiceThread):
         raise RendezvousUnreachable(
             f"the pool changed during each of {_TRIES} attempts to change it"
         )
-
-    def _origin(self) -> str:
-        # By the list: while it takes the weights of others, a member itself has none.
-        own = self._members.member
-        return self._members.members.by_number.get(own.number, own).origin
 
     def _begun_anew(self, store: Store, lease: Lease, instead_of: str) -> str:
         key = _key(lease)

@@ -126,14 +126,11 @@ def _prune(
     for _, mask in pruning_masks(trainer.lightning_module):
         dist.broadcast(mask, 0)
     # With lottery tickets the weights go back to their start, in all learners.
-    reset = _have_moved(trainer.lightning_module, weights)
+    before = {weight.data_ptr() for weight in weights}
+    after = (p.data_ptr() for p in trainer.lightning_module.parameters())
+    reset = any(pointer not in before for pointer in after)
     job.flat.rebind()
     if reset:
         job.adopt("end of pruning")
     elif not validating:
         job.leave_consensus(adopt=False)
-
-
-def _have_moved(module: pl.LightningModule, weights: list[Tensor]) -> bool:
-    before = {weight.data_ptr() for weight in weights}
-    return any(p.data_ptr() not in before for p in module.parameters())

@@ -26,6 +26,7 @@ _SAMPLES = f"{NAMESPACE}/samples"
 WITHOUT_MEAN = f"{NAMESPACE}/without_mean"
 """The key of the names of what is not averaged, because its values had no mean."""
 
+_BATCHES = "epoch_loop.batch_progress"
 # Learners may have made different numbers of steps.
 _OF_EACH_LEARNER = ("loops", "lr_schedulers")
 
@@ -71,8 +72,12 @@ def resumed_from(
     if learner is not None:
         checkpoint["optimizer_states"] = learner["states"]
         checkpoint.update(learner["own"].get("lightning", {}))
-        if learner["own"].get("place", {}).get("num_batches"):
+        place = learner["own"].get("place", {})
+        if num_batches := place.get("num_batches"):
             _go_back_into_epoch(checkpoint["loops"])
+        if place.get("num_drawn", num_batches) != num_batches:
+            # Lightning would end the epoch at its last batch, which is under way.
+            checkpoint["loops"]["fit_loop"][_BATCHES]["is_last_batch"] = False
     epoch, num_samples = checkpoint.get(EPOCH), checkpoint.get(_SAMPLES, 0)
     without_mean = checkpoint.get(WITHOUT_MEAN, ())
     return Resumed(learner, epoch, num_samples, is_within_epoch, without_mean)
@@ -112,7 +117,7 @@ def _go_back_into_epoch(loops: Mapping[str, Any]) -> None:
 
 
 def _batches(loops: Mapping[str, Any]) -> Mapping[str, Any]:
-    return loops.get("fit_loop", {}).get("epoch_loop.batch_progress", {})
+    return loops.get("fit_loop", {}).get(_BATCHES, {})
 
 
 def _epochs(loops: Mapping[str, Any]) -> dict[str, dict[str, int]]:
