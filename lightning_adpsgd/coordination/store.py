@@ -350,7 +350,9 @@ class Coordinator:
     def _ask(self, call: Callable[[], T], otherwise: T) -> T:
         """What the store answers, after a failure; it may be gone, or its host stopped.
 
-        Without an answer it is not asked again: torch shows a trace each time.
+        Without an answer it is not asked again: torch shows a trace each time, and a
+        host that goes on takes what it was told. The failed learner's error does not
+        wait for that: a host may be dead without a word.
         """
         if self._no_store is not None:
             return otherwise

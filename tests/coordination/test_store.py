@@ -279,6 +279,26 @@ def test_a_loss_is_told_though_the_host_of_the_store_is_stopped(
     assert told in capsys.readouterr().err
 
 
+def test_what_is_told_to_a_stopped_host_reaches_the_others_once_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So it need not be told twice, and who tells it does not wait for that."""
+    monkeypatch.setattr(store_module, "_ANSWER_S", 0.05)
+    store, slow, goes_on = HashStore(), mocked_store(), threading.Event()
+
+    def tell_later(*words: str) -> bytes:
+        goes_on.wait(PATIENCE_S)
+        return store.compare_set(*words)
+
+    slow.compare_set.side_effect = tell_later
+    one, other = Coordinator(slow, 1, 3, LONG), Coordinator(store, 2, 3, LONG)
+    one.announce_failure("learner 1 raised KeyError")
+    assert str(one.failure).startswith("learner 1 raised KeyError; the job's store")
+    goes_on.set()
+    until(lambda: store.check(["failure"]), "the failure in the store")
+    assert other.explain("lost super-learner 1") == "learner 1 raised KeyError"
+
+
 def test_a_store_that_stays_silent_is_a_failure_that_names_its_host(
     stopped_host: StoppedHost,
 ) -> None:
