@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import WeakSet, finalize, ref
 
 import torch
 import torch.distributed as dist
@@ -111,6 +111,13 @@ def retire(*groups: dist.ProcessGroup | None) -> None:
     All learners call that, and so have used them for the last time.
     """
     _RETIRED.update(group for group in groups if group is not None)
+
+
+def retire_after(user: object, group: dist.ProcessGroup | None) -> None:
+    """Does the same once the program has let go of what uses the group."""
+    if group is not None:
+        held = ref(group)
+        finalize(user, lambda: retire(held()))
 
 
 def _end_retired() -> None:

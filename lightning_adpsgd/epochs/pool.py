@@ -261,7 +261,11 @@ class IslandPool(ServiceThread):
             self._rendezvous.ask(self._meet)
         except (RendezvousUnreachable, OtherTerms) as error:
             self._is_apart |= isinstance(error, OtherTerms)
-            self._note_absence(str(error))
+            with self._state:
+                self.away = str(error)
+                self._state.notify_all()
+                # There is no hurry to read the same ledger again.
+                self._state.wait_for(lambda: self._ending, self._times.look_s)
 
     def _meet(self, store: Store) -> None:
         if not self._members.is_in and not self._ending:
@@ -334,13 +338,6 @@ class IslandPool(ServiceThread):
         # An island never seen may be newer than the member list known here.
         late = self._times.end_s
         return {n for n in absent if n in self._seen or now - since[n] > late}
-
-    def _note_absence(self, reason: str) -> None:
-        with self._state:
-            self.away = reason
-            self._state.notify_all()
-            # There is no hurry to read the same ledger again.
-            self._state.wait_for(lambda: self._ending, self._times.look_s)
 
     def _note_presence(self, lease: Lease) -> None:
         if not lease.ledger.is_settled:
