@@ -202,7 +202,7 @@ class Coordinator:
         deadline = time.perf_counter() + patience.total_seconds()
         while self.failure is None and time.perf_counter() < deadline:
             if self._thread is None:
-                self._ask(self._look, None)
+                self._ask(partial(self._look, f"{symptom}; "), None)
             self._stopped.wait(0.02)
         self.announce_failure(symptom)
         self._note_seen()
@@ -364,12 +364,12 @@ class Coordinator:
             self._no_store = f"; {_SILENT_HOST}"
         return otherwise
 
-    def _look(self) -> None:
+    def _look(self, symptom: str = "") -> None:
         try:
             failure = self._announced()
             self._heartbeats.beat(self._watched)
         except RuntimeError as error:
-            self._note_that_the_store_is_gone(error)
+            self._note_that_the_store_is_gone(error, symptom)
             return
         finally:
             self._silent_turns = 0
@@ -381,13 +381,13 @@ class Coordinator:
             return self._watched.get("failure").decode()
         return None
 
-    def _note_that_the_store_is_gone(self, error: RuntimeError) -> None:
-        symptom, self._no_store = str(error).partition("\n")[0], ""
+    def _note_that_the_store_is_gone(self, error: RuntimeError, symptom: str) -> None:
+        reason, self._no_store = str(error).partition("\n")[0], ""
         with self._lock:
             if self.failure is None and not self.has_ended:
                 self.failure = self._show(
-                    f"the learner that hosts the job's store is gone ({symptom}); see "
-                    "what learner 0 printed last"
+                    f"{symptom}the learner that hosts the job's store is gone "
+                    f"({reason}); see what learner 0 printed last"
                 )
 
     def _show(self, failure: str) -> str:

@@ -211,6 +211,18 @@ def test_a_store_that_is_gone_is_a_failure_which_each_shows(
     store.set.assert_not_called()
 
 
+def test_what_a_learner_lost_is_told_though_the_store_is_gone_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Outside of training none looks before: a plain allreduce has ended with it."""
+    one = Coordinator(store_that_is_gone(), 1, 2, LONG, QUICK)
+    symptom = "learner 1 lost another learner in an allreduce"
+    told = one.explain(symptom)
+    gone = "the learner that hosts the job's store is gone (Connection reset by peer)"
+    assert told == one.failure == f"{symptom}; {gone}; see what learner 0 printed last"
+    assert capsys.readouterr().err == f"learner 1 ends: {told}\n"
+
+
 def test_a_store_may_go_when_all_have_ended(capsys: pytest.CaptureFixture[str]) -> None:
     store, called = store_that_is_gone(), threading.Event()
     coordinator = Coordinator(store, 1, 2, LONG, QUICK, called.set)
