@@ -93,6 +93,9 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
         At the end of the context the local weights come back, unless
         `after_evaluation="adopt"`. It yields the consensus distance of each module.
+
+        Raises:
+            LearnerFailed: In learner 0, if another one fails; the others end.
         """
         with ExitStack() as jobs:
             each = (
@@ -107,6 +110,9 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
         A function given to `fabric.launch` need not: training ends when it returns.
         The result has the consensus distance of each module that was in training.
+
+        Raises:
+            LearnerFailed: In learner 0, if another one fails; the others end.
         """
         return self.jobs.finish()
 

@@ -266,7 +266,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
 
 def check_torch(device: torch.device) -> None:
-    """Refuses a torch version whose `fully_shard` cannot train on this device."""
+    """Raises RuntimeError if torch's `fully_shard` cannot train on this device."""
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise RuntimeError(
             '`inside="model_parallel"` on CPUs needs a newer torch than '
