@@ -57,7 +57,11 @@ def collect(folders: Sequence[Path]) -> Report:
     for folder in folders:
         found = _collect(folder)
         if len(folders) > 1:
-            _prefix_names(found, folder.resolve().name)
+            prefix = folder.resolve().name
+            for one in (*found.runs, *found.lanes, *found.scores, *found.words):
+                one["name"] = f"{prefix}: {one['name']}"
+            for chart in _charts(found.notes):
+                chart["runs"] = [f"{prefix}: {name}" for name in chart["runs"]]
         for name, listed in vars(found).items():
             getattr(report, name).extend(listed)
     taken: dict[str, int] = {}  # equal names get numbers
@@ -154,13 +158,6 @@ def _value(cell: str) -> Any:
         return int(cell) if re.fullmatch(r"-?\d+", cell) else float(cell)
     except ValueError:
         return cell
-
-
-def _prefix_names(report: Report, prefix: str) -> None:
-    for one in (*report.runs, *report.lanes, *report.scores, *report.words):
-        one["name"] = f"{prefix}: {one['name']}"
-    for chart in _charts(report.notes):
-        chart["runs"] = [f"{prefix}: {name}" for name in chart["runs"]]
 
 
 # --- timelines, scores and notes

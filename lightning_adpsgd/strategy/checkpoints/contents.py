@@ -1,5 +1,6 @@
 """The parts of a checkpoint about learners and epochs that Lightning does not keep."""
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,6 @@ _SAMPLES = f"{NAMESPACE}/samples"
 WITHOUT_MEAN = f"{NAMESPACE}/without_mean"
 """The key of the names of what is not averaged, because its values had no mean."""
 
-_BATCHES = "epoch_loop.batch_progress"
 # Learners may have made different numbers of steps.
 _OF_EACH_LEARNER = ("loops", "lr_schedulers")
 
@@ -72,12 +72,12 @@ def resumed_from(
     if learner is not None:
         checkpoint["optimizer_states"] = learner["states"]
         checkpoint.update(learner["own"].get("lightning", {}))
-        place = learner["own"].get("place", {})
-        if num_batches := place.get("num_batches"):
+        if learner["own"].get("place", {}).get("num_batches"):
             _go_back_into_epoch(checkpoint["loops"])
-        if place.get("num_drawn", num_batches) != num_batches:
-            # Lightning would end the epoch at its last batch, which is under way.
-            checkpoint["loops"]["fit_loop"][_BATCHES]["is_last_batch"] = False
+    batches = _batches(checkpoint.get("loops", {}))
+    if _is_within_batch(batches):
+        # Lightning would end the epoch at its last batch, which was under way.
+        batches["is_last_batch"] = False
     epoch, num_samples = checkpoint.get(EPOCH), checkpoint.get(_SAMPLES, 0)
     without_mean = checkpoint.get(WITHOUT_MEAN, ())
     return Resumed(learner, epoch, num_samples, is_within_epoch, without_mean)
@@ -98,8 +98,15 @@ def warn_of_lost_rest(resumed: Resumed) -> None:
 
 def _is_within_epoch(loops: Mapping[str, Any]) -> bool:
     batches = _batches(loops)
+    if _is_within_batch(batches):
+        return True
     begun = batches.get("current", {}).get("ready", 0)
     return begun > 0 and not batches.get("is_last_batch", True)
+
+
+def _is_within_batch(batches: Mapping[str, Any]) -> bool:
+    current = batches.get("current", {})
+    return current.get("ready", 0) > current.get("processed", math.inf)
 
 
 def _go_back_into_epoch(loops: Mapping[str, Any]) -> None:
@@ -116,8 +123,8 @@ def _go_back_into_epoch(loops: Mapping[str, Any]) -> None:
         counts["completed"] = min(counts["completed"], counts["processed"])
 
 
-def _batches(loops: Mapping[str, Any]) -> Mapping[str, Any]:
-    return loops.get("fit_loop", {}).get(_BATCHES, {})
+def _batches(loops: Mapping[str, Any]) -> dict[str, Any]:
+    return loops.get("fit_loop", {}).get("epoch_loop.batch_progress", {})
 
 
 def _epochs(loops: Mapping[str, Any]) -> dict[str, dict[str, int]]:
