@@ -350,9 +350,8 @@ class Coordinator:
     def _ask(self, call: Callable[[], T], otherwise: T) -> T:
         """What the store answers, after a failure; it may be gone, or its host stopped.
 
-        Without an answer it is not asked again: torch shows a trace each time, and a
-        host that goes on takes what it was told. The failed learner's error does not
-        wait for that: a host may be dead without a word.
+        Without an answer it is not asked again: torch shows a trace each time, a host
+        that goes on takes what it was told, and one that is dead is not waited for.
         """
         if self._no_store is not None:
             return otherwise
@@ -365,6 +364,8 @@ class Coordinator:
         return otherwise
 
     def _look(self, symptom: str = "") -> None:
+        if self._no_store is not None:  # known since this look was queued
+            return
         try:
             failure = self._announced()
             self._heartbeats.beat(self._watched)

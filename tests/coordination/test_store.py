@@ -211,6 +211,22 @@ def test_a_store_that_is_gone_is_a_failure_which_each_shows(
     store.set.assert_not_called()
 
 
+def test_a_store_that_is_gone_is_not_asked_again_where_its_answer_was_late() -> None:
+    """The next look begins as soon as a slow one has ended."""
+    store, ended = mocked_store(), threading.Event()
+
+    def end_late(keys: list[str]) -> bool:
+        time.sleep(3.5 * QUICK.total_seconds())  # the next look waits for this one
+        raise RuntimeError("Connection reset by peer")
+
+    store.check.side_effect = end_late
+    one = Coordinator(store, 1, 2, LONG, QUICK, ended.set)
+    one.start()
+    assert ended.wait(PATIENCE_S)
+    one.stop()
+    assert store.check.call_count == 1
+
+
 def test_what_a_learner_lost_is_told_though_the_store_is_gone_too(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
