@@ -223,13 +223,10 @@ class Lane:
         seconds, processor = time.monotonic() - begin, time.thread_time() - worked
         # Not of the request, which may wait for a whole exchange with another peer.
         self._round_trips.append(self._answer_s)
-        self._choice.took(form, seconds, processor, self._round_trip)
-        return outcome
-
-    @property
-    def _round_trip(self) -> float:
         is_known = len(self._round_trips) >= _FEWEST_ROUND_TRIPS
-        return min(self._round_trips) if is_known else 0.0
+        round_trip = min(self._round_trips) if is_known else 0.0
+        self._choice.took(form, seconds, processor, round_trip)
+        return outcome
 
     def answer(self, num_under_way: int) -> Outcome:
         """Makes the exchange that the peer has just asked for."""

@@ -97,7 +97,9 @@ class FormChoice:
         self._calls += 1
         unit = max(step_seconds, 2 * self._round_trip)
         form = self._widest(self._seconds, unit)
-        if not self._is_try:
+        # Also the second, fourth, eighth and so on, because little is known at first.
+        of_few = self._calls > 1 and self._calls.bit_count() == 1
+        if not (of_few or self._calls % _TRY_EVERY == 0):
             return form
         next_one = form if form == len(self._limits) else max(0, form - 1)
         return min(next_one, self._widest(self._guesses, unit))
@@ -108,12 +110,6 @@ class FormChoice:
             if seconds[form] < limit * unit:
                 return form
         return len(self._limits)
-
-    @property
-    def _is_try(self) -> bool:
-        # Also the second, fourth, eighth and so on, because little is known at first.
-        of_few = self._calls > 1 and self._calls.bit_count() == 1
-        return of_few or self._calls % _TRY_EVERY == 0
 
     def took(
         self,
