@@ -134,6 +134,22 @@ def test_sound_in_the_corpus_counts_whatever_its_kind(data: Path, name: str):
     assert _run(data, "check") == 1
 
 
+def test_sound_that_the_tables_name_elsewhere_counts_and_is_named(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert _run(data, "features") == 0
+    sound = data.parent / "sounds/anna0.wav"
+    before = sound.read_bytes()
+    sound.write_bytes(bytes(reversed(before)))
+    assert _run(data, "features") == 1
+    said = capsys.readouterr().err
+    assert "`check`" in said
+    assert "recordings was" in said
+    assert f"(changed since: {sound})" in said
+    sound.write_bytes(before)
+    assert _run(data, "features") == 0
+
+
 def test_alignments_with_kaldis_names_are_the_labels(data: Path):
     assert _run(data, "lm") == 0
     assert _run(data, "features") == 0

@@ -21,11 +21,11 @@ from lightning_adpsgd.asr.corpora.corpus import (
     misfit,
     utterance_id,
 )
-from lightning_adpsgd.asr.kaldi.commands import Unpacked, unpacked
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.tables import (
     Cut,
     Row,
+    file_of,
     read_channels,
     read_named,
     read_segments,
@@ -104,9 +104,7 @@ def _sound(
     row: Row, side: int | None, facts_of: Callable[[Path], SoundFacts], skipped: Skipped
 ) -> _Sound | None:
     """The recording of a row of `wav.scp`; nothing, and a count, if it is unusable."""
-    written = " ".join(row.rest)
-    is_command = written.endswith("|")
-    found = unpacked(written) if is_command else Unpacked(Path(written), None)
+    found = file_of(row)
     if found is None:
         skipped.add("command in wav.scp", row.where, remedy=_COMMAND)
         return None

@@ -33,12 +33,12 @@ from recipes.hybrid.pipeline.fingerprint import (
     fingerprint_of,
     is_finished,
     read_alone,
-    read_stamp,
     stamp_of,
 )
+from recipes.hybrid.pipeline.outputs import changes_since, refuse_altered
 from recipes.hybrid.pipeline.preflight import problems
 from recipes.hybrid.pipeline.settings import Settings
-from recipes.hybrid.pipeline.stage import Stage, StageError, stage_in
+from recipes.hybrid.pipeline.stage import Stage, StageError
 
 _CLAIM = ".fingerprint"
 # What a disk says that has lost bytes, or has no room for them.
@@ -63,7 +63,8 @@ def run_stages(
         redo: whether the chosen stages run even if they are finished.
 
     Raises:
-        StageError: An input is missing, or a finished stage does not fit `settings`.
+        StageError: An input is missing or was changed by hand, or a finished stage does
+            not fit `settings`.
     """
     chosen = _chosen(stages, first, last)
     if redo and settings.crew.size > 1:
@@ -78,6 +79,7 @@ def run_stages(
             _say(settings, f"{label}: not asked for, skipped")
             continue
         fingerprint = fingerprint_of(stage, settings)
+        refuse_altered(stage, settings)
         if not redo and is_finished(stage, settings, fingerprint):
             _say(settings, f"{label}: finished, skipped")
             if settings.crew.leads:
@@ -146,29 +148,12 @@ def _run(
         except (StageError, CorpusError, OSError):  # of which a reader sees one line
             raise
         except Exception as error:
-            for note in _changes_since(stage, settings):
+            for note in changes_since(stage, settings):
                 error.add_note(note)
             raise
         seconds = time.monotonic() - start
         _publish(partial, target, fingerprint, seconds)
     return seconds
-
-
-def _changes_since(stage: Stage, settings: Settings) -> Iterator[str]:
-    """Names files that a stage reads and that are not as the stage before left them.
-
-    One may be damaged, or changed on purpose: either may be why the stage failed.
-    """
-    for name in dict.fromkeys(map(stage_in, (*stage.inputs, *stage.needs))):
-        folder, made_by = settings.directory(name), settings.stage_of(name)
-        with contextlib.suppress(OSError):  # the folder has gone
-            left = (read_stamp(folder) or {}).get(OUTPUTS, {})
-            for file, digest in digests_in(folder, ("wandb",)).items():
-                if left.get(file, digest) != digest:
-                    yield (
-                        f"{folder / file} is not as stage `{made_by}` left it. If it "
-                        f"is damaged, run with --from {made_by} --to {made_by} --redo"
-                    )
 
 
 def _follow(stage: Stage, settings: Settings, fingerprint: dict[str, Any]) -> float:
