@@ -1,6 +1,7 @@
 """`python -m recipes.kaldi`: data directories of Kaldi, and alignments by its names."""
 
 import json
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -325,6 +326,29 @@ def test_words_that_only_the_lexicon_has_are_in_the_vocabulary_if_asked_for(
     found = {n[0] for n in model.log10_probabilities if len(n) == 1}
     assert found == words | {"<s>", "</s>"}
     assert _run(data, "lm", "vocabulary=training") == (vocabulary != "training")
+
+
+def test_a_word_is_one_however_its_accents_are_written(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    apart, joined = (unicodedata.normalize(form, "café") for form in ("NFD", "NFC"))
+    for split, written in (("train", apart), ("test", apart.upper())):
+        text = data / split / "text"
+        text.write_text(text.read_text().replace("YES", written, 1))
+        text.write_text(text.read_text().replace("YES", joined, 1))
+    path = data / "local/dict/lexicon.txt"
+    phones = unicodedata.normalize("NFD", "é"), "é"
+    path.write_text(
+        f"yes y eh s\nno n ow\n{joined} k {phones[0]}\n{apart} {phones[1]}\n"
+    )
+    assert _run(data, "lm", f"lm.text={data / 'train/text'}") == 0
+    assert "out-of-vocabulary words" not in capsys.readouterr().out
+    assert _lexicon(data).pronunciations[joined] == (("k", "é"), ("é",))
+    assert apart not in _lexicon(data)
+    model = read_arpa(data.parent / "run/exp/lm/lm.arpa")
+    assert (joined,) in model.log10_probabilities
+    said = data.parent / "run/exp/prepare/test.jsonl"
+    assert {u.words for u in read_utterances(said)} == {(joined, "no")}
 
 
 def test_espeak_does_not_continue_a_lexicon_of_other_phones(

@@ -21,6 +21,7 @@ from lightning_adpsgd.asr.corpora.corpus import (
     misfit,
     utterance_id,
 )
+from lightning_adpsgd.asr.corpora.utf8 import in_one_form
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.tables import (
     Cut,
@@ -58,8 +59,9 @@ def read_data(
 ) -> list[Utterance]:
     """The utterances of a data directory, in the order of `text`.
 
-    An id begins with Kaldi's name of the utterance, and words are in lower case. The
-    bounds of times are those of Kaldi's `extract-segments`, if no others are given.
+    An id begins with Kaldi's name of the utterance, and words are in lower case and
+    NFC. The bounds of times are those of Kaldi's `extract-segments`, if no others are
+    given.
 
     Args:
         folder: Data directory, such as `data/train`.
@@ -153,7 +155,7 @@ def _utterance(line: Row, cut: Cut, sound: _Sound, speaker: str) -> Utterance:
         channel=sound.channel,
         start_s=cut.start_s,
         end_s=end_s,
-        words=tuple(word.lower() for word in line.rest),
+        words=tuple(map(in_one_form, line.rest)),
         speaker=speaker,
         source=line.where,
     )
