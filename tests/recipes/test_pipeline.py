@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -763,8 +764,25 @@ def test_two_processes_cannot_run_the_same_stage(settings: Settings):
     (settings.out / "exp").mkdir(parents=True)
     with (settings.out / "exp/.check.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        with pytest.raises(StageError, match="another process runs this stage"):
+        problem = r"another process runs this stage \(it .*/exp/\.check\.lock\)\. Wait"
+        with pytest.raises(StageError, match=problem):
             run_stages(settings, Recorder().stages())
+
+
+def test_a_stage_that_another_process_finished_meanwhile_is_not_run_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    recorder, look = Recorder(), runner.is_finished
+
+    def late(stage: Stage, settings: Settings, wanted: dict[str, Any]) -> bool:
+        found = look(stage, settings, wanted)
+        monkeypatch.setattr(runner, "is_finished", look)
+        run_stages(settings, recorder.stages())
+        return found
+
+    monkeypatch.setattr(runner, "is_finished", late)
+    run_stages(settings, recorder.stages())
+    assert recorder.calls == ["check", "lm", "train"]
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,9 @@ def _run(
     partial = target.parent / f".{target.name}.partial"
     target.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(target.parent / f".{target.name}.lock"):
+        # Another process may have finished it since it was looked for.
+        if not redo and is_finished(stage, settings, fingerprint):
+            return time.monotonic() - start
         if not redo:
             _refuse_to_lose(stage, partial, fingerprint)
         _claim(stage, partial, fingerprint)
@@ -296,6 +299,7 @@ def _exclusive(lock: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StageError(
-                f"another process runs this stage (it holds {lock})"
+                f"another process runs this stage (it holds {lock}). Wait until that "
+                "has ended, or choose another --out"
             ) from None
         yield
