@@ -479,6 +479,26 @@ def test_a_corpus_that_is_no_data_directory_is_refused(
     assert "wav.scp" in error
 
 
+def test_a_data_directory_itself_is_no_corpus_and_the_folder_above_is_asked_for(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    for table in (data / "train").iterdir():
+        table.rename(data / table.name)
+    (data / "train").rmdir()
+    assert _run(data, "check") == 1
+    assert f"{data} is a data directory itself; name" in capsys.readouterr().err
+
+
+def test_one_speaker_alone_is_advised_to_move_utterances_and_nothing_refused(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    names = [line.split()[0] for line in (data / "train/text").open()]
+    (data / "train/utt2spk").write_text("".join(f"{name} anna\n" for name in names))
+    assert _run(data, "prepare") == 1
+    told = capsys.readouterr().err
+    assert f"in all; move utterances to a data directory {data / 'dev'}\n" in told
+
+
 def test_test_utterances_that_differ_in_case_alone_are_refused(
     data: Path, capsys: pytest.CaptureFixture[str]
 ):
