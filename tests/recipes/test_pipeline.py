@@ -739,6 +739,25 @@ def test_what_a_stage_left_and_nobody_touched_is_not_read_again(
         run_stages(settings, Recorder().stages(), last="lm")
 
 
+def test_what_weights_and_biases_still_writes_is_no_change(settings: Settings):
+    name = "logs/attempt_0/wandb/debug.log"
+
+    def train(settings: Settings, output: Path) -> None:
+        (output / name).parent.mkdir(parents=True)
+        (output / name).write_text("begun")
+
+    def export(settings: Settings, output: Path) -> None:
+        (settings.directory("train") / name).write_text("ended")
+        raise ZeroDivisionError
+
+    stages = Stage("train", "t", train), Stage("export", "e", export, ("train",))
+    run_stages(settings, stages, last="train")
+    (settings.directory("train") / name).write_text("going on")
+    with pytest.raises(ZeroDivisionError) as error:
+        run_stages(settings, stages)
+    assert not hasattr(error.value, "__notes__")
+
+
 def test_a_file_beside_those_of_a_finished_stage_is_no_change(settings: Settings):
     run_stages(settings, Recorder().stages())
     for name in ("labels.rows-21.npy", "wandb/run.log"):

@@ -14,7 +14,7 @@ from recipes.hybrid.pipeline.fingerprint import CONTENTS, OUTPUTS, STAMP, read_s
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.pipeline.stage import Stage, StageError, stage_in
 
-_OF_OTHERS = "wandb"  # whose own program goes on with its files
+_OF_OTHERS = "wandb"  # a folder whose own program goes on with its files
 
 
 def refuse_altered(stage: Stage, settings: Settings) -> None:
@@ -44,8 +44,8 @@ def changes_since(stage: Stage, settings: Settings) -> Iterator[str]:
         folder, made_by = settings.directory(name), settings.stage_of(name)
         with contextlib.suppress(OSError):  # the folder has gone
             left = (read_stamp(folder) or {}).get(OUTPUTS, {})
-            for file, digest in digests_in(folder, (_OF_OTHERS,)).items():
-                if left.get(file, digest) != digest:
+            for file, digest in digests_in(folder).items():
+                if left.get(file, digest) != digest and not _is_of_others(file):
                     yield (
                         f"{folder / file} is not as stage `{made_by}` left it. If it "
                         f"is damaged, run with --from {made_by} --to {made_by} --redo"
@@ -56,6 +56,10 @@ def _read_by(stage: Stage) -> list[str]:
     return list(dict.fromkeys(map(stage_in, (*stage.inputs, *stage.needs))))
 
 
+def _is_of_others(file: str) -> bool:
+    return _OF_OTHERS in Path(file).parts
+
+
 def _altered(folder: Path, found: Contents) -> Iterator[Path]:
     """Files of a finished stage that are others; those that are gone are left out."""
     if (stamp := read_stamp(folder)) is None:
@@ -63,7 +67,7 @@ def _altered(folder: Path, found: Contents) -> Iterator[Path]:
     since = (folder / STAMP).stat().st_ctime_ns
     for name, digest in stamp.get(OUTPUTS, {}).items():
         path = folder / name
-        if Path(name).parts[0] == _OF_OTHERS:
+        if _is_of_others(name):
             continue
         with contextlib.suppress(OSError):
             if path.stat().st_ctime_ns < since:
