@@ -72,8 +72,11 @@ def test_a_training_that_cannot_start_fails_its_stage(tmp_path, capfd):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_ddp_that_was_stopped_ends_with_the_weights_of_one_that_was_not(tmp_path):
-    training = _ready_to_train(tmp_path)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_ddp_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
+    tmp_path, num_workers
+):
+    training = _ready_to_train(tmp_path, num_workers)
     learn = sys.modules[train.__module__]._train_in_process
     ends = {"whole": [3], "stopped": [1, 3]}
     for name, epochs in ends.items():
@@ -88,11 +91,12 @@ def test_ddp_that_was_stopped_ends_with_the_weights_of_one_that_was_not(tmp_path
         assert torch.equal(weight, stopped["state_dict"][name]), name
 
 
-def _ready_to_train(folder: Path) -> Settings:
+def _ready_to_train(folder: Path, num_workers: int) -> Settings:
     """Settings of a small `ddp` with all that draws, and what it reads."""
     varied = {"dropout": 0.3, "max_stretch": 0.1, "mask_bands": 4, "mask_frames": 3}
     sizes = {"num_layers": 2, "hidden_size": 4, "bottleneck_size": 3, "batch_size": 2}
     learners = {"strategy": "ddp", "num_learners": 2, "wer_utterances": 0}
+    learners["num_workers"] = num_workers
     chosen = TrainSettings(**learners, **sizes, **varied)  # pyright: ignore
     settings = Settings(corpus=folder, out=folder / "out", train=chosen)
     dice, states = np.random.default_rng(0), settings.directory("states")
