@@ -109,7 +109,12 @@ class Dials:
             if (number := getattr(self, name)) is not None:
                 check_count(name, number)
         self._check_combinations()
-        self._check_max_wait()
+        most_s = self.timeout.total_seconds()
+        if self.max_wait is not None and not 0 < self.max_wait < most_s:
+            raise ValueError(
+                "`max_wait` must be positive and less than the `timeout` of "
+                f"{most_s:g} seconds, got {self.max_wait}"
+            )
         if self.inside == "model_parallel":
             self._check_with_shards()
         if self.islands is not None:
@@ -226,14 +231,6 @@ class Dials:
             raise ValueError(
                 f'`order` must be "{order}" with `communication="{mode}"`, whose '
                 f"average {why}, got {self.order!r}"
-            )
-
-    def _check_max_wait(self) -> None:
-        seconds = self.timeout.total_seconds()
-        if self.max_wait is not None and not 0 < self.max_wait < seconds:
-            raise ValueError(
-                "`max_wait` must be positive and less than the `timeout` of "
-                f"{seconds:g} seconds, got {self.max_wait}"
             )
 
 

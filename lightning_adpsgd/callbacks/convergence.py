@@ -148,7 +148,9 @@ class ConvergenceMonitor(Monitor):
             self._chance = figures.first_loss
         if figures.held_out_loss < self._best.held_out_loss:
             self._best = figures
-        self.diverged = self._is_at_chance(figures.held_out_loss)
+        loss = figures.held_out_loss
+        # With a chance level of NaN, the comparison is false.
+        self.diverged = not math.isfinite(loss) or loss >= self._chance - _MARGIN
         self._marks = self._marks + 1 if self.diverged else 0
         if trainer.is_global_zero:
             log(trainer, self._logged(trainer, figures))
@@ -175,11 +177,6 @@ class ConvergenceMonitor(Monitor):
                 f"{self._held_out!r}; logged are: {names}"
             )
         return float(metrics[self._held_out])
-
-    def _is_at_chance(self, loss: float) -> bool:
-        assert self._chance is not None
-        # With a chance level of NaN, the comparison is false.
-        return not math.isfinite(loss) or loss >= self._chance - _MARGIN
 
     def _end(self, trainer: Trainer, loss: float) -> None:
         # All learners decide alike, because the figures were gathered.

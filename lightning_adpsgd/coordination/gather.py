@@ -7,11 +7,11 @@ read as by `torch.load(weights_only=True)`.
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from lightning_adpsgd.files import printable
 
@@ -65,7 +65,9 @@ def gather_weights_only(
     if rows is None:
         return None
     pairs = zip(rows, lengths, strict=True)
-    return [_from_bytes(row[: int(number)]) for row, number in pairs]
+    contents = (row[: int(number)].cpu().numpy().tobytes() for row, number in pairs)
+    read = partial(torch.load, map_location="cpu", weights_only=True)
+    return [*map(read, map(io.BytesIO, contents))]
 
 
 def _device_of(group: dist.ProcessGroup | None) -> torch.device:
@@ -82,8 +84,3 @@ def texts_of_all(text: str, group: dist.ProcessGroup | None = None) -> list[str]
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(rows, mine, group=group)
     return [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in rows]
-
-
-def _from_bytes(row: Tensor) -> Any:
-    content = io.BytesIO(row.cpu().numpy().tobytes())
-    return torch.load(content, map_location="cpu", weights_only=True)

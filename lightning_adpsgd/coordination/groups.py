@@ -1,10 +1,11 @@
 """The process groups of a job: across super-learners and inside each of them."""
 
+import socket
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import WeakSet, finalize, ref
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_adpsgd.coordination.gather import texts_of_all
 from lightning_adpsgd.topology.partition import Partition
 from lightning_adpsgd.transport import background
 from lightning_adpsgd.weights.sections import Section
@@ -39,6 +41,7 @@ class Groups(NamedTuple):
             have one size, so that each learner exchanges its shard.
         tensor_parallel: learners that share each layer with this one, for weights that
             all of them hold, over Gloo; None if there are no others.
+        hosts: host of each learner of the job, by rank.
     """
 
     counterparts: tuple[dist.ProcessGroup, ...]
@@ -48,6 +51,7 @@ class Groups(NamedTuple):
     partition: Partition
     sections: Sequence[Section] | None = None
     tensor_parallel: dist.ProcessGroup | None = None
+    hosts: Sequence[str] = ()
 
 
 def has_nccl(device: torch.device) -> bool:
@@ -100,9 +104,9 @@ def make_groups(
         if group is not None:
             dist.all_reduce(torch.zeros(1, device=device), group=group)
     _end_retired()
-    return Groups(
-        counterparts, gradients, shards, on_device, partition, sections, sharing
-    )
+    carriers = counterparts, gradients, shards, on_device
+    hosts = texts_of_all(socket.gethostname())
+    return Groups(*carriers, partition, sections, sharing, hosts)
 
 
 def retire(*groups: dist.ProcessGroup | None) -> None:
@@ -111,6 +115,13 @@ def retire(*groups: dist.ProcessGroup | None) -> None:
     All learners call that, and so have used them for the last time.
     """
     _RETIRED.update(group for group in groups if group is not None)
+
+
+def retire_after(user: object, group: dist.ProcessGroup | None) -> None:
+    """Does the same once the program has let go of what uses the group."""
+    if group is not None:
+        held = ref(group)
+        finalize(user, lambda: retire(held()))
 
 
 def _end_retired() -> None:

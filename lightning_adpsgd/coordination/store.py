@@ -202,7 +202,7 @@ class Coordinator:
         deadline = time.perf_counter() + patience.total_seconds()
         while self.failure is None and time.perf_counter() < deadline:
             if self._thread is None:
-                self._ask(self._look, None)
+                self._ask(partial(self._look, f"{symptom}; "), None)
             self._stopped.wait(0.02)
         self.announce_failure(symptom)
         self._note_seen()
@@ -350,7 +350,8 @@ class Coordinator:
     def _ask(self, call: Callable[[], T], otherwise: T) -> T:
         """What the store answers, after a failure; it may be gone, or its host stopped.
 
-        Without an answer it is not asked again: torch shows a trace each time.
+        Without an answer it is not asked again: torch shows a trace each time, a host
+        that goes on takes what it was told, and one that is dead is not waited for.
         """
         if self._no_store is not None:
             return otherwise
@@ -362,12 +363,14 @@ class Coordinator:
             self._no_store = f"; {_SILENT_HOST}"
         return otherwise
 
-    def _look(self) -> None:
+    def _look(self, symptom: str = "") -> None:
+        if self._no_store is not None:  # known since this look was queued
+            return
         try:
             failure = self._announced()
             self._heartbeats.beat(self._watched)
         except RuntimeError as error:
-            self._note_that_the_store_is_gone(error)
+            self._note_that_the_store_is_gone(error, symptom)
             return
         finally:
             self._silent_turns = 0
@@ -379,13 +382,13 @@ class Coordinator:
             return self._watched.get("failure").decode()
         return None
 
-    def _note_that_the_store_is_gone(self, error: RuntimeError) -> None:
-        symptom, self._no_store = str(error).partition("\n")[0], ""
+    def _note_that_the_store_is_gone(self, error: RuntimeError, symptom: str) -> None:
+        reason, self._no_store = str(error).partition("\n")[0], ""
         with self._lock:
             if self.failure is None and not self.has_ended:
                 self.failure = self._show(
-                    f"the learner that hosts the job's store is gone ({symptom}); see "
-                    "what learner 0 printed last"
+                    f"{symptom}the learner that hosts the job's store is gone "
+                    f"({reason}); see what learner 0 printed last"
                 )
 
     def _show(self, failure: str) -> str:

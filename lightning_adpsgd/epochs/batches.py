@@ -81,6 +81,7 @@ class SharedBatches:
         pool: function that gives the pool; None while there is none to draw from.
         reads_ahead: whether the loader has workers.
         is_of_loop: function that says whether an iterator is the training loop's.
+        is_within_batch: function that says whether the step of a begun batch is ahead.
     """
 
     def __init__(
@@ -93,11 +94,13 @@ class SharedBatches:
         is_training: Callable[[], bool],
         reads_ahead: bool,
         is_of_loop: Callable[[], bool] = lambda: True,
+        is_within_batch: Callable[[], bool] = lambda: False,
     ) -> None:
         self._batches, self._index, self.seed = batches, index, seed
         self._broadcast, self._pool = broadcast, pool
         self._is_training, self._most_held = is_training, 2 if reads_ahead else 1
-        self._is_of_loop = is_of_loop
+        self._is_of_loop, self._is_within_batch = is_of_loop, is_within_batch
+        self._begun: tuple[EpochUnderWay, int] | None = None
         self._loaded: EpochState | None = None
         self._last: EpochState | None = None
         self._held = deque[tuple[EpochUnderWay, int]]()
@@ -134,6 +137,7 @@ class SharedBatches:
             self._finished = number, self._num_finished(number)
         self._pool, self.under_way = (lambda: None), None
         del self._broadcast
+        self._begun = None
         self._held.clear()
 
     def start_epoch(self, number: int) -> None:
@@ -145,7 +149,7 @@ class SharedBatches:
     def begin_batch(self) -> None:
         """Records that training begins on the batch that was handed out first."""
         if self._held:
-            epoch, _ = self._held.popleft()
+            self._begun = epoch, _ = self._held.popleft()
             epoch.num_begun += 1
 
     def end_step(self) -> None:
@@ -161,8 +165,9 @@ class SharedBatches:
         pool, current = self._pool(), self.under_way
         if pool is None or current is None:
             return self._last
-        held = as_ranges(number for epoch, number in self._held if epoch is current)
-        remaining = pool.remaining(held)
+        begun = [self._begun] if self._begun and self._is_within_batch() else []
+        mine = (number for epoch, number in (*begun, *self._held) if epoch is current)
+        remaining = pool.remaining(as_ranges(mine))
         return None if remaining is None else current.state(remaining)
 
     def __len__(self) -> int:

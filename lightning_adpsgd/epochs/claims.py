@@ -371,9 +371,9 @@ class ClaimCounter:
         return min(dealt + self._keys.add("claimed", 0), self._num_units)
 
     def remaining(self, held: Ranges) -> Ranges | None:
-        """The units that no learner has begun, in the first learner; None in others.
+        """The units that no learner has trained on, in the first one; None in others.
 
-        All call it, between two steps.
+        All call it, outside of a step.
         """
         self._num_gathered += 1
         news = PrefixStore(f"gather/{self._num_gathered}", self._store)

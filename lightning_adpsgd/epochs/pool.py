@@ -261,7 +261,11 @@ class IslandPool(ServiceThread):
             self._rendezvous.ask(self._meet)
         except (RendezvousUnreachable, OtherTerms) as error:
             self._is_apart |= isinstance(error, OtherTerms)
-            self._note_absence(str(error))
+            with self._state:
+                self.away = str(error)
+                self._state.notify_all()
+                # There is no hurry to read the same ledger again.
+                self._state.wait_for(lambda: self._ending, self._times.look_s)
 
     def _meet(self, store: Store) -> None:
         if not self._members.is_in and not self._ending:
@@ -280,7 +284,10 @@ class IslandPool(ServiceThread):
 
     def _update(self, store: Store, lease: Lease) -> None:
         if lease.origin is None:
-            lease.origin = self._origin()
+            # By the list: while it takes the weights of others, a member has none.
+            own = self._members.member
+            of_own = self._members.members.by_number.get(own.number, own)
+            lease.origin = of_own.origin
         key, signatures = _key(lease), self._rendezvous.signatures
         for _ in range(_TRIES):
             text = text_at(store, key) or self._begun_anew(store, lease, instead_of="")
@@ -303,11 +310,6 @@ class IslandPool(ServiceThread):
         raise RendezvousUnreachable(
             f"the pool changed during each of {_TRIES} attempts to change it"
         )
-
-    def _origin(self) -> str:
-        # By the list: while it takes the weights of others, a member itself has none.
-        own = self._members.member
-        return self._members.members.by_number.get(own.number, own).origin
 
     def _begun_anew(self, store: Store, lease: Lease, instead_of: str) -> str:
         key = _key(lease)
@@ -336,13 +338,6 @@ class IslandPool(ServiceThread):
         # An island never seen may be newer than the member list known here.
         late = self._times.end_s
         return {n for n in absent if n in self._seen or now - since[n] > late}
-
-    def _note_absence(self, reason: str) -> None:
-        with self._state:
-            self.away = reason
-            self._state.notify_all()
-            # There is no hurry to read the same ledger again.
-            self._state.wait_for(lambda: self._ending, self._times.look_s)
 
     def _note_presence(self, lease: Lease) -> None:
         if not lease.ledger.is_settled:

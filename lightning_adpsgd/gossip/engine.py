@@ -374,7 +374,11 @@ class Gossip(Communication):
     def _merge_and_ask(self, round: int | None) -> None:
         if self._options.order == "step_then_average":
             self._merge()
-        self._adopt_if_given()
+        while self._adoptions:
+            values, adopted = self._adoptions.popleft()
+            self._merging.begin_anew()
+            self._quarantine.adopt(values)
+            adopted.set()
         self._reload_if_diverged()
         self._wait_if_too_stale()
         if round is not None:
@@ -394,13 +398,6 @@ class Gossip(Communication):
             self._account.merged(steps_late=0, waits=True)
             self._reload_if_diverged()
         boundary.leave()
-
-    def _adopt_if_given(self) -> None:
-        while self._adoptions:
-            values, adopted = self._adoptions.popleft()
-            self._merging.begin_anew()
-            self._quarantine.adopt(values)
-            adopted.set()
 
     def _merge(self) -> None:
         self.threads.raise_if_failed()

@@ -230,8 +230,8 @@ class Lane:
         # Not of the request, which may wait for a whole exchange with another peer.
         self._round_trips.append(self._answer_s)
         is_known = len(self._round_trips) >= _FEWEST_ROUND_TRIPS
-        quickest = min(self._round_trips) if is_known else 0.0
-        self._choice.took(form, seconds, processor, quickest)
+        round_trip = min(self._round_trips) if is_known else 0.0
+        self._choice.took(form, seconds, processor, round_trip)
         return outcome
 
     def answer(self, num_under_way: int) -> Outcome:

@@ -119,7 +119,9 @@ class Pairing:
             return self._reconsider()
         if word == YES:
             return self._end("paired", Pair(peer, asks=True))
-        return self._refused() if word == NO else []
+        if word == NO and self._in_hurry:
+            return self._end("away", Pair())
+        return self._offer_or_wait() if word == NO else []
 
     def _answer(self, peer: int) -> list[Word]:
         if self._state == "ready":
@@ -128,11 +130,6 @@ class Pairing:
             return self._end("paired", Pair(peer, asks=self.own < peer))
         self._told.discard(peer)  # for that peer, a refusal means the same as GONE
         return [Word(peer, NO)]
-
-    def _refused(self) -> list[Word]:
-        if self._in_hurry:
-            return self._end("away", Pair())
-        return self._offer_or_wait()
 
     def _reconsider(self) -> list[Word]:
         return self._offer_or_wait() if self._state == "ready" else []

@@ -91,7 +91,8 @@ def transition(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:
         return peer, News.NONE
     match event:
         case Event.LOST | Event.SILENT:
-            return _lost(peer, event, now)
+            is_lost = event is Event.LOST
+            return _report(_suspect(peer, now)._replace(needs_probe=is_lost))
         case Event.DIAL_FAILED | Event.PROBE_FAILED:
             return _unreachable(peer, event, now)
         case Event.REACHED:
@@ -109,11 +110,6 @@ def transition(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:
             return dead, News.NONE if peer.is_reported else News.LOST
         case Event.FORGOTTEN:
             return Peer(peer.member, Status.DEAD), News.NONE
-
-
-def _lost(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:
-    suspect = _suspect(peer, now)._replace(needs_probe=event is Event.LOST)
-    return _report(suspect)
 
 
 def _unreachable(peer: Peer, event: Event, now: float) -> tuple[Peer, News]:

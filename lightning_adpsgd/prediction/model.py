@@ -218,7 +218,10 @@ def _in_step(
     work = boundary
     if mode == "allreduce" and num_learners > 1:
         work += scenario.gradient_seconds
-    rounds = _rounds_per_step(scenario, mode)
+    if mode == "allreduce":
+        rounds = float(scenario.num_learners > 1)
+    else:
+        rounds = (scenario.num_super_learners > 1) / scenario.gossip_every
     return Prediction(
         samples_per_second=rate * num_learners * workload.local_batch_size,
         steps_per_second=rate,
@@ -226,12 +229,6 @@ def _in_step(
         exchanges_per_step=rounds,
         staleness={int(hidden): 1.0} if rounds else {},
     )
-
-
-def _rounds_per_step(scenario: Scenario, mode: Mode) -> float:
-    if mode == "allreduce":
-        return float(scenario.num_learners > 1)
-    return (scenario.num_super_learners > 1) / scenario.gossip_every
 
 
 def _step_seconds(

@@ -57,10 +57,17 @@ def collect(folders: Sequence[Path]) -> Report:
     for folder in folders:
         found = _collect(folder)
         if len(folders) > 1:
-            _prefix_names(found, folder.resolve().name)
+            prefix = folder.resolve().name
+            for one in (*found.runs, *found.lanes, *found.scores, *found.words):
+                one["name"] = f"{prefix}: {one['name']}"
+            for chart in _charts(found.notes):
+                chart["runs"] = [f"{prefix}: {name}" for name in chart["runs"]]
         for name, listed in vars(found).items():
             getattr(report, name).extend(listed)
-    _number_equal_names(report.runs)
+    taken: dict[str, int] = {}  # equal names get numbers
+    for run in report.runs:
+        taken[run["name"]] = number = taken.get(run["name"], 0) + 1
+        run["name"] += f" ({number})" if number > 1 else ""
     return report
 
 
@@ -107,7 +114,10 @@ def _outermost(files: Iterable[Path]) -> Iterator[Path]:
 def _run(folder: Path, path: Path) -> dict[str, Any]:
     rows = [_read_row(row) for row in path.glob("*" + _ROW)]
     beside = rows[0] if len(rows) == 1 else {}
-    settings = {**_read_settings(path / "hparams.yaml"), **beside}
+    saved = path / "hparams.yaml"
+    text = saved.read_text("utf-8", "replace") if saved.exists() else ""
+    found = {name: value.strip("'\"") for name, value in _SETTING.findall(text)}
+    settings = {**_typed(found), **beside}
     inside = path.relative_to(folder).as_posix()
     name = folder.resolve().name if inside == "." else inside
     name = settings.get("name", name)
@@ -138,11 +148,6 @@ def _read_row(path: Path) -> dict[str, Any]:
     raise ValueError(f"{path}, line 2: the row of the run is missing")
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    text = path.read_text("utf-8", "replace") if path.exists() else ""
-    return _typed({name: value.strip("'\"") for name, value in _SETTING.findall(text)})
-
-
 def _typed(cells: dict[str, str]) -> dict[str, Any]:
     # A name such as "001" stays as it is.
     return {k: cell if k == "name" else _value(cell) for k, cell in cells.items()}
@@ -153,20 +158,6 @@ def _value(cell: str) -> Any:
         return int(cell) if re.fullmatch(r"-?\d+", cell) else float(cell)
     except ValueError:
         return cell
-
-
-def _number_equal_names(runs: Listed) -> None:
-    taken: dict[str, int] = {}
-    for run in runs:
-        taken[run["name"]] = number = taken.get(run["name"], 0) + 1
-        run["name"] += f" ({number})" if number > 1 else ""
-
-
-def _prefix_names(report: Report, prefix: str) -> None:
-    for one in (*report.runs, *report.lanes, *report.scores, *report.words):
-        one["name"] = f"{prefix}: {one['name']}"
-    for chart in _charts(report.notes):
-        chart["runs"] = [f"{prefix}: {name}" for name in chart["runs"]]
 
 
 # --- timelines, scores and notes

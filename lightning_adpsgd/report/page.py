@@ -5,7 +5,6 @@ import html
 import json
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from lightning_adpsgd.files import written_whole
 from lightning_adpsgd.report.collect import Report
@@ -27,12 +26,14 @@ def page_of(report: Report, title: str | None = None) -> str:
     heading: str = title or next(named, "Training report")
     written = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
     data = {"title": heading, "written": written, **vars(report)}
+    content = json.dumps(plain(data), allow_nan=False, separators=(",", ":"))
     parts = {
         "TITLE": html.escape(heading, quote=False),
         "STYLE": _asset("page.css"),
         "PROGRAM": "\n".join(map(_asset, _PROGRAM)),
         # The last one, because the data may contain the other placeholders.
-        "DATA": _json(data),
+        # It has no "<", which could end its HTML element.
+        "DATA": content.replace("<", "\\u003c"),
     }
     text = _asset("page.html")
     for name, part in parts.items():
@@ -43,9 +44,3 @@ def page_of(report: Report, title: str | None = None) -> str:
 
 def _asset(name: str) -> str:
     return (files(__package__ or "") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _json(value: Any) -> str:
-    """JSON without "<", so that it cannot end its HTML element."""
-    text = json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")

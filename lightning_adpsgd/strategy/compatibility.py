@@ -63,9 +63,10 @@ def validates_by_time(trainer: pl.Trainer) -> bool:
 
 
 def check_ddp_arguments(arguments: Mapping[str, Any], strategy: str) -> None:
-    """Refuses arguments that `DistributedDataParallel` does not know.
+    """Raises TypeError for arguments that `DistributedDataParallel` does not know.
 
-    A super-learner of one learner has no DDP that would refuse them. `strategy` is the
+    It raises ValueError for those that would change which learners allreduce. A
+    super-learner of one learner has no DDP that would refuse any. `strategy` is the
     name of the class that was given them.
     """
     for name in arguments:
@@ -83,7 +84,7 @@ def check_ddp_arguments(arguments: Mapping[str, Any], strategy: str) -> None:
 
 
 def check_arguments_of_shards(arguments: Mapping[str, Any]) -> None:
-    """Refuses arguments of DDP, which sharded models do not use.
+    """Raises ValueError for arguments of DDP, which sharded models do not use.
 
     An argument at its default value, as a command line may pass it, is accepted.
     """
@@ -100,7 +101,7 @@ def check_arguments_of_shards(arguments: Mapping[str, Any]) -> None:
 
 
 def check_optimizers(optimizers: Iterable[Optimizer]) -> None:
-    """Refuses optimizers that send weights to all learners in their steps."""
+    """Raises ValueError for optimizers whose steps send weights to all learners."""
     kinds = {kind.__name__ for one in optimizers for kind in type(one).__mro__}
     for name in kinds & _COMMUNICATE:
         raise ValueError(
@@ -112,7 +113,7 @@ def check_optimizers(optimizers: Iterable[Optimizer]) -> None:
 
 
 def check_island(sizes: str | int | tuple[int, ...], num_learners: int) -> None:
-    """Refuses an island of a size that `super_learner_size` does not allow."""
+    """Raises ValueError unless `super_learner_size` allows an island of this size."""
     allowed = (sizes,) if isinstance(sizes, int) else sizes
     if isinstance(allowed, tuple) and num_learners not in allowed:
         raise ValueError(
@@ -125,7 +126,7 @@ def check_island(sizes: str | int | tuple[int, ...], num_learners: int) -> None:
 def refuse_unsupported(
     trainer: pl.Trainer, strategy: DDPStrategy, super_learner_size: int, inside: str
 ) -> None:
-    """Refuses settings that the strategy cannot honour while learners gossip."""
+    """Raises ValueError for settings that cannot be honoured while learners gossip."""
     check_device(strategy.root_device)
     _refuse_ddp_arguments(super_learner_size, strategy)
     is_on_cpu = strategy.root_device.type == "cpu"
@@ -144,7 +145,7 @@ def refuse_unsupported(
 def refuse_unsupported_in_fabric(
     module: torch.nn.Module, device: torch.device, ddp: Mapping[str, Any], size: int
 ) -> None:
-    """Refuses what the strategy cannot honour in Fabric while learners gossip.
+    """Raises ValueError for what cannot be honoured in Fabric while learners gossip.
 
     Args:
         ddp: arguments of `DistributedDataParallel` by name.
@@ -196,7 +197,7 @@ def _refuse_with_shards(trainer: pl.Trainer, strategy: DDPStrategy) -> None:
 
 
 def refuse_callbacks_of_islands(trainer: pl.Trainer) -> None:
-    """Refuses callbacks that keep averages or masks, which islands do not exchange."""
+    """Raises ValueError for callbacks with averages or masks: islands exchange none."""
     for name in _with_whole_weights(trainer):
         raise ValueError(
             f"`{name}` cannot be used with `islands`: each island would keep its own "
@@ -213,7 +214,7 @@ def _with_whole_weights(trainer: pl.Trainer) -> Iterator[str]:
 
 
 def check_device(device: torch.device) -> None:
-    """Refuses an unsupported device, and warns about support that is new."""
+    """Raises ValueError for an unsupported device; warns about support that is new."""
     if device.type not in ("cpu", "cuda"):
         raise ValueError(
             "`accelerator` must be 'cpu' or 'cuda' for gossip in this release, got "

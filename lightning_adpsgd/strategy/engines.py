@@ -216,7 +216,8 @@ def make_engine(
     )
     if dials.in_lockstep:
         return _make_rounds(dials, flat, groups, schedule), None
-    transport, *further = map(DistributedTransport, groups.counterparts)
+    named = partial(DistributedTransport, hosts=groups.hosts)
+    transport, *further = map(named, groups.counterparts)
     gossip = Gossip(
         flat.vectors,
         transport,
@@ -233,7 +234,8 @@ def _make_rounds(
     dials: Dials, flat: Weights, groups: Groups, schedule: Schedule
 ) -> Communication:
     carrier = DeviceTransport if groups.on_device else DistributedTransport
-    transport, *further = map(carrier, groups.counterparts)
+    named = partial(carrier, hosts=groups.hosts)
+    transport, *further = map(named, groups.counterparts)
     mixer = RoundMixer(
         flat.vectors,
         transport,

@@ -93,6 +93,9 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
         At the end of the context the local weights come back, unless
         `after_evaluation="adopt"`. It yields the consensus distance of each module.
+
+        Raises:
+            LearnerFailed: In learner 0, if another one fails; the others end.
         """
         with ExitStack() as jobs:
             each = (
@@ -107,6 +110,9 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
         A function given to `fabric.launch` need not: training ends when it returns.
         The result has the consensus distance of each module that was in training.
+
+        Raises:
+            LearnerFailed: In learner 0, if another one fails; the others end.
         """
         return self.jobs.finish()
 
@@ -153,7 +159,11 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
     def _set_up(self, module: nn.Module) -> nn.Module:
         """Makes the job of a module, with DDP only inside a super-learner."""
-        self._check_one_module()
+        if self.dials.islands is not None and not all(j.closed for j in self.jobs):
+            raise ValueError(
+                "`fabric.setup` takes only one trained module with `islands`, got 2: "
+                "islands average one model; make both parts of a single module"
+            )
         given = self.root_device, self._ddp_kwargs, max(self.partition.sizes)
         refuse_unsupported_in_fabric(module, *given)
         reset = partial(self.jobs.reset_optimizers, module)
@@ -164,13 +174,6 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
         if self.super_learner_size == 1:
             return module
         return self._wrap(module, job, self._determine_ddp_device_ids())
-
-    def _check_one_module(self) -> None:
-        if self.dials.islands is not None and not all(j.closed for j in self.jobs):
-            raise ValueError(
-                "`fabric.setup` takes only one trained module with `islands`, got 2: "
-                "islands average one model; make both parts of a single module"
-            )
 
     @override
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_adpsgd.coordination.failures import FailureReport
-from lightning_adpsgd.coordination.groups import Groups, retire
+from lightning_adpsgd.coordination.groups import Groups, retire, retire_after
 from lightning_adpsgd.coordination.store import Coordinator, Meanwhile
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.protocol import BEGINNING, Position
@@ -125,7 +125,7 @@ class Job:
         self.wrapped: DistributedDataParallel | None = None
         self._broadcasts = False
         self.unfinished = RuntimeError("its process ended within training")
-        self.closed = self.has_departed = False
+        self.closed = self.has_departed = self._has_started = False
         # Torch aborts a process that exits while threads run torch's code.
         self._at_exit = partial(_in_process, os.getpid(), self._end_at_exit)
         atexit.register(self._at_exit)
@@ -194,6 +194,7 @@ class Job:
             ),
         )
         self._communication, self.island = communication, island
+        self._has_started = True
         self._num_reloads, self.coordinator.has_ended = 0, False
         if island is None:
             communication.start()
@@ -232,14 +233,18 @@ class Job:
             self.coordinator.silent_learners()
         self._abort()
 
-    def close(self) -> None:
+    def close(self, ends_ddp: bool = False) -> None:
         """Releases all resources, however training ended; waits for no learner."""
         atexit.unregister(self._at_exit)
         self._abort()
         groups = self.groups
-        if self.has_finished:
-            # Not `gradients`: a module in DDP may be evaluated after its training.
+        # After a failure, operations may be under way.
+        if self.has_finished or not self._has_started:
             retire(*groups.counterparts, groups.shards, groups.tensor_parallel)
+            if ends_ddp or self.wrapped is None:
+                retire(groups.gradients)
+            else:  # a module in DDP may be evaluated after its training
+                retire_after(self.wrapped, groups.gradients)
         self.groups = Groups((), None, None, groups.on_device, groups.partition)
         self.closed, self.wrapped = True, None
         self._on_reload = lambda: None  # which may hold the module

@@ -14,7 +14,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.init import _materialize_distributed_module
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy
@@ -125,7 +124,11 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
         assert model is not None
         if self.is_sharded:
             check_torch(self.root_device)
-            _check_plugin(self._checkpoint_io)
+            if not isinstance(io := self._checkpoint_io, BackgroundCheckpointIO | None):
+                raise ValueError(
+                    "`plugins` must hold no CheckpointIO with "
+                    f'`inside="model_parallel"`, got {type(io).__name__}'
+                )
             shared_by = self.partition.tensor_parallel_size
             # Before it is moved: a model that is not sharded may not fit.
             check_sharding(model, self.super_learner_size, shared_by)
@@ -263,7 +266,7 @@ class ModelParallelInside(HADPSGDOptions, DDPStrategy):
 
 
 def check_torch(device: torch.device) -> None:
-    """Refuses a torch version whose `fully_shard` cannot train on this device."""
+    """Raises RuntimeError if torch's `fully_shard` cannot train on this device."""
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise RuntimeError(
             '`inside="model_parallel"` on CPUs needs a newer torch than '
@@ -286,12 +289,4 @@ def _check_same_batch(batch: Any, group: dist.ProcessGroup) -> None:
             f"learners {dist.get_process_group_ranks(group)} share layers, and so "
             "must train on the same batches, got different ones: deal them by "
             "`trainer.strategy.distributed_sampler_kwargs`, with one seed for all"
-        )
-
-
-def _check_plugin(checkpoint_io: CheckpointIO | None) -> None:
-    if not isinstance(checkpoint_io, BackgroundCheckpointIO | None):
-        raise ValueError(
-            '`plugins` must hold no CheckpointIO with `inside="model_parallel"`, got '
-            f"{type(checkpoint_io).__name__}"
         )

@@ -66,7 +66,7 @@ class ModuleJobs:
         return [job for job in self if job.running]
 
     def set_up(self, module: nn.Module, make: Callable[[], Job]) -> Job:
-        """Makes the job of a module; a former one must not be running."""
+        """Makes the job of a module; RuntimeError if a former one is running."""
         if (former := self._jobs.get(module)) is not None:
             if former.running:
                 raise RuntimeError(

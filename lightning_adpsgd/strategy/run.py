@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_adpsgd.coordination.groups import retire
 from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.epochs.claims import LearnerIndex
 from lightning_adpsgd.gossip.protocol import Position
@@ -190,11 +189,8 @@ class TrainingRun:
 
     def close(self) -> None:
         """Releases all resources, and waits for no learner."""
-        gradients = self.job.groups.gradients
         self._collections.close()
-        self.job.close()
-        if self.job.has_finished:
-            retire(gradients)
+        self.job.close(ends_ddp=True)
         if self.work_sharing is not None:
             self.work_sharing.leave()
         for folder in self._folders:

@@ -43,7 +43,8 @@ def average_copies(trainer: pl.Trainer, partition: Partition) -> None:
     # SWA keeps its average on the CPU, where NCCL cannot reach it.
     device = trainer.strategy.root_device
     for model in _kept_models(trainer):
-        averaged = [*filter(_has_mean, (*model.parameters(), *model.buffers()))]
+        tensors = (*model.parameters(), *model.buffers())
+        averaged = [t for t in tensors if t.is_floating_point() or t.is_complex()]
         shares = [weight * all_finite([tensor]) for tensor in averaged]
         totals = torch.tensor(shares, dtype=torch.float64, device=device)
         dist.all_reduce(totals)
@@ -58,10 +59,6 @@ def _average_copy(
     dist.all_reduce(mean := here * share if share else torch.zeros_like(here))
     if total:  # an attention mask of -inf has no mean, and is the same in all
         tensor.copy_(mean.div_(total))
-
-
-def _has_mean(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def transfer_in_consensus(
@@ -126,14 +123,11 @@ def _prune(
     for _, mask in pruning_masks(trainer.lightning_module):
         dist.broadcast(mask, 0)
     # With lottery tickets the weights go back to their start, in all learners.
-    reset = _have_moved(trainer.lightning_module, weights)
+    before = {weight.data_ptr() for weight in weights}
+    after = (p.data_ptr() for p in trainer.lightning_module.parameters())
+    reset = any(pointer not in before for pointer in after)
     job.flat.rebind()
     if reset:
         job.adopt("end of pruning")
     elif not validating:
         job.leave_consensus(adopt=False)
-
-
-def _have_moved(module: pl.LightningModule, weights: list[Tensor]) -> bool:
-    before = {weight.data_ptr() for weight in weights}
-    return any(p.data_ptr() not in before for p in module.parameters())

@@ -143,7 +143,11 @@ class WorkSharing:
         """Starts an epoch; Lightning calls it, as on a `DistributedSampler`."""
         assert self._batches is not None
         self._batches.start_epoch(epoch)
-        self._let_all_save()
+        # A callback does not save twice at one step. A slow learner may get too few
+        # batches for a step, while the others, which made one, wait at their
+        # checkpoint: it saves in this epoch even so.
+        for saver in callbacks_of(self._trainer, ModelCheckpoint):
+            saver._last_global_step_saved = -1
 
     def begin_batch(self) -> None:
         """Starts the next batch."""
@@ -172,15 +176,6 @@ class WorkSharing:
         state = self._batches.state() if self._batches is not None else None
         return state._asdict() if state is not None else None
 
-    def _let_all_save(self) -> None:
-        """Makes callbacks save in this epoch even if this learner makes no step in it.
-
-        A callback does not save twice at one step. A slow learner may get too few
-        batches for a step, while the others, which made one, wait at their checkpoint.
-        """
-        for saver in callbacks_of(self._trainer, ModelCheckpoint):
-            saver._last_global_step_saved = -1
-
     def _shared(self, loader: DataLoader[Any]) -> SharedBatches:
         self._num_shared += 1
         name = f"loader/{self._num_shared}"
@@ -194,6 +189,7 @@ class WorkSharing:
             self._is_training,
             reads_ahead=loader.num_workers > 0,
             is_of_loop=self.iterators.are_made,
+            is_within_batch=self._is_within_batch,
         )
 
     def _broadcast_in(self, store: Store) -> LeaderBroadcast:
@@ -237,6 +233,10 @@ class WorkSharing:
     def _is_training(self) -> bool:
         progress = self._trainer.fit_loop.epoch_loop.batch_progress.current
         return progress.ready != progress.completed
+
+    def _is_within_batch(self) -> bool:
+        progress: Any = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        return progress.started > progress.processed
 
     def _lacks_iterator(self) -> bool:
         """Whether nothing was claimed of an epoch for which Lightning iterates not.

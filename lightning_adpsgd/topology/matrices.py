@@ -47,7 +47,7 @@ def contraction(rounds: Sequence[Tensor]) -> float:
 
 
 def check_mixing(mixing: Tensor) -> None:
-    """Refuses a matrix that is not doubly stochastic."""
+    """Raises ValueError for a matrix that is not doubly stochastic."""
     if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1]:
         raise ValueError(
             f"a mixing matrix must be square, got shape {tuple(mixing.shape)}"
@@ -66,7 +66,7 @@ def check_mixing(mixing: Tensor) -> None:
 
 
 def check_consensus(rounds: Sequence[Tensor]) -> None:
-    """Refuses a period of matrices that never reaches consensus."""
+    """Raises ValueError for a period of matrices that never reaches consensus."""
     size = len(rounds[0])
     edges = (edge for mixing in rounds for edge in mixing.nonzero().tolist())
     check_connected(size, edges)
@@ -81,7 +81,7 @@ def check_consensus(rounds: Sequence[Tensor]) -> None:
 
 
 def check_connected(size: int, edges: Iterable[Sequence[int]]) -> None:
-    """Refuses edges that do not connect all super-learners."""
+    """Raises ValueError for edges that do not connect all super-learners."""
     apart = _apart(size, edges)
     if apart:
         some = ", ".join(map(str, apart[:8])) + (", ..." if len(apart) > 8 else "")

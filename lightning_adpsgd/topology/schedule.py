@@ -36,13 +36,21 @@ class Schedule:
         self.topology.check_size(self.num_super_learners)
 
     def mixing(self, round: int) -> Tensor:
-        """The matrix of a round, [S, S], checked, before the gain is applied."""
+        """The matrix of a round, [S, S], checked, before the gain is applied.
+
+        Raises:
+            ValueError: The topology gives no mixing matrix.
+        """
         matrix = self.topology.matrix(self.num_super_learners, round, self.seed)
         check_mixing(matrix)
         return matrix
 
     def part(self, index: int, round: int) -> RoundPart:
-        """The checked shares that `index` takes and gives, before the gain."""
+        """The checked shares that `index` takes and gives, before the gain.
+
+        Raises:
+            ValueError: They would change the mean, or equal weights.
+        """
         part = self.topology.part(index, self.num_super_learners, round, self.seed)
         check_part(part)
         return part
@@ -94,7 +102,7 @@ class LiveSchedule(NamedTuple):
 
 
 def check_any_size(topology: Topology) -> None:
-    """Refuses a topology that does not exist for every number of super-learners."""
+    """Raises ValueError unless a topology exists for any number of super-learners."""
     for size in _SIZES_TO_TRY:
         try:
             topology.check_size(size)

@@ -121,7 +121,7 @@ class Topology:
 
 
 def check_part(part: RoundPart) -> None:
-    """Refuses shares that would change the mean of the weights, or equal weights."""
+    """Raises ValueError for shares that would change the mean, or equal weights."""
     for verb, shares in zip(("takes", "gives"), part, strict=True):
         error = abs(sum(shares.values()) - 1)
         if not error <= 1e-9:

@@ -1,6 +1,6 @@
 """The transports of one job: messages over process groups of Gloo or NCCL."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,11 +21,14 @@ class DistributedTransport(Transport):
     Args:
         group: process group with one learner of each super-learner, in the order of
             their indices. Nothing else may use it.
+        hosts: host of each learner of the job, by rank, for messages.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, hosts: Sequence[str] = ()) -> None:
         self._group = group
-        self._ranks = dist.get_process_group_ranks(group)
+        self._ranks = ranks = dist.get_process_group_ranks(group)
+        names = ((n, f" on host {hosts[n]}" if hosts else "") for n in ranks)
+        self._names = [f"learner {rank}{where}" for rank, where in names]
         self.index = dist.get_rank(group)
         self.size = dist.get_world_size(group)
 
@@ -46,7 +49,7 @@ class DistributedTransport(Transport):
     def _post(
         self, kind: Callable[..., Any], doing: str, peer: int, lane: int, tensor: Tensor
     ) -> Pending:
-        operation = f"{doing} its learner {self._ranks[peer]}"
+        operation = f"{doing} {self._names[peer]}"
         try:
             # Not by `dist.isend`, whose checks cost as much as a short message.
             work = kind([tensor], peer, lane)

@@ -33,7 +33,7 @@ class Compute:
         slow: factor on the seconds of each slow learner, by the learner's number.
 
     Raises:
-        TypeError: A time or factor is no number.
+        TypeError: A time or factor is neither a float nor an integer.
         ValueError: A time or factor is not positive.
     """
 
@@ -57,7 +57,7 @@ class Link:
         latency: seconds from the sending of a message to its arrival.
 
     Raises:
-        TypeError: One of the two is no number.
+        TypeError: One of the two is neither a float nor an integer.
         ValueError: The bandwidth is not positive, or the latency negative or infinite.
     """
 

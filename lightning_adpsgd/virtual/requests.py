@@ -56,13 +56,11 @@ class Requests:
         """Admits the peers whose turn it is, and then requests those in line."""
         admissions = [self._admissions(index) for index in indices]
         for index, wait_s in zip(indices, admissions, strict=True):
-            self._serve_later(index, min(wait_s, self._requests(index)))
-
-    def _serve_later(self, index: int, wait_s: float) -> None:
-        now, at = self._agenda.now, self._agenda.now + wait_s
-        if now < at < math.inf and at != self._serves_at.get(index):
-            self._serves_at[index] = at
-            self._agenda.enter(at, ASKING, self.serve, index)
+            now = self._agenda.now
+            at = now + min(wait_s, self._requests(index))
+            if now < at < math.inf and at != self._serves_at.get(index):
+                self._serves_at[index] = at
+                self._agenda.enter(at, ASKING, self.serve, index)
 
     def _admissions(self, index: int) -> float:
         requests = self._under_ways[index].requests

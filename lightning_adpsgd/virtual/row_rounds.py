@@ -64,7 +64,9 @@ class RowMixer:
         """Computes ``gamma (sum_j T[j, i] w_j - w_i)`` of each row."""
         self._refused.zero_()
         for matrix, changes in zip(self._matrices, self._changes, strict=True):
-            mixing = self._mixing(changes)
+            mixing = None
+            if not self._schedule.is_mean(self.round) and _multiplies_well(changes):
+                mixing = _changing(self._schedule, self.round).to(changes)
             for start in range(0, matrix.shape[1], self._length):
                 stretch = matrix[:, start : start + self._length]
                 begin = start if self._hidden else 0
@@ -96,11 +98,6 @@ class RowMixer:
         length = matrix.shape[1] if self._hidden else self._length
         dtype = averaging_dtype(matrix.dtype)
         return torch.zeros(len(matrix), length, dtype=dtype, device=matrix.device)
-
-    def _mixing(self, like: Tensor) -> Tensor | None:
-        if self._schedule.is_mean(self.round) or not _multiplies_well(like):
-            return None
-        return _changing(self._schedule, self.round).to(like)
 
     def _mix(self, rows: Tensor, mixing: Tensor | None, into: Tensor) -> None:
         if self._schedule.is_mean(self.round):

@@ -471,7 +471,7 @@ def _transient_buffers(module: nn.Module) -> Iterator[str]:
 
 
 def check_one_device(tensors: Iterable[Tensor]) -> None:
-    """Refuses weights on several devices."""
+    """Raises ValueError for weights on several devices."""
     devices = {str(tensor.device) for tensor in tensors}
     if len(devices) > 1:
         raise ValueError(

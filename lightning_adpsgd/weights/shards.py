@@ -139,7 +139,7 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def check_sharding(module: nn.Module, num_learners: int, shared_by: int) -> None:
-    """Refuses a module of which a learner holds more than its shards.
+    """Raises ValueError for a module of which a learner holds more than its shards.
 
     Args:
         num_learners: N, over which every parameter must be sharded.

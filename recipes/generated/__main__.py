@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         _write(given)
-    except (ValueError, FileExistsError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         print(f"recipes.generated: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

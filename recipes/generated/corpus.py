@@ -3,14 +3,19 @@
 Every conversation is drawn from the seed and its own name. It is synthesised in a
 process of its own, because eSpeak's state outlives a sentence. So the bytes depend
 neither on the number of processes nor on interruptions. The folder `.generated` of the
-tree holds the arguments and, per finished conversation, its record.
+tree holds the arguments, per finished conversation its record, and the lock of the
+process that writes. The system frees the lock when that process ends, however it does.
 """
 
+import fcntl
 import json
 import math
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -51,6 +56,7 @@ _NUMBERS = {
 }
 _MAX_TRAINING_CALLS = 9999 - 2000
 _STATE = ".generated"
+_ARGUMENTS, _LOCK = "arguments.json", "lock"
 
 
 def write_corpus(
@@ -79,6 +85,7 @@ def write_corpus(
         ValueError: an argument out of range.
         FileExistsError: `tree` holds something else, or a corpus of other arguments.
         RuntimeError: a conversation could not be made.
+        BlockingIOError: another process writes into `tree`.
     """
     per_part = {"train": minutes, "sw": test_minutes / 2, "en": test_minutes / 2}
     more = {"fisher": fisher_minutes, "callhome": callhome_minutes}
@@ -87,8 +94,9 @@ def write_corpus(
     arguments = {"minutes": minutes, "test_minutes": test_minutes, "seed": seed}
     arguments |= {f"{part}_minutes": amount for part, amount in more.items()}
     tree = tree.absolute()  # the processes that speak may have another folder
-    _speak(tree, plans, arguments, processes)
-    _write_shared_files(tree, plans)
+    with _alone(tree):
+        _speak(tree, plans, arguments, processes)
+        _write_shared_files(tree, plans)
 
 
 def write_librispeech(
@@ -109,7 +117,7 @@ def write_librispeech(
         processes: conversations made at the same time.
 
     Raises:
-        ValueError, FileExistsError, RuntimeError: see `write_corpus`.
+        ValueError, FileExistsError, RuntimeError, BlockingIOError: see `write_corpus`.
     """
     per_part = {
         **{"train-clean-5": minutes},
@@ -118,11 +126,39 @@ def write_librispeech(
     plans = plan_parts(per_part, seed)
     tree = tree.absolute()
     arguments = {"minutes": minutes, "test_minutes": test_minutes, "seed": seed}
-    _speak(tree, plans, arguments | {"librispeech": True}, processes)
-    lexicon = librispeech.lexicon(dictionary())
-    layout.write_text(tree / librispeech.LEXICON, lexicon)
-    speakers = librispeech.speakers_table(plans)
-    layout.write_text(tree / librispeech.SPEAKERS, speakers)
+    with _alone(tree):
+        _speak(tree, plans, arguments | {"librispeech": True}, processes)
+        lexicon = librispeech.lexicon(dictionary())
+        layout.write_text(tree / librispeech.LEXICON, lexicon)
+        speakers = librispeech.speakers_table(plans)
+        layout.write_text(tree / librispeech.SPEAKERS, speakers)
+
+
+@contextmanager
+def _alone(tree: Path) -> Iterator[None]:
+    """Refuses a tree into which another process writes, or with other files."""
+    _refuse_other_files(tree)
+    lock = tree / _STATE / _LOCK
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"`tree` {tree} is being written by another process (it holds {lock}): "
+                "wait until that has ended, or give another folder"
+            ) from None
+        yield
+
+
+def _refuse_other_files(tree: Path) -> None:
+    if not tree.exists() or (tree / _STATE / _ARGUMENTS).exists():
+        return
+    if {path.name for path in tree.iterdir()} - {_STATE}:
+        raise FileExistsError(
+            f"`tree` {tree} holds files that are not a generated corpus: "
+            "give an empty or absent folder"
+        )
 
 
 def _speak(
@@ -185,8 +221,8 @@ def _num_calls(part: str, minutes: float) -> int:
 
 
 def _claim(tree: Path, arguments: Mapping[str, float]) -> None:
-    """Note the arguments in the tree; refuse a tree that is not theirs."""
-    stamp = tree / _STATE / "arguments.json"
+    """Note the arguments in the tree; refuse a corpus of other ones."""
+    stamp = tree / _STATE / _ARGUMENTS
     if stamp.exists():
         found = json.loads(stamp.read_text(encoding="utf-8"))
         if found != arguments:
@@ -194,11 +230,6 @@ def _claim(tree: Path, arguments: Mapping[str, float]) -> None:
                 f"`tree` {tree} was generated with {found}, not with {arguments}: "
                 "give another folder, or delete this one"
             )
-    elif tree.exists() and any(tree.iterdir()):
-        raise FileExistsError(
-            f"`tree` {tree} holds files that are not a generated corpus: "
-            "give an empty or absent folder"
-        )
     else:
         layout.write_text(stamp, json.dumps(arguments, indent=1) + "\n")
 
@@ -241,6 +272,7 @@ def _finished(process: BaseProcess, plan: Plan) -> Plan:
 def _make(tree: Path, plan: Plan) -> None:
     """Make one conversation; its record, written last, says that it is whole."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its children itself
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     conversation = render(plan)
     _WRITERS[plan.layout](tree, conversation)
     record = {
@@ -249,6 +281,14 @@ def _make(tree: Path, plan: Plan) -> None:
         "turns": [asdict(turn) for turn in conversation.turns],
     }
     layout.write_text(_record(tree, plan.name), json.dumps(record) + "\n")
+
+
+def _end_with_parent() -> None:
+    """Ends this process with a parent that was killed, whose lock is free by then."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 _WRITERS: dict[str, Callable[[Path, Conversation], None]] = {

@@ -211,6 +211,34 @@ def test_a_store_that_is_gone_is_a_failure_which_each_shows(
     store.set.assert_not_called()
 
 
+def test_a_store_that_is_gone_is_not_asked_again_where_its_answer_was_late() -> None:
+    """The next look begins as soon as a slow one has ended."""
+    store, ended = mocked_store(), threading.Event()
+
+    def end_late(keys: list[str]) -> bool:
+        time.sleep(3.5 * QUICK.total_seconds())  # the next look waits for this one
+        raise RuntimeError("Connection reset by peer")
+
+    store.check.side_effect = end_late
+    one = Coordinator(store, 1, 2, LONG, QUICK, ended.set)
+    one.start()
+    assert ended.wait(PATIENCE_S)
+    one.stop()
+    assert store.check.call_count == 1
+
+
+def test_what_a_learner_lost_is_told_though_the_store_is_gone_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Outside of training none looks before: a plain allreduce has ended with it."""
+    one = Coordinator(store_that_is_gone(), 1, 2, LONG, QUICK)
+    symptom = "learner 1 lost another learner in an allreduce"
+    told = one.explain(symptom)
+    gone = "the learner that hosts the job's store is gone (Connection reset by peer)"
+    assert told == one.failure == f"{symptom}; {gone}; see what learner 0 printed last"
+    assert capsys.readouterr().err == f"learner 1 ends: {told}\n"
+
+
 def test_a_store_may_go_when_all_have_ended(capsys: pytest.CaptureFixture[str]) -> None:
     store, called = store_that_is_gone(), threading.Event()
     coordinator = Coordinator(store, 1, 2, LONG, QUICK, called.set)
@@ -277,6 +305,26 @@ def test_a_loss_is_told_though_the_host_of_the_store_is_stopped(
     assert called.wait(PATIENCE_S)
     coordinator.stop()
     assert told in capsys.readouterr().err
+
+
+def test_what_is_told_to_a_stopped_host_reaches_the_others_once_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So it need not be told twice, and who tells it does not wait for that."""
+    monkeypatch.setattr(store_module, "_ANSWER_S", 0.05)
+    store, slow, goes_on = HashStore(), mocked_store(), threading.Event()
+
+    def tell_later(*words: str) -> bytes:
+        goes_on.wait(PATIENCE_S)
+        return store.compare_set(*words)
+
+    slow.compare_set.side_effect = tell_later
+    one, other = Coordinator(slow, 1, 3, LONG), Coordinator(store, 2, 3, LONG)
+    one.announce_failure("learner 1 raised KeyError")
+    assert str(one.failure).startswith("learner 1 raised KeyError; the job's store")
+    goes_on.set()
+    until(lambda: store.check(["failure"]), "the failure in the store")
+    assert other.explain("lost super-learner 1") == "learner 1 raised KeyError"
 
 
 def test_a_store_that_stays_silent_is_a_failure_that_names_its_host(

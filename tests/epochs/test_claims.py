@@ -58,7 +58,7 @@ class Learner:
         sampler = BatchSampler(RandomSampler(range(num_samples)), batch_size, False)
         broadcast = LeaderBroadcast(PrefixStore("loader", store), index, never)
         counter = ClaimCounter(store, index, lambda name: None)
-        self.is_of_loop = True
+        self.is_of_loop, self.is_within_batch = True, False
         self.shared = SharedBatches(
             sampler,
             index,
@@ -68,6 +68,7 @@ class Learner:
             is_training=lambda: False,
             reads_ahead=False,
             is_of_loop=lambda: self.is_of_loop,
+            is_within_batch=lambda: self.is_within_batch,
         )
         self.trained: list[int] = []
         self._ahead = ahead
@@ -714,6 +715,24 @@ def test_the_rest_of_an_epoch_in_another_order_is_refused() -> None:
     # Earlier versions did not write it down.
     earlier = {k: v for k, v in state._asdict().items() if k != "checksum"}
     assert len(resumed(EpochState(**earlier), in_order, 2)) == 20
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_units_whose_step_is_ahead_remain(size: int) -> None:
+    """A checkpoint within a batch has weights from before it."""
+    sharing = Sharing(2, size, 40)
+    for learner in sharing.learners:
+        learner.start_epoch(0)
+    sharing.run([0, 1, 1])
+
+    def num_left() -> int:
+        return sum(end - begin for begin, end in sharing.state().remaining)
+
+    num_samples = 2 * size  # of a unit
+    assert num_left() == 40 - 3 * num_samples
+    for learner in sharing.learners:
+        learner.is_within_batch = True
+    assert num_left() == 40 - num_samples
 
 
 def test_learners_in_different_epochs_cannot_write_one_state() -> None:

@@ -246,6 +246,21 @@ def test_an_island_that_never_finds_the_rendezvous_trains_by_itself(
     assert "continues with its share of the remaining batches" in told
 
 
+def test_old_epochs_are_deleted_at_the_rendezvous(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "_KEPT_EPOCHS", 2)
+    with rendezvous() as server, pools(server, 1) as (one,):
+        for epoch in range(4):
+            one.run(epoch)
+        one.pool.leave(5.0)  # reports the last epoch
+        client = Rendezvous(server.address, answer_s=60.0)
+        keys = [f"pool/origin/{epoch}" for epoch in range(4)]
+        kept = client.ask(lambda store: [store.check([key]) for key in keys])
+        client.close()
+    assert kept == [False, False, True, True]
+
+
 def test_a_checkpoint_of_one_is_what_all_go_on_with() -> None:
     with rendezvous() as server, pools(server, 1) as (before,):
         before.begin()

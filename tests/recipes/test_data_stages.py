@@ -382,9 +382,25 @@ def test_an_empty_corpus_stops_with_a_reason(tmp_path: Path):
 def test_too_few_speakers_to_hold_some_out_are_refused(tmp_path: Path):
     corpus = write_corpus(tmp_path / "corpus", conversations=1)
     settings = Settings(corpus=corpus, out=tmp_path / "run")
-    said = "found 2 sides of 2 speakers in all; lower `prepare.min_dev_sides`"
-    with pytest.raises(StageError, match=said):
+    said = "found 2 sides of 2 speakers in all; lower `prepare.min_dev_sides`, or hold "
+    with pytest.raises(StageError, match=said + "out .* by `prepare.dev_utterances`$"):
         _run(settings, "prepare")
+
+
+@pytest.mark.parametrize(
+    ("speakers", "other_way", "remedy"),
+    [
+        ("ab", "", "of 2 speakers in all; lower `prepare.min_dev_sides`"),
+        ("ab", "write", "in all; lower `prepare.min_dev_sides`, or write"),
+        ("a", "write", "of 1 speakers in all; write"),
+        ("a", "", "of 1 speakers in all; add speakers"),
+    ],
+)
+def test_where_none_can_be_held_out_only_what_helps_is_advised(
+    speakers: str, other_way: str, remedy: str
+):
+    with pytest.raises(StageError, match=f"{remedy}$"):
+        hold_out([*map(_spoken, speakers)], PrepareSettings(), other_way=other_way)
 
 
 def test_an_unknown_word_is_said_with_file_and_line(

@@ -1,5 +1,9 @@
+import fcntl
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +204,52 @@ def test_an_interrupted_corpus_is_completed_without_touching_what_is_whole(
     assert kept.stat().st_mtime_ns == before
 
 
+def test_a_second_command_in_one_folder_is_refused_with_the_remedy(tmp_path, capsys):
+    copy = tmp_path / "copy"
+    (copy / ".generated").mkdir(parents=True)
+    with (copy / ".generated/lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(["--out", str(copy), "--minutes", "0.5"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"recipes.generated: `tree` {copy} is being written by ano")
+    assert told.endswith("wait until that has ended, or give another folder\n")
+    assert files(copy) == {".generated/lock": b""}
+
+
+def test_a_killed_command_leaves_nothing_that_the_next_one_stumbles_over(
+    tree, tmp_path
+):
+    copy = tmp_path / "copy"
+    shutil.copytree(tree, copy)
+    for record in (copy / ".generated").glob("sw*.json"):
+        record.unlink()
+    command = [sys.executable, "-c", _WRITES, str(copy), json.dumps(MINUTE)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"spoken\n"
+        first.kill()
+    assert first.returncode == -signal.SIGKILL
+    corpus.write_corpus(copy, **MINUTE)
+    assert files(copy) == files(tree)
+
+
+_WRITES = """
+import json, sys
+from pathlib import Path
+from recipes.generated import corpus
+
+finished = corpus._finished
+
+def tell(process, plan):
+    print("spoken", flush=True)
+    return finished(process, plan)
+
+if __name__ == "__main__":
+    corpus._finished = tell
+    corpus.write_corpus(Path(sys.argv[1]), **json.loads(sys.argv[2]))
+"""
+
+
 def test_a_corpus_of_other_arguments_is_refused(tree):
     with pytest.raises(FileExistsError, match=r"'minutes': 0\.5.*'minutes': 2\.0"):
         corpus.write_corpus(tree, **{**MINUTE, "minutes": 2.0})
@@ -223,6 +273,14 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
     assert main(["--out", str(tmp_path)]) == 1
     told = capsys.readouterr().err
     assert told.startswith("recipes.generated: `tree`")
+    assert told.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_one_line(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["--out", str(tmp_path / "file/corpus")]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("recipes.generated: ")
     assert told.count("\n") == 1
 
 

@@ -1,6 +1,7 @@
 """`python -m recipes.kaldi`: data directories of Kaldi, and alignments by its names."""
 
 import json
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,22 @@ def test_sound_in_the_corpus_counts_whatever_its_kind(data: Path, name: str):
     assert _run(data, "check") == 0
     (data / name).write_text("other")
     assert _run(data, "check") == 1
+
+
+def test_sound_that_the_tables_name_elsewhere_counts_and_is_named(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert _run(data, "features") == 0
+    sound = data.parent / "sounds/anna0.wav"
+    before = sound.read_bytes()
+    sound.write_bytes(bytes(reversed(before)))
+    assert _run(data, "features") == 1
+    said = capsys.readouterr().err
+    assert "`check`" in said
+    assert "recordings was" in said
+    assert f"(changed since: {sound})" in said
+    sound.write_bytes(before)
+    assert _run(data, "features") == 0
 
 
 def test_alignments_with_kaldis_names_are_the_labels(data: Path):
@@ -311,6 +328,29 @@ def test_words_that_only_the_lexicon_has_are_in_the_vocabulary_if_asked_for(
     assert _run(data, "lm", "vocabulary=training") == (vocabulary != "training")
 
 
+def test_a_word_is_one_however_its_accents_are_written(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    apart, joined = (unicodedata.normalize(form, "café") for form in ("NFD", "NFC"))
+    for split, written in (("train", apart), ("test", apart.upper())):
+        text = data / split / "text"
+        text.write_text(text.read_text().replace("YES", written, 1))
+        text.write_text(text.read_text().replace("YES", joined, 1))
+    path = data / "local/dict/lexicon.txt"
+    phones = unicodedata.normalize("NFD", "é"), "é"
+    path.write_text(
+        f"yes y eh s\nno n ow\n{joined} k {phones[0]}\n{apart} {phones[1]}\n"
+    )
+    assert _run(data, "lm", f"lm.text={data / 'train/text'}") == 0
+    assert "out-of-vocabulary words" not in capsys.readouterr().out
+    assert _lexicon(data).pronunciations[joined] == (("k", "é"), ("é",))
+    assert apart not in _lexicon(data)
+    model = read_arpa(data.parent / "run/exp/lm/lm.arpa")
+    assert (joined,) in model.log10_probabilities
+    said = data.parent / "run/exp/prepare/test.jsonl"
+    assert {u.words for u in read_utterances(said)} == {(joined, "no")}
+
+
 def test_espeak_does_not_continue_a_lexicon_of_other_phones(
     data: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -437,6 +477,26 @@ def test_a_corpus_that_is_no_data_directory_is_refused(
     error = capsys.readouterr().err
     assert "--corpus:" in error
     assert "wav.scp" in error
+
+
+def test_a_data_directory_itself_is_no_corpus_and_the_folder_above_is_asked_for(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    for table in (data / "train").iterdir():
+        table.rename(data / table.name)
+    (data / "train").rmdir()
+    assert _run(data, "check") == 1
+    assert f"{data} is a data directory itself; name" in capsys.readouterr().err
+
+
+def test_one_speaker_alone_is_advised_to_move_utterances_and_nothing_refused(
+    data: Path, capsys: pytest.CaptureFixture[str]
+):
+    names = [line.split()[0] for line in (data / "train/text").open()]
+    (data / "train/utt2spk").write_text("".join(f"{name} anna\n" for name in names))
+    assert _run(data, "prepare") == 1
+    told = capsys.readouterr().err
+    assert f"in all; move utterances to a data directory {data / 'dev'}\n" in told
 
 
 def test_test_utterances_that_differ_in_case_alone_are_refused(

@@ -74,6 +74,10 @@ def test_a_model_in_capitals_is_that_of_the_same_words(settings, tmp_path, capsy
     [
         ("neuf dix", r"x\.arpa has none of the lexicon's \d+ words, such as \w+; it"),
         ("SIX Six", r"x\.arpa: its words S\w+ and S\w+ differ in case alone"),
+        (
+            "six \u00e9 e\u0301",
+            r"x\.arpa: its words .* differ in their Unicode form \(N",
+        ),
     ],
 )
 def test_a_model_without_a_word_of_the_lexicon_is_named(

@@ -11,11 +11,12 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from recipes.hybrid.pipeline import contents, runner
+from recipes.hybrid.pipeline import contents, outputs, runner
 from recipes.hybrid.pipeline.contents import Contents
 from recipes.hybrid.pipeline.fingerprint import STAMP
 from recipes.hybrid.pipeline.groups import LmSettings
@@ -475,7 +476,8 @@ def test_a_transcript_that_was_edited_is_refused_though_its_size_is_the_same(
     path.write_text("a uno dos\n")
     run_stages(settings, Recorder().stages())
     _edit(path, "a uno uno\n")
-    problem = r"`check`.*contents\.corpus was \w+, is \w+.*--from check --redo"
+    problem = r"`check`.*contents\.corpus was \w+, is \w+ \(changed since: "
+    problem += rf"{path}\).*--from check --redo"
     with pytest.raises(StageError, match=problem):
         run_stages(settings, Recorder().stages())
 
@@ -670,17 +672,17 @@ def test_stages_of_a_training_run_exist_once_per_run(settings: Settings):
 def test_an_error_has_a_note_of_a_file_that_was_changed_after_its_stage(
     settings: Settings,
 ):
-    recorder = Recorder()
+    recorder, text = Recorder(), settings.directory("lm") / "text"
+    writes = [text.read_text, lambda: text.write_text("")]  # nothing, and damage
 
     def read(settings: Settings, output: Path) -> None:
-        json.loads((settings.directory("lm") / "text").read_text())
+        writes.pop(0)()
+        json.loads(text.read_text())
 
     stages = (*recorder.stages()[:2], Stage("train", "t", read, ("lm",)))
     with pytest.raises(json.JSONDecodeError) as its_own:
         run_stages(settings, stages)
     assert not hasattr(its_own.value, "__notes__")
-    text = settings.directory("lm") / "text"
-    text.write_text("")
     with pytest.raises(json.JSONDecodeError) as damaged:
         run_stages(settings, stages)
     (note,) = damaged.value.__notes__
@@ -695,14 +697,74 @@ def test_what_a_stage_says_itself_is_told_without_a_look_at_what_it_reads(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ):
     def refuse(settings: Settings, output: Path) -> None:
+        (settings.directory("lm") / "text").write_text("by hand")
         raise StageError("got SIGTERM")
 
     stages = (*Recorder().stages()[:2], Stage("train", "t", refuse, ("lm",)))
     run_stages(settings, stages, last="lm")
-    (settings.directory("lm") / "text").write_text("by hand")
-    monkeypatch.setattr(runner, "digests_in", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(outputs, "digests_in", Mock(side_effect=AssertionError))
     with pytest.raises(StageError, match=r"^got SIGTERM$"):
         run_stages(settings, stages)
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_a_file_that_was_changed_after_its_stage_is_refused_by_the_one_that_reads_it(
+    settings: Settings, is_finished: bool
+):
+    recorder = Recorder()
+    run_stages(settings, recorder.stages(), last=None if is_finished else "lm")
+    text = settings.directory("lm") / "text"
+    before = text.read_text()
+    _edit(text, before.swapcase())
+    problem = rf"{text} is not as stage `lm` left it, and stage `train` reads it\. .*"
+    for redo in (False, is_finished):
+        with pytest.raises(StageError, match=problem + "--from lm --to lm --redo"):
+            run_stages(settings, recorder.stages(), first="train", redo=redo)
+    _edit(text, before)
+    run_stages(settings, recorder.stages())
+    assert recorder.calls == ["check", "lm", "train"]
+
+
+def test_what_a_stage_left_and_nobody_touched_is_not_read_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    run_stages(settings, Recorder().stages(), last="lm")
+    text, stamp = (settings.directory("check") / name for name in ("text", STAMP))
+    while stamp.stat().st_ctime_ns <= text.stat().st_ctime_ns:
+        stamp.touch()  # the clock of files is a coarse one
+    monkeypatch.setattr(Contents, "of_output", Mock(side_effect=AssertionError))
+    run_stages(settings, Recorder().stages(), last="lm")
+    text.touch()
+    with pytest.raises(AssertionError):
+        run_stages(settings, Recorder().stages(), last="lm")
+
+
+def test_what_weights_and_biases_still_writes_is_no_change(settings: Settings):
+    name = "logs/attempt_0/wandb/debug.log"
+
+    def train(settings: Settings, output: Path) -> None:
+        (output / name).parent.mkdir(parents=True)
+        (output / name).write_text("begun")
+
+    def export(settings: Settings, output: Path) -> None:
+        (settings.directory("train") / name).write_text("ended")
+        raise ZeroDivisionError
+
+    stages = Stage("train", "t", train), Stage("export", "e", export, ("train",))
+    run_stages(settings, stages, last="train")
+    (settings.directory("train") / name).write_text("going on")
+    with pytest.raises(ZeroDivisionError) as error:
+        run_stages(settings, stages)
+    assert not hasattr(error.value, "__notes__")
+
+
+def test_a_file_beside_those_of_a_finished_stage_is_no_change(settings: Settings):
+    run_stages(settings, Recorder().stages())
+    for name in ("labels.rows-21.npy", "wandb/run.log"):
+        path = settings.directory("lm") / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("by the next stage")
+    run_stages(settings, Recorder().stages())
 
 
 def test_an_error_stays_the_same_where_what_the_stage_reads_has_gone(
@@ -721,8 +783,25 @@ def test_two_processes_cannot_run_the_same_stage(settings: Settings):
     (settings.out / "exp").mkdir(parents=True)
     with (settings.out / "exp/.check.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        with pytest.raises(StageError, match="another process runs this stage"):
+        problem = r"another process runs this stage \(it .*/exp/\.check\.lock\)\. Wait"
+        with pytest.raises(StageError, match=problem):
             run_stages(settings, Recorder().stages())
+
+
+def test_a_stage_that_another_process_finished_meanwhile_is_not_run_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    recorder, look = Recorder(), runner.is_finished
+
+    def late(stage: Stage, settings: Settings, wanted: dict[str, Any]) -> bool:
+        found = look(stage, settings, wanted)
+        monkeypatch.setattr(runner, "is_finished", look)
+        run_stages(settings, recorder.stages())
+        return found
+
+    monkeypatch.setattr(runner, "is_finished", late)
+    run_stages(settings, recorder.stages())
+    assert recorder.calls == ["check", "lm", "train"]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,16 @@
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_adpsgd import HADPSGDStrategy
+from lightning_adpsgd.files import write_json
 from lightning_adpsgd.registration import NAMES
 from recipes.hybrid.pipeline.crew import Crew, FinishedError
 from recipes.hybrid.pipeline.groups import RaceSettings, TrainSettings
@@ -18,6 +21,8 @@ from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.stages.train import train
 from recipes.hybrid.training.learners import make_strategy
 from recipes.hybrid.training.metrics import gather_figures, write_rows
+from recipes.hybrid.training.saving import last_checkpoint
+from tests.recipes.experiments import write_frames
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,6 +68,47 @@ def test_a_training_that_cannot_start_fails_its_stage(tmp_path, capfd):
     with pytest.raises(StageError, match="`hadpsgd` ended with status 1"):
         train(Settings(corpus=tmp_path, out=tmp_path), tmp_path / "output")
     assert "frames.npy: expected an array" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_ddp_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
+    tmp_path, num_workers
+):
+    training = _ready_to_train(tmp_path, num_workers)
+    learn = sys.modules[train.__module__]._train_in_process
+    ends = {"whole": [3], "stopped": [1, 3]}
+    for name, epochs in ends.items():
+        for end in epochs:
+            chosen = replace(training.train, epochs=end)
+            learn(replace(training, train=chosen), tmp_path / name)
+    whole, stopped = (
+        torch.load(last_checkpoint(tmp_path / name), weights_only=True) for name in ends
+    )
+    assert stopped["global_step"] == whole["global_step"]
+    for name, weight in whole["state_dict"].items():
+        assert torch.equal(weight, stopped["state_dict"][name]), name
+
+
+def _ready_to_train(folder: Path, num_workers: int) -> Settings:
+    """Settings of a small `ddp` with all that draws, and what it reads."""
+    varied = {"dropout": 0.3, "max_stretch": 0.1, "mask_bands": 4, "mask_frames": 3}
+    sizes = {"num_layers": 2, "hidden_size": 4, "bottleneck_size": 3, "batch_size": 2}
+    learners = {"strategy": "ddp", "num_learners": 2, "wer_utterances": 0}
+    learners["num_workers"] = num_workers
+    chosen = TrainSettings(**learners, **sizes, **varied)  # pyright: ignore
+    settings = Settings(corpus=folder, out=folder / "out", train=chosen)
+    dice, states = np.random.default_rng(0), settings.directory("states")
+    for split in ("train", "dev"):
+        frames = {f"{split}{n}": dice.normal(size=(60, 40)) for n in range(4)}
+        write_frames(settings.directory("features") / split, frames)
+        labels = states / split
+        labels.mkdir(parents=True)
+        np.save(labels / "labels.npy", dice.integers(5, size=240).astype(np.int32))
+        np.save(labels / "labels.present.npy", np.ones(4, bool))
+    write_json(states / "states.json", {"num_states": 5, "counts": [48] * 5})
+    return settings
 
 
 def test_epochs_after_the_last_validation_are_said_to_be_lost(tmp_path, capsys):

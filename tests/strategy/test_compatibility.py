@@ -50,10 +50,15 @@ def test_an_error_of_ddp_on_unused_weights_names_our_remedy_and_no_other_does() 
     assert other.args == ("out of memory", 3)
 
 
+FROZEN_NORM = torch.nn.SyncBatchNorm(3).requires_grad_(False)
+
+
 @pytest.mark.parametrize(
     ("module", "device", "ddp", "size", "message"),
     [
         (torch.nn.SyncBatchNorm(3), "cpu", {}, 1, "must not be a SyncBatchNorm"),
+        # Its mode makes it synchronise, whether its weights are trained or not.
+        (FROZEN_NORM, "cpu", {}, 1, "must not be a SyncBatchNorm"),
         (torch.nn.Linear(1, 1), "mps", {}, 1, "`accelerator` must be 'cpu' or 'cuda'"),
         (
             torch.nn.Linear(1, 1),

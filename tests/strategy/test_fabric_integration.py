@@ -181,6 +181,38 @@ def test_a_step_with_a_closure_is_one_step() -> None:
             assert one[1] == other[1] == 4
 
 
+def test_the_groups_of_modules_that_a_program_has_let_go_of_end() -> None:
+    """Super-learners of two have one for DDP, too, which serves until then."""
+
+    def program(rank: int) -> tuple[list[int], Any]:
+        fabric = launched(gossip("ring", "sync", super_learner_size=2), 4)
+        batches, nums = loader(8, rank, 4), list[int]()
+
+        def trained() -> Any:
+            module = Slope()
+            model, optimizer = fabric.setup(module, sgd(module))
+            train(fabric, model, optimizer, batches)
+            strategy_of(fabric).finish()
+            nums.append(len(dist.distributed_c10d._world.pg_map))
+            return model
+
+        first = trained()
+        for _ in range(3):
+            trained()
+            gc.collect()
+        first.weight.grad = None
+        fabric.backward(first(next(iter(batches))))
+        return nums, first.weight.grad
+
+    results = values(learners(4, program))
+    assert [nums for nums, _ in results] == [[4, 5, 5, 5]] * 4
+    # That of the first one still averages gradients.
+    gradients = [gradient for _, gradient in results]
+    assert gradients[0].equal(gradients[1])
+    assert gradients[2].equal(gradients[3])
+    assert not gradients[0].equal(gradients[2])
+
+
 def test_two_optimizers_of_one_module_take_turns() -> None:
     def program(rank: int, communication: str) -> Tensor:
         fabric, module = launched(gossip("ring", communication), 2), Slope()

@@ -645,6 +645,23 @@ def test_one_super_learner_alone_says_once_that_it_is_plain_allreduce() -> None:
     assert "`super_learner_size`" in message
 
 
+@pytest.mark.parametrize("limits", [{"limit_train_batches": 0}, {"max_epochs": 0}])
+def test_trainings_without_a_batch_leave_no_process_groups(
+    limits: dict[str, int],
+) -> None:
+    """Each has threads and sockets, and a sweep may have a thousand of them."""
+
+    def program(rank: int) -> list[int]:
+        def num_groups() -> int:
+            trainer = trainer_of(gossip("ring", "sync"), 2, **limits)
+            trainer.fit(Linear(), loader(8, rank, 2))
+            return len(dist.distributed_c10d._world.pg_map)
+
+        return [num_groups() for _ in range(3)]
+
+    assert values(learners(2, program)) == [[2, 2, 2]] * 2
+
+
 def test_statistics_outlive_the_training() -> None:
     def program(rank: int) -> Any:
         strategy = gossip("complete", "sync")

@@ -38,7 +38,8 @@ def over_gloo(tmp_path: Path) -> Run:
             )
             group = dist.new_group(list(range(size)), backend="gloo")
             assert isinstance(group, dist.ProcessGroup)
-            return program(DistributedTransport(group))
+            hosts = [f"node{n}" for n in range(size)]
+            return program(DistributedTransport(group, hosts))
 
         outcomes = forked(size, learner)
         assert [outcome.error for outcome in outcomes] == [""] * size
@@ -142,6 +143,18 @@ def test_a_peer_that_says_nothing_is_lost_by_name(run: Run) -> None:
 
     # The other end is there for as long as its process; a dead one is lost as well.
     assert run(2, program) == [1, None]
+
+
+def test_a_lost_learner_is_named_with_its_host(over_gloo: Run) -> None:
+    def program(transport: Transport) -> Any:
+        if transport.index == 0:
+            with pytest.raises(PeerLost) as lost:
+                swap(transport, 0, [Swap(1, None, torch.zeros(1))], SHORT)
+            return str(lost.value).partition(":")[0]
+        return None
+
+    message = "lost super-learner 1 while receiving from learner 1 on host node1"
+    assert over_gloo(2, program)[0] == message
 
 
 def test_a_wait_that_timed_out_closes_the_pair(over_gloo: Run) -> None:

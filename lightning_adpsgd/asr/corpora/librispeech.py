@@ -16,6 +16,7 @@ from typing import NamedTuple
 from lightning_adpsgd.asr.corpora.corpus import Skipped
 from lightning_adpsgd.asr.corpora.discs import find_files
 from lightning_adpsgd.asr.corpora.turns import COPY_AGAIN, LINE_LEFT_OUT, read_lines
+from lightning_adpsgd.asr.corpora.utf8 import in_one_form
 
 _TRANSCRIPT = re.compile(r"\d+-\d+\.trans\.txt")
 _SOUND = re.compile(r"\d+-\d+-\d+\.flac")
@@ -99,7 +100,7 @@ def read_transcript(
             remedy = f"copy {name}.flac; {COPY_AGAIN}"
             skipped.add("transcript without its sound", where, remedy=remedy)
             continue
-        words = tuple(match[4].lower().split())
+        words = tuple(in_one_form(match[4]).split())
         yield ReadUtterance(name, match[1], words, sounds[name], where)
 
 

@@ -17,6 +17,7 @@ from lightning_adpsgd.asr.corpora.turns import (
     parse_times,
     read_lines,
 )
+from lightning_adpsgd.asr.corpora.utf8 import in_one_form
 
 NOISES = ("[noise]", "[vocalized-noise]", "[laughter]")
 _DROPPED = {"[silence]", "<b_aside>", "<e_aside>"}
@@ -41,7 +42,7 @@ _REWRITES = [
 
 def normalise_word(token: str) -> str | None:
     """The word of a token in a transcript or dictionary; None if it has none."""
-    word = token.lower()
+    word = in_one_form(token)
     if word in _DROPPED:
         return None
     if word in NOISES:

@@ -3,9 +3,13 @@
 Only a line feed ends a line, as for the programs that write these files. Python's
 `splitlines` also ends one at U+0085 and U+2028, which may stand inside a sentence. A
 byte order mark in front is left out.
+
+One word may be written in two ways: `é` is one character (NFC), or `e` and an accent
+(NFD, as macOS and some keyboards write it). They look alike. Words are compared in NFC.
 """
 
 import codecs
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +40,16 @@ def utf8_lines(
                     f"line; {_remedy(line if number == 1 else b'')}"
                 ) from problem
             yield number, text.rstrip("\r\n")
+
+
+def composed(text: str) -> str:
+    """The text in NFC, in which letter and accent are one character."""
+    return unicodedata.normalize("NFC", text)
+
+
+def in_one_form(word: str) -> str:
+    """The form in which words are compared: lower case and NFC."""
+    return composed(word.lower())
 
 
 def _remedy(first_line: bytes) -> str:

@@ -227,6 +227,9 @@ class SpeechData(L.LightningDataModule):
     def _loader(
         self, split: str, chunks: ChunkDataset, sampler: BlockSampler | None
     ) -> DataLoader[Chunk | AdaptedChunk]:
+        # The seed of worker processes, which draw nothing, is not drawn from the common
+        # generator: a continued training starts them at another place in its draws.
+        own = torch.Generator().manual_seed(self.seed) if self.num_workers else None
         return DataLoader(
             self._adapted(split, chunks),
             self.batch_size,
@@ -235,6 +238,7 @@ class SpeechData(L.LightningDataModule):
             collate_fn=as_it_is,
             pin_memory=self.pin_memory,
             persistent_workers=self.num_workers > 0,
+            generator=own,
         )
 
     def _adapted(

@@ -243,8 +243,9 @@ def _shares(terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def update(mixtures: GaussianMixtures, sums: Statistics) -> GaussianMixtures:
     """The maximisation step; variances are floored, rare Gaussians dropped.
 
-    A state's most frequent Gaussian is always kept; a state without frames is
-    unchanged.
+    A state's most frequent Gaussian is always kept, and estimated from what it has,
+    where Kaldi leaves it as it was if that is below 10 frames: no worse, says
+    docs/log.md. A state without frames is unchanged.
     """
     seen = sums.frames > 0
     count = np.where(seen, sums.frames, 1.0)[:, None]

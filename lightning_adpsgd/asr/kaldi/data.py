@@ -21,11 +21,12 @@ from lightning_adpsgd.asr.corpora.corpus import (
     misfit,
     utterance_id,
 )
-from lightning_adpsgd.asr.kaldi.commands import Unpacked, unpacked
+from lightning_adpsgd.asr.corpora.utf8 import in_one_form
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.kaldi.tables import (
     Cut,
     Row,
+    file_of,
     read_channels,
     read_named,
     read_segments,
@@ -58,8 +59,9 @@ def read_data(
 ) -> list[Utterance]:
     """The utterances of a data directory, in the order of `text`.
 
-    An id begins with Kaldi's name of the utterance, and words are in lower case. The
-    bounds of times are those of Kaldi's `extract-segments`, if no others are given.
+    An id begins with Kaldi's name of the utterance, and words are in lower case and
+    NFC. The bounds of times are those of Kaldi's `extract-segments`, if no others are
+    given.
 
     Args:
         folder: Data directory, such as `data/train`.
@@ -104,9 +106,7 @@ def _sound(
     row: Row, side: int | None, facts_of: Callable[[Path], SoundFacts], skipped: Skipped
 ) -> _Sound | None:
     """The recording of a row of `wav.scp`; nothing, and a count, if it is unusable."""
-    written = " ".join(row.rest)
-    is_command = written.endswith("|")
-    found = unpacked(written) if is_command else Unpacked(Path(written), None)
+    found = file_of(row)
     if found is None:
         skipped.add("command in wav.scp", row.where, remedy=_COMMAND)
         return None
@@ -155,7 +155,7 @@ def _utterance(line: Row, cut: Cut, sound: _Sound, speaker: str) -> Utterance:
         channel=sound.channel,
         start_s=cut.start_s,
         end_s=end_s,
-        words=tuple(word.lower() for word in line.rest),
+        words=tuple(map(in_one_form, line.rest)),
         speaker=speaker,
         source=line.where,
     )

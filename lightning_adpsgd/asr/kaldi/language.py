@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_adpsgd.asr.corpora.utf8 import utf8_lines
+from lightning_adpsgd.asr.corpora.utf8 import composed, utf8_lines
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 from lightning_adpsgd.asr.search.words import place_words
 
 
 def read_words(path: str | Path) -> dict[int, str]:
-    """The word of each label, from `words.txt`: lines of `word label`.
+    """The word of each label in NFC, from `words.txt`: lines of `word label`.
 
     Raises:
         KaldiError: A line has another form.
@@ -20,7 +20,7 @@ def read_words(path: str | Path) -> dict[int, str]:
     for number, fields in _fields(Path(path)):
         if len(fields) != 2 or not fields[1].isdecimal():
             raise KaldiError(f"{path}:{number}: expected `word label`, got {fields}")
-        words[int(fields[1])] = fields[0]
+        words[int(fields[1])] = composed(fields[0])
     return words
 
 

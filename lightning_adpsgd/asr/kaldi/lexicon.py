@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.corpora.turns import read_lines
+from lightning_adpsgd.asr.corpora.utf8 import composed
 from lightning_adpsgd.asr.language.lexicon import (
     SILENCE_PHONES,
     Dictionary,
@@ -79,7 +80,7 @@ def _listed(path: Path) -> frozenset[str] | None:
     if not path.exists():
         return None
     lines = read_lines(path, Skipped())
-    return frozenset(phone for _, line in lines for phone in line.split())
+    return frozenset(phone for _, line in lines for phone in composed(line).split())
 
 
 def _no_silence(phone: str) -> str:
@@ -91,9 +92,9 @@ def _no_silence(phone: str) -> str:
 
 
 def _entries(path: Path, skipped: Skipped) -> Iterator[tuple[int, str, Pronunciation]]:
-    """Number of the line, word and phones, as they are written."""
+    """Number of the line, word and phones, as they are written but in NFC."""
     for number, line in read_lines(path, skipped):
-        word, *phones = line.split()
+        word, *phones = composed(line).split()
         if path.name == _WITH_PROBABILITIES:
             _check_probability(path, number, phones[:1])
             phones = phones[1:]

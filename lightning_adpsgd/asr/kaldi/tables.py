@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_adpsgd.asr.corpora.utf8 import utf8_lines
+from lightning_adpsgd.asr.kaldi.commands import Unpacked, unpacked
 from lightning_adpsgd.asr.kaldi.errors import KaldiError
 
 _CHANNELS = "AB12"
@@ -87,6 +88,22 @@ def read_named(
                 f"{' '.join(first.rest)[:60]!r} in {first.where}; delete the wrong line"
             )
     return rows
+
+
+def recordings_of(folder: Path) -> list[Path]:
+    """The files of sound that `wav.scp` names; none where it cannot be read."""
+    try:
+        rows = read_named(folder / "wav.scp").values()
+    except KaldiError:  # which the reader of the folder tells
+        return []
+    found = (file_of(row) for row in rows)
+    return [one.path.absolute() for one in found if one is not None]
+
+
+def file_of(row: Row) -> Unpacked | None:
+    """The file that a row of `wav.scp` names; none if its command may do more."""
+    written = " ".join(row.rest)
+    return unpacked(written) if written.endswith("|") else Unpacked(Path(written), None)
 
 
 def read_segments(folder: Path) -> dict[str, Cut]:

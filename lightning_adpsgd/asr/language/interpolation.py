@@ -9,8 +9,9 @@ those with which held-out sentences are likeliest, by expectation maximisation.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from lightning_adpsgd.asr.corpora.utf8 import composed
 from lightning_adpsgd.asr.language.ngram import BEGIN, END, Ngram, NgramModel
 from lightning_adpsgd.asr.language.pruning import normalised
 
@@ -42,13 +43,29 @@ def in_lower_case(model: NgramModel) -> NgramModel:
     Raises:
         ValueError: Words differ in their case alone.
     """
-    lower: dict[str, str] = {}
+    return _folded(model, str.lower, "case")
+
+
+def in_nfc(model: NgramModel) -> NgramModel:
+    """The model with its words in NFC.
+
+    Raises:
+        ValueError: Words differ in their Unicode form alone.
+    """
+    words = (ngram[0] for ngram in model.log10_probabilities if len(ngram) == 1)
+    if all(word == composed(word) for word in words):
+        return model
+    return _folded(model, composed, "their Unicode form (NFC, NFD)")
+
+
+def _folded(model: NgramModel, fold: Callable[[str], str], what: str) -> NgramModel:
+    known: dict[str, str] = {}
     for (word,) in filter(lambda ngram: len(ngram) == 1, model.log10_probabilities):
-        if (other := lower.setdefault(word.lower(), word)) != word:
-            raise ValueError(f"its words {other} and {word} differ in case alone")
+        if (other := known.setdefault(fold(word), word)) != word:
+            raise ValueError(f"its words {other} and {word} differ in {what} alone")
 
     def folded(values: Mapping[Ngram, float]) -> dict[Ngram, float]:
-        return {tuple(map(str.lower, ngram)): v for ngram, v in values.items()}
+        return {tuple(map(fold, ngram)): v for ngram, v in values.items()}
 
     probabilities = folded(model.log10_probabilities)
     return NgramModel(model.order, probabilities, folded(model.log10_backoffs))

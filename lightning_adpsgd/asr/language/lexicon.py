@@ -14,6 +14,7 @@ from lightning_adpsgd.asr.corpora.acronyms import LETTERS_AND_WORDS, acronym_of
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped, Utterance
 from lightning_adpsgd.asr.corpora.transcripts import normalise_word
 from lightning_adpsgd.asr.corpora.turns import COPY_AGAIN, LINE_LEFT_OUT, read_lines
+from lightning_adpsgd.asr.corpora.utf8 import in_one_form
 from lightning_adpsgd.asr.language.dictionary_repairs import added, taken_away
 from lightning_adpsgd.files import written_whole
 
@@ -178,8 +179,8 @@ def read_cmudict(path: Path, skipped: Skipped) -> Dictionary:
 
 
 def word_of(written: str) -> str:
-    """The word of an entry, in lower case, without the number of a pronunciation."""
-    return _VARIANT.sub("", written.lower())
+    """The word of an entry in the form of words, without a pronunciation's number."""
+    return _VARIANT.sub("", in_one_form(written))
 
 
 def _without_stress(phone: str) -> str:

@@ -11,6 +11,7 @@ model lacks was not weighed by it, and nothing of its is replaced.
 """
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -172,6 +173,7 @@ def _log(model: NgramModel, words: Sequence[str], unknown: float) -> _Log:
 
 
 def _spelled(model: NgramModel, word: str) -> str:
-    """The word in a case that the model has; a Kaldi graph may have capitals."""
+    """The word as the model has it: a Kaldi graph may have capitals, a model NFD."""
     cases = (word, word.lower(), word.upper())
-    return next((one for one in cases if (one,) in model.log10_probabilities), word)
+    forms = (*cases, *(unicodedata.normalize("NFD", one) for one in cases))
+    return next((one for one in forms if (one,) in model.log10_probabilities), word)

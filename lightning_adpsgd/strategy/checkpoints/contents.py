@@ -1,5 +1,6 @@
 """The parts of a checkpoint about learners and epochs that Lightning does not keep."""
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,10 @@ def resumed_from(
         checkpoint.update(learner["own"].get("lightning", {}))
         if learner["own"].get("place", {}).get("num_batches"):
             _go_back_into_epoch(checkpoint["loops"])
+    batches = _batches(checkpoint.get("loops", {}))
+    if _is_within_batch(batches):
+        # Lightning would end the epoch at its last batch, which was under way.
+        batches["is_last_batch"] = False
     epoch, num_samples = checkpoint.get(EPOCH), checkpoint.get(_SAMPLES, 0)
     without_mean = checkpoint.get(WITHOUT_MEAN, ())
     return Resumed(learner, epoch, num_samples, is_within_epoch, without_mean)
@@ -93,8 +98,15 @@ def warn_of_lost_rest(resumed: Resumed) -> None:
 
 def _is_within_epoch(loops: Mapping[str, Any]) -> bool:
     batches = _batches(loops)
+    if _is_within_batch(batches):
+        return True
     begun = batches.get("current", {}).get("ready", 0)
     return begun > 0 and not batches.get("is_last_batch", True)
+
+
+def _is_within_batch(batches: Mapping[str, Any]) -> bool:
+    current = batches.get("current", {})
+    return current.get("ready", 0) > current.get("processed", math.inf)
 
 
 def _go_back_into_epoch(loops: Mapping[str, Any]) -> None:
@@ -111,7 +123,7 @@ def _go_back_into_epoch(loops: Mapping[str, Any]) -> None:
         counts["completed"] = min(counts["completed"], counts["processed"])
 
 
-def _batches(loops: Mapping[str, Any]) -> Mapping[str, Any]:
+def _batches(loops: Mapping[str, Any]) -> dict[str, Any]:
     return loops.get("fit_loop", {}).get("epoch_loop.batch_progress", {})
 
 

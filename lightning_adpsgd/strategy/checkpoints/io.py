@@ -165,7 +165,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
 
 def check_file(path: str) -> None:
-    """Checks a checkpoint, and raises an error if it is not intact."""
+    """Checks a checkpoint; DamagedCheckpoint or OSError if it is not intact."""
     if os.path.isdir(path):
         check_folder(Path(path))
         return

@@ -80,7 +80,11 @@ def newest_whole(paths: Iterable[str]) -> str:
         except (DamagedCheckpoint, OSError) as error:
             if getattr(error, "errno", None) in OF_NO_FILE:
                 raise named(error, path, "checked") from error
-            problems.append(_problem(path, error))
+            what = str(error)
+            if isinstance(error, FileNotFoundError) and os.path.islink(path):
+                to = os.readlink(path)
+                what = f"checkpoint {path} is a link to {to}, which is not there"
+            problems.append(what)
             rank_zero_warn(f"Skipped: {problems[-1]}")
         else:
             return path
@@ -186,9 +190,3 @@ def _numbered(folder: str) -> Iterator[tuple[int, str]]:
         digits = Path(path).stem.removeprefix("hpc_ckpt_")
         if digits.isdecimal():
             yield int(digits), path
-
-
-def _problem(path: str, error: Exception) -> str:
-    if isinstance(error, FileNotFoundError) and os.path.islink(path):
-        return f"checkpoint {path} is a link to {os.readlink(path)}, which is not there"
-    return str(error)

@@ -45,7 +45,7 @@ def load_weights(model: nn.Module, source: Source, strict: bool) -> None:
 def load_optimizers(
     model: nn.Module, source: Source, optimizers: Iterable[Optimizer]
 ) -> None:
-    """Loads a learner's shards of the optimizer states; raises if there are none."""
+    """Loads a learner's shards of the optimizer states; KeyError if there are none."""
     for number, optimizer in enumerate(optimizers):
         own = get_optimizer_state_dict(model, optimizer)
         if isinstance(source, Folder):

@@ -12,6 +12,7 @@ if the training process reads it itself (`num_workers=0`).
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import lightning.pytorch as pl
@@ -42,7 +43,7 @@ class PlacedBatches:
         self._batches, self._device = batches, device
         self._is_of_loop = is_of_loop
         self._begin: dict[str, Any] | None = None
-        self._num_left_out = 0
+        self._num_trained = self._num_drawn = 0
 
     @property
     def sampler(self) -> Any:
@@ -67,26 +68,33 @@ class PlacedBatches:
 
     def _from_place(self) -> Iterator[list[int]]:
         # Taken with the first batch, after the loader has drawn a number of its own.
-        num_left_out, now = self._num_left_out, self._states()
-        if num_left_out and self._begin is not None:
+        num_trained, num_drawn, now = self._num_trained, self._num_drawn, self._states()
+        if num_drawn and self._begin is not None:
             self._set(self._begin)
         else:
             self._begin = now
         batches = iter(self._batches)
-        for _ in range(num_left_out):
-            next(batches, None)
-        if num_left_out:
+        drawn = islice(batches, num_drawn)
+        again = [batch for n, batch in enumerate(drawn) if n >= num_trained]
+        if num_drawn:
             set_generator_states(now["common"], self._device)
-        self._num_left_out = 0
+        self._num_trained = self._num_drawn = 0
+        yield from again
         yield from batches
 
     def state(self) -> dict[str, Any] | None:
         """How the order of the epoch was drawn; None before its first batch."""
         return self._begin
 
-    def resume(self, begin: dict[str, Any] | None, num_batches: int) -> None:
-        """Skips batches that the run that saved had begun, in the order of `begin`."""
-        self._begin, self._num_left_out = begin, num_batches
+    def resume(
+        self, begin: dict[str, Any] | None, num_trained: int, num_drawn: int
+    ) -> None:
+        """Leaves out batches that were trained on, of an epoch that began in `begin`.
+
+        It draws `num_drawn` again, before the generators go on from where they were.
+        """
+        self._begin = begin
+        self._num_trained, self._num_drawn = num_trained, num_drawn
 
     def _states(self) -> dict[str, Any]:
         generators = generators_of(self._batches, self.sampler)
@@ -116,7 +124,7 @@ class PlaceInEpoch:
     ) -> None:
         self._trainer, self._device, self._saved = trainer, device, saved
         self._num_samples: int = saved["num_samples"] if saved else num_samples
-        self._has_set = False
+        self._has_set, self._num_under_way = False, 0
 
     def begin(self) -> None:
         """Lets the generators continue from their saved states, as training starts."""
@@ -135,17 +143,23 @@ class PlaceInEpoch:
         """Counts the samples of a batch that training begins; none if unknown."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Lightning's, if it guesses the size
-            self._num_samples += batch_size(batch)
+            self._num_under_way = batch_size(batch)
+        self._num_samples += self._num_under_way
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint; `num_samples` counts all runs of this learner."""
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
+        current: Any = progress.current
         placed = self._placed()
-        within = placed is not None and not progress.is_last_batch
+        # A batch under way is trained on again: Lightning counts it so, too.
+        is_within = current.ready > current.processed or not progress.is_last_batch
+        is_within = placed is not None and is_within
+        has_begun = current.started > current.processed
         return {
             "generators": generator_states(self._device),
-            "num_samples": self._num_samples,
-            "num_batches": progress.current.ready if within else 0,
+            "num_samples": self._num_samples - has_begun * self._num_under_way,
+            "num_batches": current.processed if is_within else 0,
+            "num_drawn": current.ready if is_within else 0,
             "begin": placed.state() if placed is not None else None,
         }
 
@@ -163,11 +177,14 @@ class PlaceInEpoch:
             )
         batches = PlacedBatches(loader.batch_sampler, self._device, is_of_loop)
         if self._saved is not None:
-            batches.resume(self._saved["begin"], self._saved["num_batches"])
+            num_trained = self._saved["num_batches"]
+            # Up to version 0.2 a checkpoint had but the first.
+            num_drawn = self._saved.get("num_drawn", num_trained)
+            batches.resume(self._saved["begin"], num_trained, num_drawn)
             # Workers read before Lightning tells the sampler.
             if callable(tell := getattr(batches.sampler, "set_epoch", None)):
                 tell(self._saved["epoch"])
-            if not self._saved["num_batches"]:
+            if not num_drawn:
                 self._set_generators()  # the epoch that begins draws from these
                 self._has_set = True
         return copy_with(loader, batch_sampler=batches)

@@ -38,12 +38,17 @@ def first_utterances(
 
 
 def hold_out(
-    utterances: list[Utterance], settings: PrepareSettings
+    utterances: list[Utterance], settings: PrepareSettings, *, other_way: str = ""
 ) -> tuple[list[Utterance], list[Utterance]]:
     """Split into training and held-out utterances, with no speaker in both.
 
     The last speakers by name are held out, until they have `dev_fraction` of the
     conversation sides and at least `min_dev_sides`.
+
+    Args:
+        utterances: utterances to divide.
+        settings: how many are held out.
+        other_way: what else a user can do where there are too few speakers.
 
     Raises:
         StageError: No speaker would remain for training.
@@ -57,11 +62,12 @@ def hold_out(
             break
         held_out.add(speaker)
     if not per_speaker.keys() - held_out:
+        lower = "lower `prepare.min_dev_sides`" if len(per_speaker) > 1 else ""
+        remedies = [one for one in (lower, other_way) if one] or ["add speakers"]
         raise StageError(
             f"expected speakers for training besides {wanted} held-out conversation "
             f"sides, found {len(sides)} sides of {len(per_speaker)} speakers in all; "
-            "lower `prepare.min_dev_sides`, or name the held-out utterances: in a "
-            "data directory `dev` of Kaldi's form, or by `prepare.dev_utterances`"
+            + ", or ".join(remedies)
         )
     train = [u for u in utterances if u.speaker not in held_out]
     return train, [u for u in utterances if u.speaker in held_out]

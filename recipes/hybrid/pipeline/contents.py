@@ -43,6 +43,8 @@ _GRAPHS = (
     *("graph*/HCLG.fst", "graph*/words.txt", "graph*/num_pdfs"),
     "graph*/phones/*.int",
 )
+UNREADABLE = "unreadable"
+"""Stands for the digest of a file that cannot be read."""
 WHAT_IS_READ = " (what is read)"
 """Ends a label whose like without it was that of all files of the folder."""
 
@@ -93,6 +95,10 @@ class Contents:
         lines = [self._of_file(path, False) for path in paths]
         return digest_of("\n".join(lines).encode())
 
+    def of_output(self, path: Path) -> str:
+        """The digest of a file of a stage, as `digests_in` has it."""
+        return self._of_file(path, path.suffix not in _IN_BLOCKS)
+
     def save(self) -> None:
         """Writes the digests that are new."""
         if self._keeps and self._is_new and self._memory.parent.is_dir():
@@ -112,7 +118,7 @@ class Contents:
                 return before[1]
             digest = _digest(path, found.st_size, whole)
         except OSError:
-            return "unreadable"  # which the stage tells, with the remedy
+            return UNREADABLE  # which the stage tells, with the remedy
         if max(times) < time.time_ns() - _CLOCK_NS:
             self._known[str(path)] = identity, digest
             self._is_new = True

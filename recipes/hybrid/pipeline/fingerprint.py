@@ -12,7 +12,9 @@ digests of files: a stage that reads one depends on all of it, with its times.
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,10 @@ from recipes.hybrid.pipeline.stage import Stage, StageError, stage_in
 
 STAMP, OUTPUTS = ".done", "outputs"
 """The file of a finished stage, and its entry with the digests of the stage's files."""
-_CONTENTS = ".contents.json"
+_RECORDINGS = "recordings"
+_NAMED = 3  # files of a corpus
+CONTENTS = ".contents.json"
+"""The file, beside the stages, of the digests that were found before."""
 
 
 def fingerprint_of(stage: Stage, settings: Settings) -> dict[str, Any]:
@@ -63,7 +68,7 @@ def _contents_of(
     A corpus without files has one, too: the first file may be added later.
     """
     crew = settings.crew
-    found = Contents(settings.out / "exp" / _CONTENTS, crew.leads)
+    found = Contents(settings.out / "exp" / CONTENTS, crew.leads)
     digests = {
         label: found.of(path, patterns)
         for name in stage.depends
@@ -73,6 +78,8 @@ def _contents_of(
     if corpus is not None and stage.of_corpus is None:
         digests["corpus"] = found.of_files(corpus)
     elif corpus is not None:
+        if stage.of_sound is not None:
+            digests[_RECORDINGS] = found.of_files(stage.of_sound(settings.corpus))
         both = f"{found.of_files(corpus)} {_names_and_sizes(corpus)}"
         digests[f"corpus{WHAT_IS_READ}"] = digest_of(both.encode())
     found.save()
@@ -160,8 +167,29 @@ def is_finished(stage: Stage, settings: Settings, wanted: dict[str, Any]) -> boo
         return False
     if (before := _as_before(stage, stamp)) != stage:
         wanted = fingerprint_of(before, settings)
-    _refuse_changes(stage, folder, stamp["fingerprint"], wanted)
+    newer = partial(_newer, stage, settings, folder / STAMP)
+    _refuse_changes(stage, folder, stamp["fingerprint"], wanted, newer)
     return True
+
+
+def _newer(stage: Stage, settings: Settings, stamp: Path) -> str:
+    """Names files of the corpus that changed after a stage was stamped, if it reads it.
+
+    The time is that at which the system last noted a change: a copy may keep the other.
+    """
+    if "corpus" not in stage.depends:
+        return ""
+    read = _corpus_files(stage, settings)
+    if stage.of_sound is not None:
+        read = list(dict.fromkeys([*read, *stage.of_sound(settings.corpus)]))
+    since, newer = stamp.stat().st_ctime_ns, list[str]()
+    for path in read:
+        with suppress(OSError):
+            if path.stat().st_ctime_ns > since:
+                newer.append(str(path))
+    more = f" and {len(newer) - _NAMED} more" if len(newer) > _NAMED else ""
+    named = ", ".join(newer[:_NAMED])
+    return f" (changed since: {named}{more})" if newer else ""
 
 
 def _as_before(stage: Stage, stamp: dict[str, Any]) -> Stage:
@@ -201,12 +229,16 @@ def check_earlier(stage: Stage, settings: Settings) -> None:
 
 
 def _refuse_changes(
-    stage: Stage, folder: Path, found: dict[str, Any], wanted: dict[str, Any]
+    stage: Stage,
+    folder: Path,
+    found: dict[str, Any],
+    wanted: dict[str, Any],
+    newer: Callable[[], str] = str,
 ) -> None:
     if changes := "; ".join(differences(read_alone(found, wanted), wanted)):
         raise StageError(
             f"stage `{stage.name}` in {folder} was made with other settings or inputs: "
-            f"{changes}",
+            f"{changes}{newer()}",
             f". Run it again with {_again(stage)}, or choose another --out",
         )
 

@@ -33,12 +33,12 @@ from recipes.hybrid.pipeline.fingerprint import (
     fingerprint_of,
     is_finished,
     read_alone,
-    read_stamp,
     stamp_of,
 )
+from recipes.hybrid.pipeline.outputs import changes_since, refuse_altered
 from recipes.hybrid.pipeline.preflight import problems
 from recipes.hybrid.pipeline.settings import Settings
-from recipes.hybrid.pipeline.stage import Stage, StageError, stage_in
+from recipes.hybrid.pipeline.stage import Stage, StageError
 
 _CLAIM = ".fingerprint"
 # What a disk says that has lost bytes, or has no room for them.
@@ -63,7 +63,8 @@ def run_stages(
         redo: whether the chosen stages run even if they are finished.
 
     Raises:
-        StageError: An input is missing, or a finished stage does not fit `settings`.
+        StageError: An input is missing or was changed by hand, or a finished stage does
+            not fit `settings`.
     """
     chosen = _chosen(stages, first, last)
     if redo and settings.crew.size > 1:
@@ -78,6 +79,7 @@ def run_stages(
             _say(settings, f"{label}: not asked for, skipped")
             continue
         fingerprint = fingerprint_of(stage, settings)
+        refuse_altered(stage, settings)
         if not redo and is_finished(stage, settings, fingerprint):
             _say(settings, f"{label}: finished, skipped")
             if settings.crew.leads:
@@ -136,6 +138,9 @@ def _run(
     partial = target.parent / f".{target.name}.partial"
     target.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(target.parent / f".{target.name}.lock"):
+        # Another process may have finished it since it was looked for.
+        if not redo and is_finished(stage, settings, fingerprint):
+            return time.monotonic() - start
         if not redo:
             _refuse_to_lose(stage, partial, fingerprint)
         _claim(stage, partial, fingerprint)
@@ -146,29 +151,12 @@ def _run(
         except (StageError, CorpusError, OSError):  # of which a reader sees one line
             raise
         except Exception as error:
-            for note in _changes_since(stage, settings):
+            for note in changes_since(stage, settings):
                 error.add_note(note)
             raise
         seconds = time.monotonic() - start
         _publish(partial, target, fingerprint, seconds)
     return seconds
-
-
-def _changes_since(stage: Stage, settings: Settings) -> Iterator[str]:
-    """Names files that a stage reads and that are not as the stage before left them.
-
-    One may be damaged, or changed on purpose: either may be why the stage failed.
-    """
-    for name in dict.fromkeys(map(stage_in, (*stage.inputs, *stage.needs))):
-        folder, made_by = settings.directory(name), settings.stage_of(name)
-        with contextlib.suppress(OSError):  # the folder has gone
-            left = (read_stamp(folder) or {}).get(OUTPUTS, {})
-            for file, digest in digests_in(folder, ("wandb",)).items():
-                if left.get(file, digest) != digest:
-                    yield (
-                        f"{folder / file} is not as stage `{made_by}` left it. If it "
-                        f"is damaged, run with --from {made_by} --to {made_by} --redo"
-                    )
 
 
 def _follow(stage: Stage, settings: Settings, fingerprint: dict[str, Any]) -> float:
@@ -311,6 +299,7 @@ def _exclusive(lock: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StageError(
-                f"another process runs this stage (it holds {lock})"
+                f"another process runs this stage (it holds {lock}). Wait until that "
+                "has ended, or choose another --out"
             ) from None
         yield

@@ -47,6 +47,8 @@ class Stage(NamedTuple):
             without making this one out of date.
         of_corpus: function for the files of the corpus that it reads beside sound;
             none: all files of the corpus count.
+        of_sound: function for the files of sound that the corpus names, wherever they
+            are; none: they are all in the corpus.
         work: glob pattern of the files from which an interrupted one continues, where
             they are hours of work; empty: starting over is cheap.
     """
@@ -63,6 +65,7 @@ class Stage(NamedTuple):
     apart: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     of_corpus: Callable[[Path], Iterable[Path]] | None = None
+    of_sound: Callable[[Path], Iterable[Path]] | None = None
     work: str = ""
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from lightning_adpsgd.asr.kaldi.lexicon import SILENCES, find_lexicon
+from lightning_adpsgd.asr.kaldi.tables import recordings_of
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.pipeline.stage import Stage, Together
 
@@ -229,6 +230,7 @@ _OF_A_LAYOUT = ("check", "prepare", "lexicon")
 def _with_layout(
     module: str,
     of_corpus: Mapping[str, Callable[[Path], Iterable[Path]]] = MappingProxyType({}),
+    of_sound: Callable[[Path], Iterable[Path]] | None = None,
     **editions: str,
 ) -> tuple[Stage, ...]:
     """The stages, with those that a module has for another layout replaced.
@@ -236,6 +238,7 @@ def _with_layout(
     Args:
         module: name of the module.
         of_corpus: what they read of the corpus, as `Stage` has it, by name.
+        of_sound: the sound that all but `lexicon` read, as `Stage` has it.
         editions: editions of its stages, by name.
     """
     return tuple(
@@ -243,6 +246,7 @@ def _with_layout(
             run=_function(module, stage.name),
             edition=editions.get(stage.name, ""),
             of_corpus=of_corpus.get(stage.name),
+            of_sound=None if stage.name == "lexicon" else of_sound,
         )
         if stage.name in _OF_A_LAYOUT
         else stage
@@ -256,9 +260,16 @@ LIBRISPEECH = _with_layout("librispeech")
 _TABLES = ("wav.scp", "text", "utt2spk", "segments", "reco2file_and_channel")
 
 
+_SPLITS = ("train", "dev", "test")
+
+
 def _tables(corpus: Path) -> list[Path]:
-    splits = ("train", "dev", "test")
-    return [corpus / split / name for split in splits for name in _TABLES]
+    return [corpus / split / name for split in _SPLITS for name in _TABLES]
+
+
+def _recordings(corpus: Path) -> list[Path]:
+    found = {one for split in _SPLITS for one in recordings_of(corpus / split)}
+    return sorted(one for one in found if one.is_file())
 
 
 def _dictionary(corpus: Path) -> list[Path]:
@@ -270,6 +281,7 @@ KALDI_DATA = _with_layout(
     "kaldi_data",
     # `check` looks at the dictionary, too, but nobody reads what it has found there.
     {"check": _tables, "prepare": _tables, "lexicon": _dictionary},
+    _recordings,
     lexicon="phones as they are written",
 )
 """The stages for Kaldi data directories."""

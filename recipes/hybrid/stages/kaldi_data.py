@@ -96,7 +96,8 @@ def prepare(settings: Settings, output: Path) -> None:
     splits = _splits(settings, skipped)
     warnings = [*_trained_on(splits)]
     if "dev" not in splits:
-        train, dev = hold_out(splits["train"], settings.prepare)
+        other_way = f"move utterances to a data directory {settings.corpus / 'dev'}"
+        train, dev = hold_out(splits["train"], settings.prepare, other_way=other_way)
         splits = {**splits, "train": train, "dev": dev}
     write_splits(output, splits)
     say_splits(output, splits, skipped, warnings)
@@ -174,6 +175,7 @@ def _in_the_same_phones(
 
 
 def _splits(settings: Settings, skipped: Skipped) -> Splits:
+    _refuse_one_directory(settings.corpus)
     names = ["train", *(n for n in ("dev", "test") if _is_there(settings, n))]
     facts_of = functools.cache(read_facts)
     bounds = settings.prepare.clip_s, settings.prepare.min_utterance_s
@@ -187,6 +189,14 @@ def _splits(settings: Settings, skipped: Skipped) -> Splits:
     splits = {name: [*distinct(spoken, skipped)] for name, spoken in found.items()}
     _refuse_alike(splits.get("test", ()))
     return splits
+
+
+def _refuse_one_directory(corpus: Path) -> None:
+    if (corpus / "wav.scp").exists() and not (corpus / "train").exists():
+        raise StageError(
+            f"--corpus: {corpus} is a data directory itself; name a folder that has "
+            "data directories `train` and `test`"
+        )
 
 
 def _trained_on(splits: Splits) -> Iterator[str]:

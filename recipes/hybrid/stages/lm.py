@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lightning_adpsgd.asr.corpora.corpus import Utterance
-from lightning_adpsgd.asr.corpora.utf8 import utf8_lines
+from lightning_adpsgd.asr.corpora.utf8 import in_one_form, utf8_lines
 from lightning_adpsgd.asr.language.interpolation import (
     in_lower_case,
+    in_nfc,
     interpolate,
     likeliest_weights,
     restricted,
@@ -96,7 +97,7 @@ class _Sources:
         Raises:
             ValueError: It has none of them; names the file.
         """
-        model, wanted = read_arpa(path), set(self._vocabulary)
+        model, wanted = _composed(path), set(self._vocabulary)
         found = {ngram[0] for ngram in model.log10_probabilities if len(ngram) == 1}
         if found & wanted:
             return restricted(model, self._words)
@@ -119,6 +120,15 @@ class _Sources:
             yield str(self._chosen.arpa)
 
 
+def _composed(path: Path) -> NgramModel:
+    """The model of a file, in NFC as the lexicon's words are."""
+    try:
+        return in_nfc(read_arpa(path))
+    except ValueError as error:
+        named = str(error).startswith(str(path))
+        raise error if named else ValueError(f"{path}: {error}") from error
+
+
 def read_text(path: Path, words: Lexicon) -> Sentences:
     """The sentences of a text, with `<unk>` for words that the lexicon lacks.
 
@@ -129,7 +139,7 @@ def read_text(path: Path, words: Lexicon) -> Sentences:
     """
     sentences: Sentences = []
     for number, line in utf8_lines(path):
-        found = line.lower().split()
+        found = in_one_form(line).split()
         if BEGIN in found or END in found:
             raise ValueError(f"{path}:{number}: must not have {BEGIN} or {END}")
         if found:

@@ -230,7 +230,8 @@ def _divide(
     if settings.prepare.dev_utterances:
         train, dev = first_utterances(first, settings.prepare.dev_utterances)
     else:
-        train, dev = hold_out(first, settings.prepare)
+        other_way = "hold out utterances by `prepare.dev_utterances`"
+        train, dev = hold_out(first, settings.prepare, other_way=other_way)
     return [*itertools.chain(train, *others)], dev
 
 

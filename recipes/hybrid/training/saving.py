@@ -3,6 +3,10 @@
 All are those of the consensus model. `last.ckpt` is written after every validation and,
 with `checkpoint_minutes`, in between; a training continues from it. `best.ckpt` has the
 weights of the validation with the lowest loss.
+
+Training draws random numbers for augmentation and dropout. Lightning's checkpoints do
+not hold the states of the generators: a continued `ddp` would draw again what its first
+epochs drew. `Generators` adds them.
 """
 
 import math
@@ -10,7 +14,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
@@ -20,13 +24,19 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
+from lightning_adpsgd.coordination.gather import gather_weights_only
+from lightning_adpsgd.strategy.checkpoints.rng_state import (
+    generator_states,
+    set_generator_states,
+)
 from recipes.hybrid.pipeline.groups import TrainSettings
 
 BEST, MODEL = "best", "model.ckpt"
-_LAST = "last"
+_LAST, _GENERATORS = "last", "generators"
 _GRACE_S = 100.0  # SLURM's KillWait is 30 s, and `--signal=TERM@120` gives 120
 
 
@@ -51,14 +61,52 @@ def make_savers(train: TrainSettings, folder: Path) -> list[Callback]:
         **validated,
     )
     if not train.checkpoint_minutes:
-        return [best, last]
+        return [best, last, Generators()]
     timed = ModelCheckpoint(
         folder,
         filename=_LAST,
         train_time_interval=timedelta(minutes=train.checkpoint_minutes),
         enable_version_counter=False,
     )
-    return [best, last, timed, SaveAndStop(timed)]
+    return [best, last, timed, SaveAndStop(timed), Generators()]
+
+
+class Generators(Callback):
+    """Lets the learners of Lightning's DDP go on with the random numbers that are due.
+
+    Other strategies do that themselves, with `save_learners`.
+    """
+
+    def __init__(self) -> None:
+        self._states: list[Mapping[str, Any]] = []
+
+    @override
+    def on_save_checkpoint(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
+        # All learners are here, and learner 0 writes. Ours are classes below DDP's.
+        if type(trainer.strategy) is DDPStrategy:
+            own = generator_states(trainer.strategy.root_device)
+            checkpoint[_GENERATORS] = gather_weights_only(own)
+
+    @override
+    def on_load_checkpoint(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
+        self._states = checkpoint.get(_GENERATORS, [])
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Set-up draws, too; the next epoch has its loader after this.
+        if len(self._states) == trainer.world_size:
+            states = self._states[trainer.global_rank]
+            set_generator_states(states, trainer.strategy.root_device)
 
 
 class SaveAndStop(Callback):

@@ -410,3 +410,8 @@ def test_a_folder_with_a_blank_in_its_name_is_one_word_in_kaldis_pipe_too():
     files = (Path("m"), Path("g"), Path("my out/swb.scp"))
     command = latgen_command(*files, acoustic_scale=0.1, beam=13.0, max_active=7000)
     assert shlex.split(command)[-1] == "ark:|gzip -c > 'my out/swb.lat.gz'"
+
+
+def test_words_of_a_graph_are_read_in_nfc(tmp_path: Path):
+    (tmp_path / "words.txt").write_text("<eps> 0\ncafe\u0301 1\ncaf\u00e9 2\n")
+    assert read_words(tmp_path / "words.txt") == {0: "<eps>", 1: "café", 2: "café"}

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from lightning_adpsgd.asr.language.interpolation import (
+    in_nfc,
     interpolate,
     likeliest_weights,
     probability,
@@ -54,6 +55,14 @@ def test_a_restricted_model_has_the_words_of_the_vocabulary_alone():
     assert words == {"a", "c", "<s>", "</s>"}
     with pytest.raises(ValueError, match="no word of the vocabulary"):
         restricted(ONE, ["x"])
+
+
+def test_a_model_in_nfd_is_that_of_the_same_words():
+    joined, apart = "é", "e\u0301"
+    text = [["a", joined], [joined, "b"]]
+    model = estimate([[w.replace(joined, apart) for w in one] for one in text], 2)
+    assert in_nfc(model) == estimate(text, 2)
+    assert in_nfc(ONE) is ONE
 
 
 def test_the_weights_are_those_of_the_models_that_say_what_was_said():

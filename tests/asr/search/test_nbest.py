@@ -182,6 +182,14 @@ def test_an_unknown_word_is_impossible_also_in_a_long_sentence():
     assert found[0].gain - found[2].gain > 90 * math.log(10)
 
 
+def test_models_and_graph_may_differ_in_how_accents_are_written():
+    text = [["é", "i", "know"], ["no", "i", "do", "not", "know"]]
+    apart = estimate([[w.replace("é", "e\u0301") for w in one] for one in text], 2)
+    (found,) = weigh([said("é i know", 1.0)], apart, estimate(text, 2))
+    assert found.num_unknown == 0
+    assert found.gain == pytest.approx(0)
+
+
 def test_models_and_graph_may_differ_in_case():
     text = [["yes", "i", "know"], ["no", "i", "do", "not", "know"]]
     small = estimate([[word.upper() for word in one] for one in text], 2)

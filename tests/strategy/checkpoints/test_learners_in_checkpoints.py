@@ -133,6 +133,18 @@ def test_a_checkpoint_within_an_epoch_is_known_as_such(
     assert resumed_from({"loops": loops}, 0, ALONE).is_within_epoch == within
 
 
+@pytest.mark.parametrize(("processed", "is_last"), [(4, False), (5, True)])
+def test_the_last_batch_is_ahead_if_it_was_under_way(
+    processed: int, is_last: bool
+) -> None:
+    """Lightning would end the epoch at once, and nobody train on that batch."""
+    current = {"ready": 5, "processed": processed}
+    progress = {"current": current, "is_last_batch": True}
+    loops = {"fit_loop": {"epoch_loop.batch_progress": progress}}
+    assert resumed_from({"loops": loops}, 0, ALONE).is_within_epoch != is_last
+    assert progress["is_last_batch"] == is_last
+
+
 def test_all_learners_go_by_the_epoch_of_learner_0() -> None:
     progress = {"current": {"ready": 3}, "is_last_batch": False}
     loops = {"fit_loop": {"epoch_loop.batch_progress": progress}}

@@ -89,7 +89,7 @@ def test_an_epoch_goes_on_in_its_middle_and_the_next_one_is_whole(
     # Some other generators, as in a process that has begun anew.
     torch.manual_seed(77)
     second = placed(torch.Generator().manual_seed(78) if has_its_own else None)
-    second.resume(state, 4)
+    second.resume(state, 4, 4)
     set_generator_states(later, CPU)
     assert list(second) == begun[4:]
     # What is drawn afterwards has nothing to do with the order of this epoch.
@@ -101,7 +101,7 @@ def test_an_epoch_goes_on_in_its_middle_and_the_next_one_is_whole(
 
 def test_batches_are_left_out_of_an_order_that_nobody_wrote_down() -> None:
     batches = PlacedBatches(BatchSampler(range(12), 2, drop_last=False), CPU)
-    batches.resume(None, 5)
+    batches.resume(None, 5, 5)
     assert list(batches) == [[10, 11]]
     assert len(list(batches)) == 6
 
@@ -122,7 +122,7 @@ def test_a_program_that_iterates_moves_no_place() -> None:
     batches = PlacedBatches(sampler, CPU, lambda: is_of_loop[0])
     next(iter(batches))
     begun = batches.state()
-    batches.resume(begun, 4)
+    batches.resume(begun, 4, 4)
     is_of_loop[0] = False
     assert len(list(batches)) == 6
     assert batches.state() is begun
@@ -261,14 +261,33 @@ class SaveAtTheEnd(pl.Callback):
         trainer.save_checkpoint(self.path)
 
 
+class SaveWithin(pl.Callback):
+    """Saves once, within the batch that follows so many."""
+
+    def __init__(self, hook: str, num_batches: int, path: Path) -> None:
+        self.num_batches, self.path, self.num_calls = num_batches, path, 0
+        setattr(self, hook, self._save)
+
+    def _save(self, trainer: Any, *arguments: Any) -> None:
+        if self.num_calls == self.num_batches:
+            trainer.save_checkpoint(self.path)
+        self.num_calls += 1
+
+
 CUT_AT, NUM_BATCHES = 7, 5
 
 
 def seen_by(
-    *callbacks: Any, max_steps: int = 3 * NUM_BATCHES, ckpt_path: Any = None
+    *callbacks: Any,
+    max_steps: int = 3 * NUM_BATCHES,
+    ckpt_path: Any = None,
+    draws: bool = False,
 ) -> Seen:
+    """A training in an order from common generators (`draws`), or of the epoch."""
     module, rows = Seen(), Rows(2 * NUM_BATCHES)
-    sampler = DistributedSampler(rows, 1, 0, shuffle=True)  # as Lightning's
+    sampler: Any = DistributedSampler(rows, 1, 0, shuffle=True)  # as Lightning's
+    if draws:
+        sampler = RandomSampler(rows)
     arguments: Any = {
         "max_steps": max_steps,
         "callbacks": [*callbacks],
@@ -299,6 +318,21 @@ def test_an_epoch_that_was_cut_goes_on_in_its_own_order(
     assert rest.weight.equal(whole.weight)
 
 
+@pytest.mark.parametrize("num", [0, 2, NUM_BATCHES - 1, NUM_BATCHES, 7])
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_before_optimizer_step"])
+def test_a_batch_that_has_begun_is_trained_on_after_the_resume(
+    tmp_path: Path, hook: str, num: int
+) -> None:
+    path = tmp_path / "begun.ckpt"
+    whole = seen_by(SaveWithin(hook, num, path), draws=True)
+    saved = torch.load(path, weights_only=True)
+    assert saved["lightning_adpsgd/samples"] == 2 * num
+    torch.manual_seed(77)
+    rest = seen_by(ckpt_path=path, draws=True)
+    assert rest.batches == whole.batches[num:]
+    assert rest.weight.equal(whole.weight)
+
+
 def test_a_sampler_knows_the_epoch_before_workers_read() -> None:
     """Lightning tells it once they have begun to read the rest."""
     rows = Rows(8)
@@ -321,10 +355,9 @@ def test_a_checkpoint_without_places_has_none() -> None:
 class Training:
     """What a Trainer tells of its place in an epoch."""
 
-    def __init__(self, loaders: list[Any], ready: int, is_last_batch: bool) -> None:
-        progress = SimpleNamespace(
-            current=SimpleNamespace(ready=ready), is_last_batch=is_last_batch
-        )
+    def __init__(self, loaders: list[Any], num: int, is_last_batch: bool) -> None:
+        current = SimpleNamespace(ready=num, started=num, processed=num)
+        progress = SimpleNamespace(current=current, is_last_batch=is_last_batch)
         self.fit_loop = SimpleNamespace(
             epoch_loop=SimpleNamespace(batch_progress=progress),
             _combined_loader=SimpleNamespace(flattened=loaders) if loaders else None,

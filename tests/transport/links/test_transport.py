@@ -1,5 +1,6 @@
 """The transport of islands: the promises of the others, and peers that come and go."""
 
+import socket
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -14,6 +15,7 @@ from lightning_adpsgd.transport.base import (
     Transport,
     lane_of,
 )
+from lightning_adpsgd.transport.links import listener as bounds
 from lightning_adpsgd.transport.links.connection import Connection
 from lightning_adpsgd.transport.links.credentials import BadCredentials, Credentials
 from lightning_adpsgd.transport.links.handshake import Refused
@@ -128,6 +130,17 @@ def test_one_who_only_looks_whether_anybody_listens_is_not_turned_away() -> None
         until(lambda: not door._pending, "the end of all that came")
         assert door.turned_away == {}
         late.close()
+        door.close()
+
+
+def test_a_stranger_who_says_nothing_is_turned_away_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounds, "HANDSHAKE_S", 0.1)
+    with linked(1) as (transport,):
+        door = transport.listen(LOOPBACK, ignore)
+        with socket.create_connection(door.address):
+            until(lambda: door.turned_away["TimeoutError"] == 1, "the end of its time")
         door.close()
 
 
