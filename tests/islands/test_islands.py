@@ -36,6 +36,7 @@ from tests.islands.archipelago import (
     Server,
     Trained,
     archipelago,
+    are_idle,
     rendezvous,
     total,
     train_until,
@@ -49,7 +50,7 @@ def all_see(trained: Sequence[Trained], num: int) -> None:
 
 def quiet(trained: Sequence[Trained]) -> None:
     """Nobody asks any more, and what was under way has ended at both ends."""
-    until(lambda: all(one.is_idle for one in trained), "the end of exchanges")
+    until(lambda: are_idle(trained), "the end of exchanges")
 
 
 def at_once(trained: Sequence[Trained], rows: Tensor) -> None:
