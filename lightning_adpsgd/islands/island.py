@@ -76,8 +76,7 @@ class Island:
 
     The training thread calls everything, with these exceptions. The thread of
     `Connections` calls `_rejoin`, and that of `Membership` sets `_is_left_behind`.
-    Listener threads call `_objection`. Service threads call `_on_change`, and a signal
-    handler `ask_to_leave`.
+    Listener threads call `_objection`. A signal handler calls `ask_to_leave`.
 
     Args:
         schedule: topology, gain and seed; its number of super-learners is ignored.
@@ -137,15 +136,15 @@ class Island:
 
     def _make_membership(self) -> MembershipView:
         heartbeat, store = self._timeouts.heartbeat, self._store
-        fail = self.engine.threads.fail
+        fail, wake = self.engine.threads.fail, lambda: self._connections.wake()
         if self._group.index > 0:
-            return MembershipReader(store, heartbeat, self._on_change, fail)
+            return MembershipReader(store, heartbeat, wake, fail)
         membership = Membership(
             Rendezvous(self._address, credentials=self._credentials),
             Member(-1, uuid.uuid4().hex, socket.gethostname(), ()),
             lambda: self.position.steps,
             heartbeat,
-            self._on_change,
+            wake,
             self._on_left_behind,
             lambda: publish(membership, store) if self._group.size > 1 else None,
             fail,
@@ -345,9 +344,6 @@ class Island:
         return members.objection(dialer.member, dialer.incarnation)
 
     # --- what other threads call
-
-    def _on_change(self) -> None:
-        self._connections.wake()
 
     def _on_left_behind(self) -> None:
         self._is_left_behind = True
