@@ -33,9 +33,8 @@ class SuperLearnerBroken(RuntimeError):
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    if isinstance(error, DistError | SuperLearnerBroken):
-        return True
-    return isinstance(error, RuntimeError) and bool(_GLOO.match(str(error)))
+    is_gloos = isinstance(error, RuntimeError) and bool(_GLOO.match(str(error)))
+    return is_gloos or isinstance(error, DistError | SuperLearnerBroken)
 
 
 class FailureReport:

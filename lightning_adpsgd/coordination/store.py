@@ -378,9 +378,8 @@ class Coordinator:
             self.failure = self.failure or failure
 
     def _announced(self) -> str | None:
-        if self._watched.check(["failure"]):
-            return self._watched.get("failure").decode()
-        return None
+        has_failed = self._watched.check(["failure"])
+        return self._watched.get("failure").decode() if has_failed else None
 
     def _note_that_the_store_is_gone(self, error: RuntimeError, symptom: str) -> None:
         reason, self._no_store = str(error).partition("\n")[0], ""

@@ -92,13 +92,16 @@ class Channel:
     timeout: timedelta
     waits_since: float = math.inf
 
+    def __post_init__(self) -> None:
+        self._bound = self.transport.bound(self.peer, self.lane)
+
     def post_send(self, tensor: Tensor) -> Pending:
         """Posts a send; the tensor must not change before its wait returns."""
-        return self.transport.post_send(self.peer, self.lane, tensor)
+        return self._bound.post_send(self.peer, self.lane, tensor)
 
     def post_receive(self, into: Tensor) -> Pending:
         """Posts a receive."""
-        return self.transport.post_receive(self.peer, self.lane, into)
+        return self._bound.post_receive(self.peer, self.lane, into)
 
     def wait(self, posted: Iterable[Pending]) -> None:
         """Waits until all posted operations are done."""
@@ -147,12 +150,10 @@ class Lanes:
 
     def asking(self, peer: int) -> "Lane":
         """The lane on which this learner asks a peer."""
-        self.last_steps[peer] = self.replica.step
         return Lane(self, peer, lane_of(self.transport.index, peer))
 
     def answering(self, peer: int) -> "Lane":
         """The lane on which a peer asks this learner."""
-        self.last_steps[peer] = self.replica.step
         return Lane(self, peer, lane_of(peer, self.transport.index))
 
     def go_on_from(self, step: int) -> None:
@@ -180,6 +181,7 @@ class Lane:
         self._round_trips = deque[float](maxlen=_ROUND_TRIPS)
         self._disagreement = Disagreement()
         self._last_steps = shared.last_steps
+        self._last_steps[peer] = self._replica.step
         # Four int64 of each end: the word, its two numbers, and their CRC.
         self._mine, self._theirs = torch.zeros(2, 4, dtype=torch.int64, device="cpu")
         self.said_at, self._answer_s = time.monotonic(), 0.0

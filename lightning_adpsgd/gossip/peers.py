@@ -443,10 +443,7 @@ class Peers:
 
     def call_all(self) -> None:
         """Calls for exchanges with all peers, or wakes their threads for the end."""
-        with self._state:
-            asked = list(self._askers.values())
-        for asker in asked:
-            asker.call()
+        self.call(list(self._askers))
 
     def go_on_from(self, step: int) -> None:
         """Continues counting as if the last exchanges had been at this step."""

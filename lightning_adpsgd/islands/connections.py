@@ -53,11 +53,6 @@ _MOST_PROBES = 64
 MOST_UNLISTED = 32
 """The most members that may ask although this island has not seen them on the list."""
 
-_IS_BACK = (
-    "%s is on the member list again after a break in the connection; its weights and "
-    "ours are averaged"
-)
-
 
 def _bound_unlisted(
     number: int, callers: Collection[int], listed: Collection[int]
@@ -212,7 +207,6 @@ class Connections(ServiceThread):
         member = self._membership.members.by_number.get(number)
         if member is None:
             return None
-
         peer = self._peers.get(member.incarnation)
         tries = 1 if peer is not None and peer.status is Status.SUSPECT else 3
 
@@ -422,21 +416,14 @@ class Connections(ServiceThread):
     # --- the belief about each peer
 
     def _observe(self, member: Member, event: Event, reason: str = "") -> None:
-        before = self._peers[member.incarnation]
-        after, news = transition(before, event, time.monotonic())
-        self._peers[member.incarnation] = after
-        # The kernel of a stopped process keeps its connections, and answers a probe.
-        is_one_way = event is Event.PROBE_FAILED and (
-            member.number in self._links.callers()
-        )
-        self._report(member, news, reason, is_one_way)
-
-    def _report(
-        self, member: Member, news: News, reason: str, is_one_way: bool
-    ) -> None:
+        name, now = member.incarnation, time.monotonic()
+        self._peers[name], news = transition(self._peers[name], event, now)
         match news:
             case News.LOST:
                 self.lost += 1
+                # A stopped process's kernel keeps its connections, and answers a probe.
+                calls = member.number in self._links.callers()
+                is_one_way = calls and event is Event.PROBE_FAILED
                 address = self._links.address_of(member) if is_one_way else None
                 _warn_of_loss(member, reason, address, len(self._alive()) + 1)
             case News.LEFT:
@@ -444,7 +431,11 @@ class Connections(ServiceThread):
             case News.REACHABLE:
                 _log.warning("%s can be reached again", member)
             case News.BACK:
-                _log.warning(_IS_BACK, member)
+                _log.warning(
+                    "%s is on the member list again after a break in the connection; "
+                    "its weights and ours are averaged",
+                    member,
+                )
             case News.NONE:
                 pass
 

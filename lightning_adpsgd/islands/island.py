@@ -51,9 +51,7 @@ from lightning_adpsgd.transport.links.transport import LinkTransport
 
 _log = logging.getLogger(__name__)
 
-_GOODBYE_S, _DRAIN_S = 2.0, 5.0
-_LOOK_S = 0.5
-
+_GOODBYE_S, _DRAIN_S, _LOOK_S = 2.0, 5.0, 0.5
 _TIMEOUTS = Timeouts()
 
 
@@ -76,8 +74,7 @@ class Island:
 
     The training thread calls everything, with these exceptions. The thread of
     `Connections` calls `_rejoin`, and that of `Membership` sets `_is_left_behind`.
-    Listener threads call `_objection`. Service threads call `_on_change`, and a signal
-    handler `ask_to_leave`.
+    Listener threads call `_objection`. A signal handler calls `ask_to_leave`.
 
     Args:
         schedule: topology, gain and seed; its number of super-learners is ignored.
@@ -115,7 +112,7 @@ class Island:
         self.started_from: Position | None = None
         shards = self._sections.own
         self._transports = [self._make_transport(shard) for shard in shards]
-        self._is_left_behind, self._ended = False, False
+        self._is_left_behind, self._ended, self._origin = False, False, ""
         self.engine = self._make_engine()
         self.membership = self._make_membership()
         self._connections = Connections(
@@ -137,15 +134,15 @@ class Island:
 
     def _make_membership(self) -> MembershipView:
         heartbeat, store = self._timeouts.heartbeat, self._store
-        fail = self.engine.threads.fail
+        fail, wake = self.engine.threads.fail, lambda: self._connections.wake()
         if self._group.index > 0:
-            return MembershipReader(store, heartbeat, self._on_change, fail)
+            return MembershipReader(store, heartbeat, wake, fail)
         membership = Membership(
             Rendezvous(self._address, credentials=self._credentials),
             Member(-1, uuid.uuid4().hex, socket.gethostname(), ()),
             lambda: self.position.steps,
             heartbeat,
-            self._on_change,
+            wake,
             self._on_left_behind,
             lambda: publish(membership, store) if self._group.size > 1 else None,
             fail,
@@ -235,11 +232,12 @@ class Island:
         """The mean over this island and all that answer in time; changes no weights."""
         deadline = time.monotonic() + self._timeouts.mean.total_seconds()
         total = Total(self.engine.replica.snapshot())
-        for number in self.membership.members.after(self.membership.member.number):
+        members, own = self.membership.members, self.membership.member
+        own = own._replace(origin=own.origin or self._origin)
+        for number in members.after(own.number):
             left = deadline - time.monotonic()
-            limit = min(left, self._timeouts.pull.total_seconds())
-            if left > 0:
-                self._add(number, limit, total)
+            if left > 0 and not members.by_number[number].is_foreign_to(own):
+                self._add(number, min(left, self._timeouts.pull.total_seconds()), total)
         return total.mean()
 
     def _add(self, number: int, seconds: float, total: Total) -> None:
@@ -341,13 +339,9 @@ class Island:
             # Until then it has no origin, so it would pass for one of theirs. A dialer
             # without an origin only takes weights.
             return "this island has yet to take the weights of the others"
-        members = self.membership.members
-        return members.objection(dialer.member, dialer.incarnation)
+        return self.membership.members.objection(dialer.member, dialer.incarnation)
 
     # --- what other threads call
-
-    def _on_change(self) -> None:
-        self._connections.wake()
 
     def _on_left_behind(self) -> None:
         self._is_left_behind = True
@@ -364,24 +358,26 @@ class Island:
             # Raised, it would count as an unexpected error, and be tried again.
             self.engine.threads.fail(
                 RuntimeError(
-                    "the others went on without this island of "
-                    f"{self._group.size} learners: it was stopped for too long, or a "
-                    "call held Python's interpreter lock for so long, or its weights "
-                    "come from another training. Start it again (with `torchrun "
-                    "--max-restarts`, say): it then begins with theirs"
+                    f"the others went on without this island of {self._group.size} "
+                    "learners: it was stopped for too long, or a call held Python's "
+                    "interpreter lock for so long, or its weights come from another "
+                    "training. Start it again (with `torchrun --max-restarts`, say): "
+                    "it then begins with theirs"
                 )
             )
             return
-        origin = self.membership.member.origin
+        self._origin = self.membership.member.origin
         # Without an origin, it is not refused the weights of another training.
         self.membership.describe(origin="")
         self._connections.take_number()
         found = self._joining.weights_of_neighbours()
-        self.membership.describe(origin=origin if not found else self._joining.origin)
         if found is not None:
             adopted = self.engine.adopt(found.values)
             while not (adopted.wait(_LOOK_S) or self._ended):
                 pass
+            self._origin = self._joining.origin
+        self.membership.describe(origin=self._origin)
+        if found is not None:
             self._rejoined_at = found.position
             self._come_back()
 

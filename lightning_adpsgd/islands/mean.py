@@ -65,10 +65,9 @@ class Total:
 
 
 def _is_finite(values: Sequence[Tensor]) -> bool:
-    if found := all_finite(values):
-        return found
-    _log.warning("the weights of an island are infinite or NaN: left out")
-    return False
+    if not (found := all_finite(values)):
+        _log.warning("the weights of an island are infinite or NaN: left out")
+    return found
 
 
 def consensus_over_shards(shards: Iterable[Sequence[float]]) -> Consensus:

@@ -88,7 +88,11 @@ class ModuleJobs:
         self._initial_states[optimizer] = InitialState(optimizer)
         for job in self.of_optimizer(optimizer):
             if not job.running:
-                job.start()
+                try:
+                    job.start()
+                except BaseException as exception:
+                    self._fail(exception)  # so that the module can be set up again
+                    raise
 
     def of_module(self, module: nn.Module) -> Job | None:
         """The job of a module, or of the module that DDP has wrapped."""
@@ -148,10 +152,9 @@ class ModuleJobs:
 
     def _fail(self, exception: BaseException) -> None:
         was_running = bool(self.running)
-        for job in self:
-            if not job.closed:
-                job.fail(exception)
-                job.close()
+        for job in [one for one in self if not one.closed]:
+            job.fail(exception)
+            job.close()
         if self.outside is not None and not was_running:
             self.outside.announce(exception)
 

@@ -86,6 +86,10 @@ class Transport(ABC):
             *(self.post_send(peer, lane, tensor) for peer, tensor in sends.items()),
         ]
 
+    def bound(self, peer: int, lane: int) -> "Transport":
+        """This transport, for whom the lane ends with the connection that it has."""
+        return self
+
     @abstractmethod
     def post_mean(self, vector: Tensor) -> Pending:
         """Posts the mean over all super-learners, which all post in the same order.

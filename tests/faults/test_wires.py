@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_adpsgd.gossip.peers import Asker
 from tests.faults.wires import Flips, Wires, wires
-from tests.helpers import random_rows, until
+from tests.helpers import PATIENCE_S, random_rows, until
 from tests.islands.archipelago import (
     HEARTBEAT,
     Trained,
@@ -248,3 +249,34 @@ def test_half_of_all_die_at_once() -> None:
         go_on(rest)
         torch.testing.assert_close(settled_sum(rest), rows.sum(0) - share)
         until(lambda: [o.island.statistics().lost for o in rest] == 3 * [3], "words")
+
+
+def test_who_hears_late_that_a_lane_is_cut_says_nothing_over_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread that asked waits for the processor until all are connected again."""
+    late, released, goes_on = list[Asker](), threading.Event(), Asker._goes_on
+
+    def find_out_late(asker: Asker) -> bool:
+        found = goes_on(asker)
+        if not (found or asker._threads.is_over or released.is_set()):
+            late.append(asker)
+            assert released.wait(PATIENCE_S)
+        return found
+
+    monkeypatch.setattr(Asker, "_goes_on", find_out_late)
+    with wired(monkeypatch, random_rows(2)) as (links, trained):
+        links_of = [one.island._connections for one in trained]
+        # By then the other end knows of the lane, too.
+        until(lambda: all(one._dialed for one in links_of), "both lanes")
+        links.cut()
+        until(lambda: len(late) == 2, "the end of both lanes")
+        links.plugged = True
+        train_until_all_see(trained, 2)
+        go_on(trained)
+        released.set()
+        until(lambda: all(asker.ended.is_set() for asker in late), "their last words")
+        # Over the lanes on which a word of theirs would have been heard before.
+        assert links_of[0].pull(1, PATIENCE_S) is not None
+        assert links_of[1].pull(0, PATIENCE_S) is not None
+        assert [one.island.statistics().lost for one in trained] == [1, 1]

@@ -33,6 +33,7 @@ class Wire:
         self.address = Address("127.0.0.1", self._server.getsockname()[1])
         self._target, self._change = target, change
         self._ends: list[socket.socket] = []
+        self._is_cut = False
         self._threads = [threading.Thread(target=self._connect, daemon=True)]
         self._threads[0].start()
 
@@ -40,7 +41,10 @@ class Wire:
         with suppress(OSError):
             near, _ = self._server.accept()
             far = socket.create_connection(self._target, 5)
+            far.settimeout(None)  # or it would break after 5 s in which nothing came
             self._ends = [near, far]
+            if self._is_cut:
+                self.cut()  # which found no ends yet
             for way in ((near, far), (far, near)):
                 thread = threading.Thread(target=self._pass_on, args=way, daemon=True)
                 thread.start()
@@ -57,6 +61,7 @@ class Wire:
 
     def cut(self) -> None:
         """Both ends see the connection close."""
+        self._is_cut = True
         for end in self._ends:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

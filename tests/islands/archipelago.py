@@ -90,6 +90,21 @@ def fall_silent(membership: MembershipView) -> None:
         membership._take_place = lambda store: None
 
 
+def is_awaited(event: Any) -> bool:
+    """Whether a thread waits for it. One that has just been woken is at work."""
+    with event._cond:
+        return not event.is_set() and bool(event._cond._waiters)
+
+
+def are_idle(trained: Sequence["Trained"]) -> bool:
+    """Whether nobody asks any more, and what was under way has ended at both ends.
+
+    At the second look no asker has anything to do. So nothing begins at one of them
+    while another is looked at, and what is still under way at the asked end is seen.
+    """
+    return all(one.is_idle for one in trained) and all(one.is_idle for one in trained)
+
+
 class Trained:
     """An island over one vector, and its steps."""
 
@@ -150,16 +165,11 @@ class Trained:
     @property
     def is_idle(self) -> bool:
         engine = self.island.engine
-        lines = [*engine._traffic._under_way.values()]
-        return not (
-            any(
-                one.called.is_set()
-                for one in engine.peers_by_section[0]._askers.values()
-            )
-            or any(
-                o.in_line or o.requests or o._requested or o._admitted for o in lines
-            )
-            or any(line.total() for line in lines)
+        sections, lines = engine.peers_by_section, engine._traffic._under_way.values()
+        askers = [asker for peers in sections for asker in peers._askers.values()]
+        return all(is_awaited(asker.called) for asker in askers) and not any(
+            o.in_line or o.requests or o._requested or o._admitted or o.total()
+            for o in [*lines]
         )
 
     def cut_off(self) -> None:
@@ -176,11 +186,27 @@ class Trained:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Its membership stands still, for so long that others evict it."""
-        with self.membership._state:
+        """Its membership stands still, for so long that others evict it.
+
+        It does so between two turns: one under way could still change the list.
+        """
+        membership = self.membership
+        rest, rests, goes_on = membership._rest, threading.Event(), threading.Event()
+
+        def rest_for_long() -> None:
+            rests.set()
+            assert membership._state.wait_for(goes_on.is_set, PATIENCE_S)
+            rest()
+
+        membership._rest = rest_for_long
+        assert rests.wait(PATIENCE_S)
+        membership._rest = rest
+        with membership._state:
             yield
+            goes_on.set()
+            membership._state.notify_all()
         # Its training, which would be stopped too, goes on after the turn held up.
-        assert self.membership.refresh(PATIENCE_S)
+        assert membership.refresh(PATIENCE_S)
 
     def until_it_has_rejoined(self, others: Sequence["Trained"] = ()) -> Position:
         """Trains, as others do, until it has taken up their weights."""

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from lightning_adpsgd import HADPSGDFabricStrategy
-from lightning_adpsgd.islands import island
+from lightning_adpsgd.islands import island, joining
 from lightning_adpsgd.islands.member_list import Heartbeat
 from tests.faults.world import world
-from tests.helpers import PATIENCE_S, Outcome, forked
+from tests.helpers import PATIENCE_S, Outcome, engine_threads, forked
+from tests.islands.archipelago import Server
 from tests.strategy.fabric_learners import Slope, launched, sgd, strategy_of
 
 ROW = torch.ones(1, 3, dtype=torch.float64)
@@ -96,6 +97,35 @@ def test_an_island_of_one_learner_trains_no_module_that_it_set_up_frozen() -> No
 
     (outcome,) = forked(1, program)
     assert "again with `fabric.setup`" in outcome.value
+
+
+def test_an_island_whose_start_was_interrupted_is_set_up_again() -> None:
+    """Somebody presses Ctrl-C in a notebook, starts the rendezvous, and goes on."""
+
+    def program(rank: int) -> tuple[bool, Any, int]:
+        object.__setattr__(island._TIMEOUTS, "heartbeat", Heartbeat(empty_s=0.2))
+        server, module = Server(), Slope()
+        strategy = HADPSGDFabricStrategy(islands=str(server.address))
+        fabric = launched(strategy, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(joining.Joining, "await_number", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                fabric.setup(module, sgd(module))
+        left = engine_threads(), strategy.position
+        server.start()
+        fabric.setup(module, sgd(module))
+        (job,) = strategy.jobs.running
+        assert job.island is not None
+        is_in = job.island.membership.is_in
+        (consensus,) = strategy.finish()
+        server.stop()
+        return is_in, left, consensus.members
+
+    assert forked(1, program) == [Outcome((True, ([], None), 1), "", 0)]
+
+
+def _interrupt(_: joining.Joining) -> None:
+    raise KeyboardInterrupt
 
 
 def test_islands_of_fabric_meet_over_one_module_at_a_time() -> None:

@@ -302,6 +302,7 @@ def test_a_mean_takes_no_longer_than_its_time_and_leaves_out_who_refuses(
         ),
         _connections=SimpleNamespace(pull=pull),
         _timeouts=Timeouts(pull=timedelta(seconds=20), mean=timedelta(seconds=40.5)),
+        _origin="",
     )
     mean = island.mean()
     assert asked == [(1, 20.0), (2, 20.0), (3, 20.0), (4, 0.5)]

@@ -36,6 +36,7 @@ from tests.islands.archipelago import (
     Server,
     Trained,
     archipelago,
+    are_idle,
     rendezvous,
     total,
     train_until,
@@ -49,7 +50,7 @@ def all_see(trained: Sequence[Trained], num: int) -> None:
 
 def quiet(trained: Sequence[Trained]) -> None:
     """Nobody asks any more, and what was under way has ended at both ends."""
-    until(lambda: all(one.is_idle for one in trained), "the end of exchanges")
+    until(lambda: are_idle(trained), "the end of exchanges")
 
 
 def at_once(trained: Sequence[Trained], rows: Tensor) -> None:
@@ -576,6 +577,38 @@ def test_untrained_weights_replace_no_trained_ones(stopped_s: float) -> None:
         for one in everybody:
             assert torch.equal(one.vector, rows[0])
         joiner.island.stop()
+
+
+def test_a_mean_has_no_weights_of_a_training_for_which_an_island_gives_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It validates while it still waits for theirs, and names no training meanwhile."""
+    asks, gate, take = *_events(2), Joining.weights_of_neighbours
+
+    def take_late(joining: Joining) -> Any:
+        asks.set()
+        assert gate.wait(PATIENCE_S)
+        return take(joining)
+
+    rows = random_rows(3)
+    with rendezvous() as server, archipelago(server, rows[:2]) as trained:
+        all_see(trained, 2)
+        for one in trained:
+            one.island.engine.members.position = Position(100_000)
+        with trained[0].stopped(), trained[1].stopped(), _emptied(server):
+            behind = Trained(server, rows[2])
+            behind.island.start()
+        monkeypatch.setattr(Joining, "weights_of_neighbours", take_late)
+        assert asks.wait(PATIENCE_S)
+        until(lambda: len(behind.listed) == 2, "the list of the others")
+        mean = behind.island.mean()
+        assert (mean.members, mean.spread) == (1, 0.0)
+        assert torch.equal(torch.cat(mean.values), rows[2])
+        gate.set()
+        behind.until_it_has_rejoined(trained)
+        all_see([*trained, behind], 3)
+        assert behind.island.mean().members == 3
+        behind.island.stop()
 
 
 @contextmanager

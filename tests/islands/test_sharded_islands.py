@@ -34,6 +34,7 @@ from tests.islands.archipelago import (
     PATIENCE,
     Server,
     Trained,
+    are_idle,
     rendezvous,
 )
 from tests.islands.test_wide_islands import (
@@ -98,7 +99,7 @@ def test_steps_alone_change_the_sum_of_each_shard() -> None:
             for s, island in enumerate(islands):
                 step(island, 0.1 * s if number < 10 else 0.0)
         train_together(islands, lambda: all(o.exchanges > 3 for o in learners))
-        until(lambda: all(one.is_idle for one in learners), "the last exchanges")
+        until(lambda: are_idle(learners), "the last exchanges")
         after = torch.stack([row_of(island) for island in islands])
         torch.testing.assert_close(after.sum(0), rows.sum(0) + 10 * 0.3)
         assert (after - rows).abs().max() > 0.1

@@ -20,7 +20,7 @@ from tests.helpers import (
     together,
     until,
 )
-from tests.islands.archipelago import Server, Trained, rendezvous
+from tests.islands.archipelago import Server, Trained, are_idle, rendezvous
 
 Wide = list[Trained]
 """The learners of one island."""
@@ -185,7 +185,7 @@ def test_one_learner_is_told_to_leave_and_all_do_at_one_step() -> None:
         assert not any(one.island.engine.leaves for one in leaving)
         train_together([leaving], lambda: any(o.island.engine.leaves for o in leaving))
         assert all(one.island.engine.leaves for one in leaving)
-        until(lambda: all(one.is_idle for one in learners), "the last exchanges")
+        until(lambda: are_idle(learners), "the last exchanges")
         left = torch.cat([*shard_of(staying[0]), *shard_of(staying[1])])
         together([one.island.depart for one in leaving])
         for one in leaving:

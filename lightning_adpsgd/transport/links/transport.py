@@ -7,6 +7,7 @@ concerns one lane of one peer, and the next handshake replaces that lane.
 import socket
 import threading
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 
 from torch import Tensor
@@ -31,6 +32,8 @@ from lightning_adpsgd.transport.links.sockets import (
     tune,
 )
 
+_REPLACED = "the peer has connected again"
+
 
 class LinkTransport(Transport):
     """Messages between super-learners that may come and go.
@@ -40,6 +43,8 @@ class LinkTransport(Transport):
     thread that used the old one gets `PeerLost` once, and any thread may use the new
     one. `info.member` is the number of this super-learner.
     """
+
+    _bound: Connection | None = None
 
     def __init__(self, info: PeerInfo, credentials: Credentials) -> None:
         self.index, self._info, self._credentials = info.member, info, credentials
@@ -61,7 +66,8 @@ class LinkTransport(Transport):
         wanted = Wanted(number, incarnation, str(address))
         try:
             sock, info = self._dial(address, deadline, wanted)
-            _break_off(self._lanes.put(number, lane, sock, info.incarnation))
+            if replaced := self._lanes.put(number, lane, sock, info.incarnation):
+                replaced.break_off(_REPLACED)
         except (OSError, Malformed) as error:
             raise PeerLost(number, doing, str(error), evidence_of(error)) from error
         except Refused as error:
@@ -104,7 +110,8 @@ class LinkTransport(Transport):
                 raise
             finally:
                 # Only now: `on_lane` may tell who waits on it that it is no loss.
-                _break_off(replaced)
+                if replaced is not None:
+                    replaced.break_off(_REPLACED)
 
         self._credentials.check_address(address.host)
         listener = Listener(address, welcome)
@@ -140,12 +147,19 @@ class LinkTransport(Transport):
         self._lanes.close()
 
     @override
+    def bound(self, peer: int, lane: int) -> "LinkTransport":
+        # A thread may get the processor for the first time after its lane was replaced.
+        bound = copy(self)
+        bound._bound, _ = self._lanes.find(peer, lane)
+        return bound
+
+    @override
     def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
-        return self._lanes.get(peer, lane).post_receive(into)
+        return self._lanes.get(peer, lane, self._bound).post_receive(into)
 
     @override
     def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
-        return self._lanes.get(peer, lane).post_send(tensor)
+        return self._lanes.get(peer, lane, self._bound).post_send(tensor)
 
     @override
     def post_mean(self, vector: Tensor) -> Pending:
@@ -211,13 +225,8 @@ class LinkTransport(Transport):
         return wrapped
 
 
-def _break_off(replaced: Connection | None) -> None:
-    if replaced is not None:
-        replaced.break_off("the peer has connected again")
-
-
 class _OpenConnections:
-    """The connections, by peer and lane, with the incarnations; `_lock` guards them.
+    """The connections, by peer and lane, with the incarnations; `_lock` guards changes.
 
     When a lane is replaced, each thread that has used it gets `PeerLost` once, even if
     much later. So its pending messages never enter the new connection.
@@ -230,15 +239,17 @@ class _OpenConnections:
         self._used = _Used()
         self._closed = False
 
-    def get(self, peer: int, lane: int) -> Connection:
+    def find(self, peer: int, lane: int) -> "tuple[Connection | None, str]":
+        return self._connections.get((peer, lane), (None, ""))
+
+    def get(self, peer: int, lane: int, bound: Connection | None = None) -> Connection:
         key = peer, lane
-        with self._lock:
-            connection, _ = self._connections.get(key, (None, ""))
-        used = self._used.connections.pop(key, connection)
+        connection, _ = self.find(peer, lane)
+        used = self._used.connections.pop(key, bound or connection)
         if connection is None:
             raise PeerLost(peer, f"using lane {lane}", "it is not connected")
         if used is not connection:
-            raise PeerLost(peer, f"using lane {lane}", "the peer has connected again")
+            raise PeerLost(peer, f"using lane {lane}", _REPLACED)
         self._used.connections[key] = connection
         return connection
 
@@ -260,8 +271,7 @@ class _OpenConnections:
 
     def holder(self, peer: int, lane: int) -> str:
         """The incarnation of the peer whose lane is connected; empty if none is."""
-        with self._lock:
-            connection, whose = self._connections.get((peer, lane), (None, ""))
+        connection, whose = self.find(peer, lane)
         is_open = connection is not None and not connection.is_broken
         return whose if is_open else ""
 

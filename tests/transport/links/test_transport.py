@@ -253,6 +253,26 @@ def test_who_used_a_lane_before_does_not_get_into_the_one_that_follows() -> None
         listener.close()
 
 
+def test_who_has_not_used_a_lane_yet_does_not_get_into_the_one_that_follows() -> None:
+    """Its thread had to wait for the processor from its start until then."""
+    with linked(2) as (first, second):
+        lane, accepted = lane_of(0, 1), threading.Semaphore(0)
+        listener = second.listen(LOOPBACK, lambda *_: accepted.release())
+        asks, answers = first.bound(1, lane), second.bound(0, lane)
+        first.connect(1, listener.address)
+        assert accepted.acquire(timeout=PATIENCE_S)
+        for _ in range(2):
+            with pytest.raises(PeerLost, match="the peer has connected again"):
+                asks.post_send(1, lane, torch.zeros(1))
+            with pytest.raises(PeerLost, match="the peer has connected again"):
+                answers.post_receive(0, lane, torch.zeros(1))
+        into = torch.zeros(1)
+        first.bound(1, lane).post_send(1, lane, torch.ones(1)).wait(PATIENCE)
+        second.bound(0, lane).post_receive(0, lane, into).wait(PATIENCE)
+        assert into.item() == 1
+        listener.close()
+
+
 def test_one_lane_can_be_ended_by_itself() -> None:
     with linked(2) as (first, second):
         assert second.callers() == [0]
