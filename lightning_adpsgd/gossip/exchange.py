@@ -209,15 +209,21 @@ class Lane:
         self.channel.wait([self._post_hearing(), self._post_word(REQUEST, 0)])
         self.channel.open(self._theirs)
 
-    def ask(self, num_under_way: int, step_seconds: float = math.inf) -> Outcome:
+    def ask(
+        self,
+        num_under_way: int,
+        step_seconds: float = math.inf,
+        cores_idle: bool = False,
+    ) -> Outcome:
         """Asks for an exchange and makes it.
 
         Args:
             num_under_way: number of exchanges under way at this end, with this one.
             step_seconds: duration of a step; an exchange that would be long beside it
                 takes another form.
+            cores_idle: whether no thread of this machine waits for a core.
         """
-        form = self._choice.choose(step_seconds)
+        form = self._choice.choose(step_seconds, cores_idle)
         begin, worked = time.monotonic(), time.thread_time()
         steps = self._replica.step - self._last_steps[self.channel.peer]
         word = self._post_word(ASKS[form], num_under_way, steps)

@@ -16,8 +16,9 @@ from lightning_adpsgd.weights.replica import PART_ELEMENTS, Chunk, Part, Replica
 
 # An exchange of fewer bytes takes mostly latency, which no form reduces.
 WORTH_BYTES = 1 << 18
-# In steps: an exchange that would take longer uses fewer bits, or short messages.
-LONG, _LONGER = 0.5, 1.0
+# In steps: an exchange that would take longer uses fewer bits, or short messages. These
+# take more of a core: less than a step suffices if nobody waits for one.
+LONG, _LONGER, _LONGER_IF_IDLE = 0.5, 1.0, 0.25
 # One exchange in this many is a form wider, to find out whether the link is faster.
 _TRY_EVERY = 64
 # Short messages of an exchange, of which three are in flight or await verdicts.
@@ -87,29 +88,24 @@ class FormChoice:
         self._seconds = [math.inf] * len(sizes)
         self._guesses = [math.inf] * len(sizes)
         self._taken = set[int]()
-        # In steps. The last form has no limit: it is for everything longer.
-        self._limits = [LONG] * (len(sizes) - 2) + [_LONGER]
 
-    def choose(self, step_seconds: float) -> int:
+    def choose(self, step_seconds: float, cores_idle: bool = False) -> int:
         """The number of the next exchange's form; to be called once for each."""
         if self._sizes[0] < WORTH_BYTES:
             return 0
         self._calls += 1
-        unit = max(step_seconds, 2 * self._round_trip)
-        form = self._widest(self._seconds, unit)
+        long_s = max(LONG * step_seconds, self._round_trip)
+        longer = _LONGER_IF_IDLE if cores_idle else _LONGER
+        longer_s = max(longer * step_seconds, 2 * self._round_trip)
+        # The last form has no limit: it is for everything longer.
+        limits = [long_s] * (len(self._sizes) - 2) + [longer_s]
+        form = _widest(self._seconds, limits)
         # Also the second, fourth, eighth and so on, because little is known at first.
         of_few = self._calls > 1 and self._calls.bit_count() == 1
-        if not (of_few or self._calls % _TRY_EVERY == 0):
+        if not of_few and self._calls % _TRY_EVERY != 0:
             return form
-        next_one = form if form == len(self._limits) else max(0, form - 1)
-        return min(next_one, self._widest(self._guesses, unit))
-
-    def _widest(self, seconds: Sequence[float], unit: float) -> int:
-        """The widest form that takes few enough seconds."""
-        for form, limit in enumerate(self._limits):
-            if seconds[form] < limit * unit:
-                return form
-        return len(self._limits)
+        next_one = form if form == len(limits) else max(0, form - 1)
+        return min(next_one, _widest(self._guesses, limits))
 
     def took(
         self,
@@ -134,3 +130,11 @@ class FormChoice:
             self._seconds[wider] = min(self._seconds[wider], beyond * times)
             if wider not in self._taken:
                 self._guesses[wider] = link * times
+
+
+def _widest(seconds: Sequence[float], limits: Sequence[float]) -> int:
+    """The widest form that takes few enough seconds."""
+    for form, limit in enumerate(limits):
+        if seconds[form] < limit:
+            return form
+    return len(limits)

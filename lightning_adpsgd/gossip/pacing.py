@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 60.0
 # Fewer exchanges per step than this are reported after this time.
 _REPORT_AFTER_S, _RARE = 60.0, 0.2
+# Cores are idle where threads wait for one during less of an exchange than this.
+_CROWDED = 0.2
 # The number of step boundaries from which the duration of a step is computed.
 _STEPS = 6
 # Where Linux reports for how long threads have waited for a core.
@@ -53,7 +55,12 @@ class CoreShare:
         # When all charges are paid off; cost of the last exchange; how much of running
         # exchanges is prepaid; until when `bound_s` covers waits.
         self._even_at, self._cost, self._ahead = 0.0, 0.0, 0.0
-        self._counted_to = 0.0
+        self._counted_to, self._crowding = 0.0, 1.0  # and that of the last exchange
+
+    @property
+    def are_idle(self) -> bool:
+        """Whether the last exchange took from nobody, or there is no bound."""
+        return self._share == 1 or self._crowding < _CROWDED
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
@@ -67,6 +74,7 @@ class CoreShare:
             if self._slowdown is not None:
                 work = min(work, self._slowdown.taken_s(seconds, self._share))
             crowded = 1.0 if self._in_full else crowding(waited, waiting_s(), seconds)
+            self._crowding = crowded
             self.spent(work * crowded)
 
     def stepped(self, now: float) -> None:

@@ -302,7 +302,9 @@ class Asker:
     def _make(self, admitted: bool) -> bool:
         return self._traffic.make(
             self._peer,
-            lambda number: self._lane.ask(number, self._traffic.step_seconds),
+            lambda number: self._lane.ask(
+                number, self._traffic.step_seconds, self._traffic.cores.are_idle
+            ),
             section=self._section,
             admitted=admitted,
         )

@@ -437,7 +437,7 @@ ON_THE_WIRE = {
 def bytes_sent(ends: list[End], form: int) -> list[int]:
     """The length of each message that the asking end sends in a form."""
     sent, (asks, _) = list[int](), ends
-    asks.lane._choice.choose = lambda step_seconds: form  # pyright: ignore
+    asks.lane._choice.choose = lambda *_: form  # pyright: ignore
     transport: Any = asks.lane.channel.transport
     with pytest.MonkeyPatch.context() as patch:
         post = transport.post_send

@@ -32,6 +32,22 @@ def test_an_exchange_longer_than_a_step_goes_in_short_messages() -> None:
     assert [choice.choose(seconds) for seconds in (0.9, 1.1)] == [1, 0]
 
 
+def test_where_cores_are_idle_a_quarter_of_a_step_is_enough() -> None:
+    choice = FormChoice([4 * BIG, 4 * BIG])
+    choice.took(1, 1.0)
+    chosen = [choice.choose(seconds, cores_idle=True) for seconds in (3.9, 4.1)]
+    assert chosen == [1, 0]
+    assert choice.choose(3.9, cores_idle=False) == 0
+
+
+def test_idle_cores_do_not_shorten_messages_over_a_long_link() -> None:
+    """Steps of 0.1 s and round trips of 0.2 s, of which short messages take four."""
+    choice = FormChoice([4 * BIG, 4 * BIG], num_messages=(1, 8))
+    for seconds, form in ((0.5, 0), (0.7, 1)):
+        choice.took(0, seconds, round_trip=0.2)
+        assert choice.choose(0.1, cores_idle=True) == form
+
+
 def test_a_wider_form_that_is_faster_than_its_bytes_say_is_found_by_a_try() -> None:
     choice = FormChoice(AUTO)
     taken = (0.3, 0.3, 0.4, 0.4)  # latency is most of it

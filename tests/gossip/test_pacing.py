@@ -76,6 +76,24 @@ def test_beside_idle_cores_exchanges_are_free(clock: Clock, cores: CoreShare) ->
     assert cores.bound_s == 0
 
 
+def test_cores_are_idle_if_nobody_waited_during_the_last_exchange(
+    clock: Clock, cores: CoreShare
+) -> None:
+    assert not cores.are_idle
+    for waiting, idle in ((0.1, True), (0.9, False), (0.0, True)):
+        with cores.exchange():
+            clock.run(2.0, work=0.01, waiting=waiting)
+        assert cores.are_idle == idle
+
+
+def test_without_a_bound_cores_count_as_idle(clock: Clock) -> None:
+    cores = CoreShare(share=1.0)
+    assert cores.are_idle
+    with cores.exchange():
+        clock.run(2.0, work=0.01, waiting=2.0)
+    assert cores.are_idle
+
+
 @pytest.mark.parametrize("waiting", [0.25, 1.0])
 def test_where_threads_wait_for_a_core_exchanges_keep_to_their_share(
     clock: Clock, cores: CoreShare, waiting: float
