@@ -7,6 +7,7 @@ tree holds the arguments, per finished conversation its record, and the lock of 
 process that writes. The system frees the lock when that process ends, however it does.
 """
 
+import errno
 import fcntl
 import json
 import math
@@ -57,6 +58,8 @@ _NUMBERS = {
 _MAX_TRAINING_CALLS = 9999 - 2000
 _STATE = ".generated"
 _ARGUMENTS, _LOCK = "arguments.json", "lock"
+# What network file systems say that have no locks: there, one command is trusted.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 
 
 def write_corpus(
@@ -148,6 +151,9 @@ def _alone(tree: Path) -> Iterator[None]:
                 f"`tree` {tree} is being written by another process (it holds {lock}): "
                 "wait until that has ended, or give another folder"
             ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
         yield
 
 

@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import json
 import shutil
@@ -6,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -214,6 +216,18 @@ def test_a_second_command_in_one_folder_is_refused_with_the_remedy(tmp_path, cap
     assert told.startswith(f"recipes.generated: `tree` {copy} is being written by ano")
     assert told.endswith("wait until that has ended, or give another folder\n")
     assert files(copy) == {".generated/lock": b""}
+
+
+def test_a_folder_without_locks_is_written_all_the_same(tree, tmp_path, monkeypatch):
+    copy = tmp_path / "copy"
+    shutil.copytree(tree, copy)
+    refuse = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    monkeypatch.setattr(corpus.fcntl, "flock", refuse)
+    corpus.write_corpus(copy, **MINUTE)
+    assert files(copy) == files(tree)
+    refuse.side_effect = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(OSError, match="Input/output"):
+        corpus.write_corpus(copy, **MINUTE)
 
 
 def test_a_killed_command_leaves_nothing_that_the_next_one_stumbles_over(

@@ -151,6 +151,23 @@ def test_sound_that_the_tables_name_elsewhere_counts_and_is_named(
     assert _run(data, "features") == 0
 
 
+def test_sound_elsewhere_that_is_put_away_after_the_features_is_no_change(data: Path):
+    assert _run(data, "features") == 0
+    sounds = data.parent / "sounds"
+    sounds.rename(data.parent / "away")
+    assert _run(data, "features") == 0
+    (data.parent / "away").rename(sounds)
+    assert _run(data, "features") == 0
+
+
+def test_sound_elsewhere_that_was_missing_and_is_there_is_a_change(data: Path):
+    sound = data.parent / "sounds/anna0.wav"
+    away = sound.rename(data.parent / "anna0.wav")
+    assert _run(data, "check") == 0
+    away.rename(sound)
+    assert _run(data, "check") == 1
+
+
 def test_alignments_with_kaldis_names_are_the_labels(data: Path):
     assert _run(data, "lm") == 0
     assert _run(data, "features") == 0

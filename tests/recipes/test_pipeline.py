@@ -739,8 +739,10 @@ def test_what_a_stage_left_and_nobody_touched_is_not_read_again(
         run_stages(settings, Recorder().stages(), last="lm")
 
 
-def test_what_weights_and_biases_still_writes_is_no_change(settings: Settings):
-    name = "logs/attempt_0/wandb/debug.log"
+@pytest.mark.parametrize(
+    "name", ["logs/attempt_0/wandb/debug.log", "timeline/7.timeline.csv"]
+)
+def test_what_others_still_write_is_no_change(settings: Settings, name: str):
 
     def train(settings: Settings, output: Path) -> None:
         (output / name).parent.mkdir(parents=True)
@@ -756,6 +758,53 @@ def test_what_weights_and_biases_still_writes_is_no_change(settings: Settings):
     with pytest.raises(ZeroDivisionError) as error:
         run_stages(settings, stages)
     assert not hasattr(error.value, "__notes__")
+
+
+def test_a_copy_goes_on_without_a_look_at_large_shards_of_frames(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    def features(settings: Settings, output: Path) -> None:
+        (output / "frames.json").write_text("2 files")
+        with (output / "frames.0000.bin").open("wb") as file:
+            file.truncate(contents.MOST_WHOLE + 1)
+
+    def align(settings: Settings, output: Path) -> None:
+        (output / "labels.json").write_text("[]")
+
+    stages = (
+        Stage("features", "f", features),
+        Stage("align", "a", align, ("features",)),
+    )
+    run_stages(settings, stages)
+    copy = dataclasses.replace(settings, out=settings.out.with_name("copy"))
+    shutil.copytree(settings.out, copy.out)
+    for path in copy.directory("features").glob("frames.*"):
+        path.touch()
+    read, digest = list[str](), contents._digest
+
+    def look(path: Path, size: int, whole: bool) -> str:
+        read.append(path.name)
+        return digest(path, size, whole)
+
+    monkeypatch.setattr(contents, "_digest", look)
+    run_stages(copy, stages)
+    assert read == ["frames.json"]
+
+
+def test_a_finished_copy_on_a_folder_that_can_only_be_read_is_no_error(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    recorder = Recorder()
+    run_stages(settings, recorder.stages())
+    for name in ("check", "lm"):
+        text = settings.directory(name) / "text"
+        os.utime(text, (1, 1))
+    monkeypatch.setattr(contents, "_CLOCK_NS", -(10**12))  # as if it were later
+    refuse = Mock(side_effect=OSError(errno.EROFS, "Read-only file system"))
+    monkeypatch.setattr(contents, "write_json", refuse)
+    run_stages(settings, recorder.stages())
+    assert refuse.called
+    assert recorder.calls == ["check", "lm", "train"]
 
 
 def test_a_file_beside_those_of_a_finished_stage_is_no_change(settings: Settings):

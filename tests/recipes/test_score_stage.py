@@ -86,6 +86,20 @@ def test_parts_are_counted_without_hubscr(settings, monkeypatch, capsys):
     assert "en_3 A" in said
 
 
+def test_a_word_in_another_unicode_form_is_no_error(settings, monkeypatch):
+    monkeypatch.setattr(scoring, "find_hubscr", lambda: None)
+    prepared, decoded = settings.directory("prepare"), settings.directory("decode")
+    apart, joined = "se\u0301", "s\xe9"
+    # What the lexicon has in NFC, its reference in NFD, and the other way round.
+    (prepared / "eval.stm").write_text(STM.replace("SO", apart))
+    (decoded / "swb.ctm").write_text(SWB.replace("so", joined))
+    (decoded / "ch.ctm").write_text(CH.replace("yes", "ye\u0301s"))
+    stm = (prepared / "eval.stm").read_text().replace("YES", "Y\xe9S")
+    (prepared / "eval.stm").write_text(stm)
+    (prepared / "eval.glm").write_text(f";;\n{apart} => {joined}\n")
+    assert errors_of(run(settings)) == EXPECTED
+
+
 @pytest.mark.skipif(find_hubscr() is None, reason="NIST's SCTK is not installed")
 def test_hubscr_and_the_own_scorer_agree_and_nist_is_named(settings):
     report = run(settings)

@@ -27,6 +27,7 @@ from lightning_adpsgd.asr.corpora.turns import (
     parse_times,
     read_lines,
 )
+from lightning_adpsgd.asr.corpora.utf8 import in_one_form
 
 FOREIGN = "in another language, marked < >"
 # Removed marks come first, so that their contents are not mistaken for other marks.
@@ -47,7 +48,7 @@ def normalise_callhome(text: str) -> tuple[str, ...]:
     """The words of a turn that was understood completely."""
     # A sign that no mark contains stands for sounds while the marks are removed.
     plain = _SOUND.sub(" \1 ", _LAUGHTER.sub(" \2 ", _GONE.sub(" ", text)))
-    tokens = _MARKS.sub(" ", plain).lower().split()
+    tokens = in_one_form(_MARKS.sub(" ", plain)).split()
     words = (_normalise(token) for token in tokens)
     return tuple(word for word in words if word)
 

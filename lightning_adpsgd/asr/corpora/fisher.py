@@ -20,6 +20,7 @@ from lightning_adpsgd.asr.corpora.turns import (
     parse_times,
     read_lines,
 )
+from lightning_adpsgd.asr.corpora.utf8 import in_one_form
 
 NOT_UNDERSTOOD = "not understood by the transcriber, marked (( ))"
 _NOISES = {"[laugh]": "[laughter]", "[laughter]": "[laughter]"}
@@ -37,7 +38,7 @@ def normalise_fisher(text: str) -> tuple[str, ...] | None:
     """The words of a line; None for one that was not understood."""
     if "((" in text:
         return None
-    plain = _PUNCTUATION.sub(" ", _LEFT_OUT.sub(" ", text.lower()))
+    plain = _PUNCTUATION.sub(" ", _LEFT_OUT.sub(" ", in_one_form(text)))
     words = (_normalise(token) for token in plain.split())
     return tuple(word for word in words if word)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped
 from lightning_adpsgd.asr.corpora.turns import LINE_LEFT_OUT, parse_times, read_lines
+from lightning_adpsgd.asr.corpora.utf8 import in_one_form
 
 PARTS = {"swb": "sw_", "ch": "en_"}
 _IGNORED = "ignore_time_segment_in_scoring"
@@ -126,12 +127,12 @@ def extended(segments: Iterable[EvalSegment], seconds: float) -> list[EvalSegmen
 
 
 def reference_words(text: str) -> tuple[str, ...]:
-    """The words of a reference that must be recognised, in lower case.
+    """The words of a reference that must be recognised, in lower case and NFC.
 
     Labels `<O,sw,M>` and asides are removed. Of alternatives `{ a / b }`, only the
     first is kept. Words in parentheses, whose deletion is not an error, are left out.
     """
-    text = _ASIDE.sub(" ", text.lower())
+    text = _ASIDE.sub(" ", in_one_form(text))
     text = re.sub(r"^\s*<[^>]*>", " ", text)
     text = text.replace("((", "(").replace("))", ")")
     text = _OPTIONAL.sub(" ", _ALTERNATIVES.sub(r" \1 ", text))

@@ -9,9 +9,9 @@ those with which held-out sentences are likeliest, by expectation maximisation.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from lightning_adpsgd.asr.corpora.utf8 import composed
+from lightning_adpsgd.asr.corpora.utf8 import composed, in_one_form
 from lightning_adpsgd.asr.language.ngram import BEGIN, END, Ngram, NgramModel
 from lightning_adpsgd.asr.language.pruning import normalised
 
@@ -46,16 +46,26 @@ def in_lower_case(model: NgramModel) -> NgramModel:
     return _folded(model, str.lower, "case")
 
 
-def in_nfc(model: NgramModel) -> NgramModel:
+def in_nfc(model: NgramModel, vocabulary: Collection[str] | None = None) -> NgramModel:
     """The model with its words in NFC.
 
+    Args:
+        model: The model.
+        vocabulary: Words in NFC and lower case; others of the model stay as they are.
+            None: all words are in it.
+
     Raises:
-        ValueError: Words differ in their Unicode form alone.
+        ValueError: Words of the vocabulary differ in their Unicode form alone.
     """
+
+    def fold(word: str) -> str:
+        is_in = vocabulary is None or in_one_form(word) in vocabulary
+        return composed(word) if is_in else word
+
     words = (ngram[0] for ngram in model.log10_probabilities if len(ngram) == 1)
-    if all(word == composed(word) for word in words):
+    if all(word == fold(word) for word in words):
         return model
-    return _folded(model, composed, "their Unicode form (NFC, NFD)")
+    return _folded(model, fold, "their Unicode form (NFC, NFD)")
 
 
 def _folded(model: NgramModel, fold: Callable[[str], str], what: str) -> NgramModel:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lightning_adpsgd.asr.corpora.utf8 import composed
 from lightning_adpsgd.asr.scoring.errors import ScoringError
 
 _BLANKS = " \t\n\r\f\v"
@@ -127,14 +128,14 @@ NO_RULES = Glm(RuleSet(), RuleSet())
 
 
 def read_glm(path: str | Path) -> Glm:
-    """Reads a global mapping file.
+    """Reads a global mapping file, in NFC as words are.
 
     Raises:
         ScoringError: A line is not a rule; NIST's tools would stop there too.
         OSError: The file cannot be read.
     """
     text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
-    return parse_glm(text.split("\n"), str(path))
+    return parse_glm(composed(text).split("\n"), str(path))
 
 
 def parse_glm(text: Iterable[str], name: str) -> Glm:

@@ -9,6 +9,7 @@ they are: in other languages `er` and `um` are words.
 from collections.abc import Iterable, Mapping, Sequence
 
 from lightning_adpsgd.asr.corpora.acronyms import letters_of
+from lightning_adpsgd.asr.corpora.utf8 import composed, in_one_form
 from lightning_adpsgd.asr.scoring.errors import Errors, ScoringError
 from lightning_adpsgd.asr.scoring.filters import check_optional
 from lightning_adpsgd.asr.scoring.glm import Glm
@@ -53,8 +54,8 @@ def written_words(word: str, glm: Glm | None = None) -> list[str]:
 
 
 def _as_compared(words: list[str], glm: Glm | None) -> list[str]:
-    """The words; without rules in lower case, beyond A to Z as well."""
-    return [word.lower() for word in words] if glm is None else words
+    """The words in NFC; without rules in lower case, beyond A to Z as well."""
+    return [*map(in_one_form if glm is None else composed, words)]
 
 
 def _letters(word: str) -> list[str]:
@@ -138,9 +139,10 @@ def _check_marks(words: Iterable[str], glm: Glm | None, where: str) -> None:
 
 def reference_text(words: Iterable[str], glm: Glm | None = None) -> list[str]:
     """Words as in a reference, without noises; optional words in parentheses."""
-    kept = [part for word in words if not is_noise(word) for part in _letters(word)]
+    said = [part for word in words if not is_noise(word) for part in _letters(word)]
+    kept = _as_compared(said, glm)
     if glm is None:
-        return _as_compared(kept, glm)
+        return kept
     return [f"({word})" if is_optional(word) else word for word in kept]
 
 

@@ -100,9 +100,10 @@ class Contents:
         return self._of_file(path, path.suffix not in _IN_BLOCKS)
 
     def save(self) -> None:
-        """Writes the digests that are new."""
+        """Writes the digests that are new, unless the folder can only be read."""
         if self._keeps and self._is_new and self._memory.parent.is_dir():
-            write_json(self._memory, self._known)
+            with suppress(OSError):
+                write_json(self._memory, self._known)
             self._is_new = False
 
     def _of_file(self, path: Path, is_named: bool) -> str:

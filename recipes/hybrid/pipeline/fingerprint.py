@@ -167,9 +167,24 @@ def is_finished(stage: Stage, settings: Settings, wanted: dict[str, Any]) -> boo
         return False
     if (before := _as_before(stage, stamp)) != stage:
         wanted = fingerprint_of(before, settings)
+    wanted = _without_gone_sound(stage, settings, wanted)
     newer = partial(_newer, stage, settings, folder / STAMP)
     _refuse_changes(stage, folder, stamp["fingerprint"], wanted, newer)
     return True
+
+
+def _without_gone_sound(
+    stage: Stage, settings: Settings, wanted: dict[str, Any]
+) -> dict[str, Any]:
+    """The fingerprint without the sound elsewhere, if a file of it is out of reach.
+
+    A disc of it may be put away once there are features.
+    """
+    found = stage.of_sound(settings.corpus) if stage.of_sound is not None else ()
+    if all(path.is_file() for path in found):
+        return wanted
+    others = {k: v for k, v in wanted["contents"].items() if k != _RECORDINGS}
+    return {**wanted, "contents": others}
 
 
 def _newer(stage: Stage, settings: Settings, stamp: Path) -> str:

@@ -3,18 +3,29 @@
 The stamp of a stage has the digests of its files. Only files that have changed since
 the stamp was written are read for that: of others not a byte is another, unless the
 disk has lost some. So after an unexpected error all files are read.
+
+A copy of an experiment has all of its files changed since. Its shards of frames,
+hundreds of gigabytes, are not read for that: their digests are of all their bytes.
 """
 
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipes.hybrid.pipeline.contents import UNREADABLE, Contents, digests_in
+from recipes.hybrid.pipeline.contents import (
+    MOST_WHOLE,
+    UNREADABLE,
+    Contents,
+    digests_in,
+)
 from recipes.hybrid.pipeline.fingerprint import CONTENTS, OUTPUTS, STAMP, read_stamp
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.pipeline.stage import Stage, StageError, stage_in
 
-_OF_OTHERS = "wandb"  # a folder whose own program goes on with its files
+# Folders whose files still change: what the program of one writes, and what learners
+# on other machines write at their end, while the leader finishes the stage.
+_OF_OTHERS = {"wandb", "timeline"}
+_SHARDS = ".bin"  # of frames
 
 
 def refuse_altered(stage: Stage, settings: Settings) -> None:
@@ -57,7 +68,7 @@ def _read_by(stage: Stage) -> list[str]:
 
 
 def _is_of_others(file: str) -> bool:
-    return _OF_OTHERS in Path(file).parts
+    return not _OF_OTHERS.isdisjoint(Path(file).parts)
 
 
 def _altered(folder: Path, found: Contents) -> Iterator[Path]:
@@ -70,7 +81,9 @@ def _altered(folder: Path, found: Contents) -> Iterator[Path]:
         if _is_of_others(name):
             continue
         with contextlib.suppress(OSError):
-            if path.stat().st_ctime_ns < since:
+            now = path.stat()
+            is_large = path.suffix == _SHARDS and now.st_size > MOST_WHOLE
+            if now.st_ctime_ns < since or is_large:
                 continue
             if found.of_output(path) not in (digest, UNREADABLE):
                 yield path

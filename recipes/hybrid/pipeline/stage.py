@@ -48,7 +48,7 @@ class Stage(NamedTuple):
         of_corpus: function for the files of the corpus that it reads beside sound;
             none: all files of the corpus count.
         of_sound: function for the files of sound that the corpus names, wherever they
-            are; none: they are all in the corpus.
+            are or were; none: they are all in the corpus.
         work: glob pattern of the files from which an interrupted one continues, where
             they are hours of work; empty: starting over is cheap.
     """

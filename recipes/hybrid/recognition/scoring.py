@@ -20,6 +20,7 @@ from typing import NamedTuple
 from lightning_adpsgd.asr.corpora.corpus import Skipped, Utterance, read_utterances
 from lightning_adpsgd.asr.corpora.hub5 import read_stm, repaired
 from lightning_adpsgd.asr.corpora.turns import all_lines
+from lightning_adpsgd.asr.corpora.utf8 import composed
 from lightning_adpsgd.asr.scoring import (
     Errors,
     Glm,
@@ -234,10 +235,10 @@ def _line_side(line: str) -> tuple[str, str]:
 
 
 def _repaired(line: str) -> str:
-    """Without asides and doubled parentheses, as in Kaldi; channels A and B."""
+    """Without asides and doubled parentheses, as in Kaldi; channels A and B; NFC."""
     if not _is_data(line):
         return line
-    fields = repaired(line).split(maxsplit=2)
+    fields = repaired(composed(line)).split(maxsplit=2)
     channel = {"1": "A", "2": "B"}.get(fields[1]) if len(fields) == 3 else None
     file = fields[0].lower()
     return " ".join([file, channel or "".join(fields[1:2]), *fields[2:]])

@@ -268,8 +268,7 @@ def _tables(corpus: Path) -> list[Path]:
 
 
 def _recordings(corpus: Path) -> list[Path]:
-    found = {one for split in _SPLITS for one in recordings_of(corpus / split)}
-    return sorted(one for one in found if one.is_file())
+    return sorted({one for split in _SPLITS for one in recordings_of(corpus / split)})
 
 
 def _dictionary(corpus: Path) -> list[Path]:

@@ -6,7 +6,7 @@ with given weights or those with which `dev` is likeliest.
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from lightning_adpsgd.asr.corpora.corpus import Utterance
@@ -97,7 +97,8 @@ class _Sources:
         Raises:
             ValueError: It has none of them; names the file.
         """
-        model, wanted = _composed(path), set(self._vocabulary)
+        wanted = set(self._vocabulary)
+        model = _composed(path, wanted)
         found = {ngram[0] for ngram in model.log10_probabilities if len(ngram) == 1}
         if found & wanted:
             return restricted(model, self._words)
@@ -120,10 +121,10 @@ class _Sources:
             yield str(self._chosen.arpa)
 
 
-def _composed(path: Path) -> NgramModel:
-    """The model of a file, in NFC as the lexicon's words are."""
+def _composed(path: Path, words: Collection[str]) -> NgramModel:
+    """The model of a file, with the lexicon's words in NFC as they are there."""
     try:
-        return in_nfc(read_arpa(path))
+        return in_nfc(read_arpa(path), words)
     except ValueError as error:
         named = str(error).startswith(str(path))
         raise error if named else ValueError(f"{path}: {error}") from error

@@ -27,6 +27,7 @@ from tests.asr.tiny import write_callhome_call
         ("the U.S. and N.A.S.A.", "the u._s. and n._a._s._a."),
         ("mhm. uh-huh! &Joe's?", "mhm uh-huh joe's"),
         ("caf\xe9", "caf\xe9"),
+        ("Cafe\u0301", "caf\xe9"),
         ("--", ""),
     ],
 )

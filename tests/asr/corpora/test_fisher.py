@@ -23,6 +23,7 @@ from tests.asr.tiny import CALLDATA_HEAD, write_fisher_call
         ("c._n._n. and u._s.'s b. [[skip]] [pause]", "c._n._n. and u._s.'s b."),
         ("*mandatory uh-huh, is it? <german wort>", "mandatory uh-huh is it"),
         ("i'm 'kay - mr. smith", "i'm 'kay mr smith"),
+        ("Cafe\u0301", "caf\xe9"),
         ("", ""),
         ("-", ""),
     ],

@@ -25,6 +25,7 @@ from lightning_adpsgd.asr.corpora.hub5 import (
         ("((I)) SEE (DOG-)", ("see",)),
         ("<O> <B_ASIDE> WAIT <E_ASIDE> { HE'S / HE IS } IN", ("wait", "he's", "in")),
         ("{ UH / @ } YES", ("uh", "yes")),
+        ("CAFE\u0301", ("caf\xe9",)),
         ("", ()),
     ],
 )

@@ -65,6 +65,16 @@ def test_a_model_in_nfd_is_that_of_the_same_words():
     assert in_nfc(ONE) is ONE
 
 
+def test_forms_of_a_word_that_nobody_needs_are_no_error():
+    both = estimate([["a", "é", "e\u0301", "N\u0303"]], 2)
+    with pytest.raises(ValueError, match=r"words .+ and .+ differ in their Unicode"):
+        in_nfc(both)
+    with pytest.raises(ValueError, match=r"words .+ and .+ differ in their Unicode"):
+        in_nfc(both, {"a", "é"})
+    kept = in_nfc(both, {"a", "ñ"})
+    assert kept == estimate([["a", "é", "e\u0301", "Ñ"]], 2)
+
+
 def test_the_weights_are_those_of_the_models_that_say_what_was_said():
     like_one = [["a", "b"], ["a", "c", "b"]] * 3
     first, second = likeliest_weights([ONE, OTHER], like_one)

@@ -229,6 +229,13 @@ def test_letters_are_told_apart_alike_in_references_and_hypotheses():
     assert score({"u": said}, {"u": heard}, glm=NO_RULES).num_errors == 0
 
 
+@pytest.mark.parametrize("glm", [None, NO_RULES])
+def test_a_word_in_another_unicode_form_is_no_error(glm):
+    forms = {"u": ["caf\xe9", "e\u0301t\xe9", "q\u0307\u0323"]}
+    others = {"u": ["cafe\u0301", "\xe9te\u0301", "q\u0323\u0307"]}
+    assert score(forms, others, glm=glm).num_errors == 0
+
+
 def test_outside_of_hub5_only_noises_count_on_neither_side():
     """In German `er`, `um` and `ach` are words, and `Vor-` is one of its spellings."""
     reference = ["er", "geht", "um", "acht", "[noise]", "Vor-", "und", "(ach)", "nach"]
