@@ -97,6 +97,7 @@ def make_groups(
         rows = [row for grid in partition.grids for row in grid]
         sharing = _own_group(rows, timeout, "gloo")
     if partition.size(dist.get_rank()) == 1:
+        retire(gradients, shards)
         gradients = shards = None
     # NCCL connects at the first operation, for which all must come; in a round of a
     # matching some may have nothing to do.
@@ -104,9 +105,8 @@ def make_groups(
         if group is not None:
             dist.all_reduce(torch.zeros(1, device=device), group=group)
     _end_retired()
-    carriers = counterparts, gradients, shards, on_device
-    hosts = texts_of_all(socket.gethostname())
-    return Groups(*carriers, partition, sections, sharing, hosts)
+    further = partition, sections, sharing, texts_of_all(socket.gethostname())
+    return Groups(counterparts, gradients, shards, on_device, *further)
 
 
 def retire(*groups: dist.ProcessGroup | None) -> None:

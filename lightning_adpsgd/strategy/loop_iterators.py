@@ -7,6 +7,7 @@ persistent workers.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, final
 
 import lightning.pytorch as pl
@@ -38,7 +39,8 @@ class LoopIterators:
     def follow(self, trainer: pl.Trainer, overrides: Overrides) -> None:
         """Notes the two places of Lightning's loops that make an iterator."""
         overrides.wrap(trainer.fit_loop, "setup_data", self._end)
-        overrides.wrap(trainer.fit_loop.epoch_loop, "on_run_start", self._start)
+        loop = trainer.fit_loop.epoch_loop
+        overrides.wrap(loop, "on_run_start", partial(self._start, loop))
 
     def expect(self, loader: Any) -> Any:
         """Notes a new loader, over which `setup_data` makes an iterator."""
@@ -49,7 +51,7 @@ class LoopIterators:
         self._are_made = self.are_early = True
         return loader
 
-    def _start(self, starts: Callable[[Any], None], data_fetcher: Any) -> None:
+    def _start(self, loop: Any, starts: Callable[..., None], data_fetcher: Any) -> None:
         def begin() -> None:
             if self._is_missing():
                 iter(data_fetcher)
@@ -58,6 +60,12 @@ class LoopIterators:
         self.are_early = False
         self._set(True)
         self._end(begin)
+        total = loop.batch_progress.total
+        if loop.restarting and total.ready > total.processed:  # a batch was under way
+            # Lightning would count it twice, and prepare once more the validation
+            # before it, which draws a random number.
+            total.reset_on_restart()
+            loop.restarting = False
 
     def _end(self, makes: Callable[..., Any], *arguments: Any) -> Any:
         try:

@@ -15,6 +15,7 @@ class Loop:
 
     def __init__(self, iterators: LoopIterators) -> None:
         self._iterators, self.found, self.fails = iterators, list[bool](), False
+        self.restarting, self.batch_progress = False, SimpleNamespace(total=None)
 
     def setup_data(self) -> None:
         self.found.append(self._iterators.are_made())

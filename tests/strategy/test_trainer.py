@@ -662,6 +662,20 @@ def test_trainings_without_a_batch_leave_no_process_groups(
     assert values(learners(2, program)) == [[2, 2, 2]] * 2
 
 
+def test_a_super_learner_of_one_beside_larger_ones_leaves_no_process_groups() -> None:
+    """torch makes each group in all its learners, and it needs none of its own."""
+
+    def program(rank: int) -> list[int]:
+        def num_groups() -> int:
+            trainer = trainer_of(gossip("ring", "sync", super_learner_size=(2, 1)), 3)
+            trainer.fit(Linear(), loader(6, rank, 3))
+            return len(dist.distributed_c10d._world.pg_map)
+
+        return [num_groups() for _ in range(3)]
+
+    assert all(len({*nums}) == 1 for nums in values(learners(3, program)))
+
+
 def test_statistics_outlive_the_training() -> None:
     def program(rank: int) -> Any:
         strategy = gossip("complete", "sync")

@@ -72,8 +72,14 @@ def resumed_from(
     if learner is not None:
         checkpoint["optimizer_states"] = learner["states"]
         checkpoint.update(learner["own"].get("lightning", {}))
-        if learner["own"].get("place", {}).get("num_batches"):
-            _go_back_into_epoch(checkpoint["loops"])
+        has_rest = learner["own"].get("place", {}).get("num_batches")
+        epochs = _epochs(checkpoint["loops"]) if has_rest else {}
+        if epochs and epochs["current"]["processed"] >= epochs["current"]["started"]:
+            # Lightning counts an epoch as processed before its end's hooks, even one
+            # that `max_steps`, a clock or a callback cut: samplers would draw the next.
+            for counts in epochs.values():  # of this run, and of all
+                counts["processed"] -= 1
+                counts["completed"] = min(counts["completed"], counts["processed"])
     batches = _batches(checkpoint.get("loops", {}))
     if _is_within_batch(batches):
         # Lightning would end the epoch at its last batch, which was under way.
@@ -107,20 +113,6 @@ def _is_within_epoch(loops: Mapping[str, Any]) -> bool:
 def _is_within_batch(batches: Mapping[str, Any]) -> bool:
     current = batches.get("current", {})
     return current.get("ready", 0) > current.get("processed", math.inf)
-
-
-def _go_back_into_epoch(loops: Mapping[str, Any]) -> None:
-    """Makes the epoch whose rest is read next the current one again.
-
-    Lightning counts an epoch as processed before its end's hooks, even one that
-    `max_steps`, a clock or a callback has cut. Samplers would draw the next one.
-    """
-    progress = _epochs(loops)
-    if progress["current"]["processed"] < progress["current"]["started"]:
-        return
-    for counts in progress.values():  # of this run, and of all
-        counts["processed"] -= 1
-        counts["completed"] = min(counts["completed"], counts["processed"])
 
 
 def _batches(loops: Mapping[str, Any]) -> dict[str, Any]:

@@ -282,6 +282,7 @@ def seen_by(
     max_steps: int = 3 * NUM_BATCHES,
     ckpt_path: Any = None,
     draws: bool = False,
+    **validation: Any,
 ) -> Seen:
     """A training in an order from common generators (`draws`), or of the epoch."""
     module, rows = Seen(), Rows(2 * NUM_BATCHES)
@@ -292,11 +293,14 @@ def seen_by(
         "max_steps": max_steps,
         "callbacks": [*callbacks],
         "max_epochs": -1,
+        **validation,
     }
     trainer = trainer_of(
         gossip(communication="sync", save_learners=True), 1, **arguments
     )
-    trainer.fit(module, DataLoader(rows, 2, sampler=sampler), ckpt_path=ckpt_path)
+    loader = DataLoader(rows, 2, sampler=sampler)
+    held_out = DataLoader(rows, 2) if validation else None
+    trainer.fit(module, loader, held_out, ckpt_path=ckpt_path)
     return module
 
 
@@ -329,6 +333,46 @@ def test_a_batch_that_has_begun_is_trained_on_after_the_resume(
     assert saved["lightning_adpsgd/samples"] == 2 * num
     torch.manual_seed(77)
     rest = seen_by(ckpt_path=path, draws=True)
+    assert rest.batches == whole.batches[num:]
+    assert rest.weight.equal(whole.weight)
+
+
+@pytest.mark.parametrize("num", [2, NUM_BATCHES - 1, NUM_BATCHES])
+def test_a_resume_within_a_batch_can_itself_be_resumed(
+    tmp_path: Path, num: int
+) -> None:
+    """Lightning goes by its totals in a save that follows the last batch."""
+    paths = [tmp_path / "first.ckpt", tmp_path / "second.ckpt"]
+    whole = seen_by(SaveWithin("on_train_batch_start", num, paths[0]), draws=True)
+    num_more = -num % NUM_BATCHES or NUM_BATCHES
+    last = SaveWithin("on_train_batch_end", num_more - 1, paths[1])
+    torch.manual_seed(77)
+    seen_by(last, ckpt_path=paths[0], draws=True)
+    torch.manual_seed(78)
+    rest = seen_by(ckpt_path=paths[1], draws=True)
+    assert rest.batches == whole.batches[num + num_more :]
+    assert rest.weight.equal(whole.weight)
+
+
+@pytest.mark.parametrize(
+    "every",
+    [
+        {"val_check_interval": 2},
+        {"val_check_interval": 3, "check_val_every_n_epoch": None},
+    ],
+    ids=["within epochs", "across epochs"],
+)
+@pytest.mark.parametrize("num", [2, 3, NUM_BATCHES])
+def test_a_resume_within_a_batch_validates_as_often_and_draws_as_much(
+    tmp_path: Path, every: dict[str, Any], num: int
+) -> None:
+    """A validation's loader draws a number; that of before the batch is over."""
+    path = tmp_path / "begun.ckpt"
+    arguments: dict[str, Any] = {"draws": True, "limit_val_batches": 1, **every}
+    saving = SaveWithin("on_train_batch_start", num, path)
+    whole = seen_by(saving, **arguments)
+    torch.manual_seed(77)
+    rest = seen_by(ckpt_path=path, **arguments)
     assert rest.batches == whole.batches[num:]
     assert rest.weight.equal(whole.weight)
 
