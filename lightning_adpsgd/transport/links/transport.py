@@ -101,8 +101,7 @@ class LinkTransport(Transport):
         """
 
         def welcome(sock: socket.socket, deadline: Deadline) -> None:
-            here = str(listener.address)
-            sock, info = self._answer(sock, deadline, here, objection)
+            sock, info = self._answer(sock, deadline, str(listener.address), objection)
             number, lane = info.member, lane_of(info.member, self.index)
             # Told of late, one that was replaced would pass for the one that stands.
             with in_turn:
