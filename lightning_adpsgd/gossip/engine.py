@@ -176,7 +176,7 @@ class Gossip(Communication):
         # off its list within seconds.
         tells = group.index == 0 and members.are_fixed
         asked = self.peers_by_section[0] if tells else None
-        self._waiting = Waiting(members, self.threads, asked, timeout)
+        self._waiting = Waiting(members, self.threads, asked, timeout, replica)
         self._boundary = pairing and Boundary(
             *(pairing, group, self.peers_by_section, self._account, self.threads),
             *(patience, timeout, self._waiting),
@@ -413,8 +413,7 @@ class Gossip(Communication):
             # The group looks for a peer by collectives, beside which none may be under
             # way.
             self._merging.begin_anew()
-            peers = self._account.peers_by_age()
-            self._quarantine.reload(peers, self._weights_of)
+            self._quarantine.reload(self._account.peers_by_age(), self._weights_of)
 
     def _weights_of(self, peer: int, seconds: float) -> list[Tensor] | None:
         self.threads.raise_if_failed()

@@ -291,10 +291,8 @@ class Lane:
             )
             posted = (exchange.post(n, parts) for n, parts in enumerate(messages))
             for crossing in one_behind(posted):
-                weight = self._end_greeting(greeting)
-                exchange.land(crossing, weight)
-            weight = self._end_greeting(greeting)
-            exchange.close(weight)
+                exchange.land(crossing, self._end_greeting(greeting))
+            exchange.close(self._end_greeting(greeting))
         self._disagreement.end()
         return exchange.outcome()
 
@@ -377,6 +375,7 @@ class _Exchange:
     def land(self, crossing: _Crossing, weight: float) -> None:
         """Judges a received message, and averages what its verdicts concern."""
         self._channel.wait(crossing.pending)
+        self._replica.landed_at = time.monotonic()
         words = self._channel.open(crossing.coming.seal)
         num_parts = len(crossing.coming.by_part)
         sums, verdicts = words[:num_parts], words[num_parts:]

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from lightning_adpsgd.gossip.members import Members
 from lightning_adpsgd.gossip.peers import Peers, Threads, silence_s
+from lightning_adpsgd.weights.replica import Replica
 
 _log = logging.getLogger(__name__)
 # How often a training thread that waits looks for silent peers.
@@ -19,6 +20,7 @@ class Waiting:
     Args:
         peers: peers whose silence this learner reports; None: it reports none.
         timeout: longest wait for a message.
+        replica: weights, which know when one has landed.
     """
 
     def __init__(
@@ -27,22 +29,23 @@ class Waiting:
         threads: Threads,
         peers: Peers | None,
         timeout: timedelta,
+        replica: Replica,
     ) -> None:
         self._members, self._threads, self._peers = members, threads, peers
-        self._timeout, self._silent = timeout, set[int]()
+        self._timeout, self._silent, self._replica = timeout, set[int](), replica
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Waits for a condition that other threads bring about.
 
         Raises:
-            RuntimeError: It does not hold after twice the timeout.
+            RuntimeError: For twice the timeout it did not hold, and no message landed.
         """
         # A message that takes longer than one timeout has ended the job before.
         limit = 2 * self._timeout.total_seconds()
-        deadline = time.monotonic() + limit
+        begin = time.monotonic()
         while not self._threads.wait_for(condition, min(_LOOK_S, limit)):
             self.warn_of_silence()
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= max(begin, self._replica.landed_at) + limit:
                 raise RuntimeError(
                     f"super-learner {self._members.live_schedule.own} waited {limit:g} "
                     f"s for {what}; raise `timeout` if the network is that slow"

@@ -351,6 +351,8 @@ class Island:
         # A member that is ahead must not pass for one that has just begun.
         if not (self._is_left_behind and self._joining.knows_all()):
             return
+        self._origin = self.membership.member.origin or self._origin
+        self.membership.describe(origin=self._origin)  # an error may have hidden it
         if not self.membership.members.by_number or self._joining.leads():
             self._come_back()
             return
@@ -366,7 +368,6 @@ class Island:
                 )
             )
             return
-        self._origin = self.membership.member.origin
         # Without an origin, it is not refused the weights of another training.
         self.membership.describe(origin="")
         self._connections.take_number()

@@ -125,8 +125,7 @@ class ConsensusModel:
         assert self._local is not None
         if not adopt:
             self._take_changed_buffers(self._local)
-            pairs = zip(self._flat.vectors, self._local, strict=True)
-            for vector, local in pairs:
+            for vector, local in zip(self._flat.vectors, self._local, strict=True):
                 vector.copy_(local)
         self._local, self._mean_buffers = None, []
         self._communication.resume()

@@ -180,8 +180,7 @@ def _group_with_shared_layers(
 ) -> SuperLearnerGroup:
     own = [weights.exchanged(dist.get_rank(sharing))]
     size = groups.partition.size(dist.get_rank())
-    places = range(weights.shared_by)
-    replicated = [[weights.replicated(place)] for place in places]
+    replicated = [[weights.replicated(place)] for place in range(weights.shared_by)]
     holders = SuperLearnerGroup(sharing, sections=replicated)
     return SuperLearnerGroup(groups.shards, False, [own] * size, holders)
 

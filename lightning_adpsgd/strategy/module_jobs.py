@@ -91,7 +91,9 @@ class ModuleJobs:
                 try:
                     job.start()
                 except BaseException as exception:
-                    self._fail(exception)  # so that the module can be set up again
+                    if not job.closed:  # so that the module can be set up again
+                        job.fail(exception)
+                        job.close()
                     raise
 
     def of_module(self, module: nn.Module) -> Job | None:
@@ -102,11 +104,8 @@ class ModuleJobs:
     def of_optimizer(self, optimizer: Optimizer) -> list[Job]:
         """The jobs of the modules whose weights an optimizer changes."""
         weights = {id(w) for group in optimizer.param_groups for w in group["params"]}
-        return [
-            job
-            for module, job in self._jobs.items()
-            if any(id(weight) in weights for weight in module.parameters())
-        ]
+        jobs = self._jobs.items()
+        return [job for one, job in jobs if weights & {*map(id, one.parameters())}]
 
     def optimizers_of(self, job: Job) -> list[Optimizer]:
         """The optimizers that change the weights of a job's module."""

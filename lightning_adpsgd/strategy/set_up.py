@@ -53,8 +53,7 @@ def set_up_job(
     flat = weights_of(module, dials, partition, kept_out)
     rank, num_learners = dist.get_rank(), dist.get_world_size()
     store = _own_store()
-    layout = flat.layout()
-    check_same_layout(store, rank, num_learners, layout, dials.start_patience)
+    check_same_layout(store, rank, num_learners, flat.layout(), dials.start_patience)
     on_device = mixes_on_device(dials, partition, flat.device)
     sections = sections_between(flat, partition)
     in_background = dials.communication == "async"

@@ -185,6 +185,7 @@ class Replica:
         part_elements: number of elements of the longest part.
         guard: `state` and, on a GPU, the order of the streams.
         step: number of optimizer steps that w has seen.
+        landed_at: time of the last message of an exchange, by `time.monotonic`.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class Replica:
         self.part_elements = min(longest, chunk_elements)
         self.guard = Guard(state, self.device)
         self._scratch: dict[torch.dtype, Tensor] = {}
-        self.step, self.wait_seconds = 0, 0.0
+        self.step, self.wait_seconds, self.landed_at = 0, 0.0, 0.0
         self.sections = [[*self._cut(section)] for section in shards]
         self.chunks = [*itertools.chain.from_iterable(self.sections)]
 

@@ -696,6 +696,17 @@ def test_one_that_has_no_peer_is_never_too_stale() -> None:
     assert_same_sum(vectors, random_rows(1)[0] + 4)
 
 
+def test_both_ends_know_when_a_message_landed() -> None:
+    vectors, gossips = engines(random_rows(2), "complete")
+    before = time.monotonic()
+    with running(gossips):
+        for vector, gossip in zip(vectors, gossips, strict=True):
+            step(vector, gossip)
+        until(lambda: all(one.statistics().exchanges for one in gossips), "exchanges")
+    for gossip in gossips:
+        assert before <= gossip.replica.landed_at <= time.monotonic()
+
+
 def test_a_too_stale_learner_waits_until_an_exchange_is_done() -> None:
     vectors = list(random_rows(2))
     held = [HeldTransport(t) for t in ThreadTransport.connect(2)]

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -211,7 +212,7 @@ def test_a_peer_that_is_silent_for_too_long_is_told_of_until_something_comes(
     clock.monotonic = lambda: clock.now
     monkeypatch.setattr(waiting_module, "time", clock)
     of_learner = played.members, played.threads, played.peers
-    waiting = Waiting(*of_learner, timedelta(seconds=4))
+    waiting = Waiting(*of_learner, timedelta(seconds=4), create_autospec(Replica))
     played.peers.answer(1)
     for now, waits_since in (
         *((101.9, 100.0), (102.1, 100.0), (103.0, 100.0)),  # 4 s are the timeout
@@ -229,6 +230,33 @@ def test_a_peer_that_is_silent_for_too_long_is_told_of_until_something_comes(
     clock.now += 60.0
     waiting.warn_of_silence()
     assert len(caplog.messages) == 2
+
+
+def test_training_waits_for_an_exchange_of_which_messages_keep_coming(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`timeout` is the longest silence, however long the whole exchange takes."""
+    clock, replica = SimpleNamespace(now=100.0), create_autospec(Replica)
+    clock.monotonic = lambda: clock.now
+    replica.landed_at = 0.0
+    monkeypatch.setattr(waiting_module, "time", clock)
+    lands, threads = [103.0, 107.0, 114.0, 121.0], create_autospec(Threads)
+
+    def look(condition: Callable[[], bool], seconds: float) -> bool:
+        clock.now += seconds
+        replica.landed_at = max([0.0, *(at for at in lands if at <= clock.now)])
+        return condition()
+
+    threads.wait_for = look
+    waiting = Waiting(played.members, threads, None, timedelta(seconds=4), replica)
+    waiting.until(lambda: clock.now >= 125.0, "its end")
+    with pytest.raises(RuntimeError, match="waited 8 s for what does not come"):
+        waiting.until(lambda: False, "what does not come")
+    assert clock.now == 125.0 + 8  # from the beginning of the wait
+    clock.now = 100.0
+    with pytest.raises(RuntimeError, match="waited 8 s for what does not come"):
+        waiting.until(lambda: False, "what does not come")
+    assert clock.now == 121.0 + 8  # from the last message
 
 
 class Waits:

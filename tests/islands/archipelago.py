@@ -24,6 +24,7 @@ from lightning_adpsgd.islands.member_list import Heartbeat, MemberList
 from lightning_adpsgd.islands.membership import Membership
 from lightning_adpsgd.islands.membership_reader import MembershipReader, MembershipView
 from lightning_adpsgd.islands.rendezvous import RendezvousAddress, serve
+from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import Schedule
@@ -207,6 +208,11 @@ class Trained:
             membership._state.notify_all()
         # Its training, which would be stopped too, goes on after the turn held up.
         assert membership.refresh(PATIENCE_S)
+
+    def average(self) -> Consensus:
+        """The mean, as a validation takes it: a vote under way has ended before."""
+        self.island.engine.settle()
+        return self.island.average()
 
     def until_it_has_rejoined(self, others: Sequence["Trained"] = ()) -> Position:
         """Trains, as others do, until it has taken up their weights."""

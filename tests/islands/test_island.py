@@ -87,6 +87,7 @@ class Apart:
             _is_left_behind=True,
             _ended=False,
             _rejoined_at=None,
+            _origin="",
         )
 
     def _describe(self, origin: str) -> None:
@@ -138,6 +139,26 @@ def test_who_gets_no_weights_stays_away_from_those_that_are_there() -> None:
     apart.found = FOUND
     apart.island._rejoin()
     assert apart.done == ["adopts", "enters"]
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_who_met_an_error_while_it_asked_belongs_to_its_training_still(
+    others: bool,
+) -> None:
+    """Back without an origin, others would average its weights with their own."""
+    apart = Apart(None)
+
+    def ask() -> Pulled | None:
+        raise RuntimeError("can't start new thread")
+
+    apart.joining.weights_of_neighbours = ask
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        apart.island._rejoin()
+    apart.joining.leads = lambda: apart.origin == "mine"
+    if not others:
+        apart.membership.members = MemberList()
+    apart.island._rejoin()
+    assert (apart.done, apart.origin) == (["enters"], "mine")
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -109,7 +109,7 @@ def test_the_mean_is_taken_shard_by_shard() -> None:
     rows = random_rows(2, length=8)
     with rendezvous() as server, begun(server, rows) as islands:
         first = islands[0]
-        found = together([lambda one=one: one.island.average() for one in first])
+        found = together([lambda one=one: one.average() for one in first])
         distance = (rows - rows.mean(0)).square().sum(1).mean().sqrt()
         mean = torch.cat([one.vector for one in first])
         torch.testing.assert_close(mean, rows.mean(0))
@@ -238,7 +238,7 @@ def test_islands_of_two_and_of_four_learners_exchange(holds_all: bool) -> None:
         if holds_all:
             for island in islands:
                 assert all(torch.equal(o.vector, row(island)) for o in island)
-        found = together([lambda o=o: o.island.average() for o in islands[0]])
+        found = together([lambda o=o: o.average() for o in islands[0]])
         assert [consensus.members for consensus in found] == [2, 2]
         torch.testing.assert_close(row(islands[0]), mean, atol=0.01, rtol=0)
 
@@ -291,7 +291,7 @@ def test_what_both_learners_have_is_equal_in_a_newcomer_and_in_the_mean() -> Non
             assert torch.equal(one.vector, rows[0])
         for one in islands[1]:
             one.vector.copy_(rows[1])
-        found = together([lambda o=o: o.island.average() for o in islands[0]])
+        found = together([lambda o=o: o.average() for o in islands[0]])
         distance = 0.5 * (rows[0] - rows[1])
         # The first three are those of two shards, which are alike here.
         square = distance.square().sum() + distance[:3].square().sum()

@@ -97,7 +97,7 @@ def test_the_mean_is_that_of_whole_islands() -> None:
             for one in island:
                 one.vector.copy_(row)
         first = islands[0]
-        found = together([lambda one=one: one.island.average() for one in first])
+        found = together([lambda one=one: one.average() for one in first])
         distance = (rows - rows.mean(0)).square().sum(1).mean().sqrt()
         for one, consensus in zip(first, found, strict=True):
             torch.testing.assert_close(one.vector, rows.mean(0))

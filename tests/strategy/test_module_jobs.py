@@ -8,7 +8,7 @@ import signal
 import weakref
 from pathlib import Path
 from typing import Any
-from unittest.mock import create_autospec
+from unittest.mock import call, create_autospec
 
 import pytest
 import torch.distributed as dist
@@ -78,6 +78,25 @@ def test_a_set_up_that_fails_can_be_tried_again() -> None:
         jobs.set_up(module, lambda: 1 // 0)  # pyright: ignore
     jobs.set_up(module, lambda: job)
     assert ([*jobs], jobs.of_module(module)) == ([job], job)
+
+
+def test_a_start_that_fails_ends_its_own_job_alone() -> None:
+    """The others train on: a program that handles the error has not ended them."""
+    jobs, running, begun, ended = (
+        ModuleJobs(),
+        *(job_that(running=True), job_that(), job_that(closed=True)),
+    )
+    modules = [nn.Linear(1, 1) for _ in range(3)]
+    for module, job in zip(modules, (running, begun, ended), strict=True):
+        jobs.set_up(module, lambda job=job: job)
+    for module, job in zip(modules[1:], (begun, ended), strict=True):
+        job.start.side_effect = error = RuntimeError("no views of the weights")
+        with pytest.raises(RuntimeError, match="no views of the weights"):
+            jobs.add_optimizer(SGD(module.parameters(), 1.0))
+        assert job.fail.call_args_list == ([] if job.closed else [call(error)])
+        assert job.close.called is not job.closed
+    running.fail.assert_not_called()
+    running.close.assert_not_called()
 
 
 def test_a_module_that_was_trained_is_let_go_and_its_job_is_not() -> None:

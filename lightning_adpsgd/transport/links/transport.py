@@ -6,7 +6,7 @@ concerns one lane of one peer, and the next handshake replaces that lane.
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ class LinkTransport(Transport):
     one. `info.member` is the number of this super-learner.
     """
 
-    _bound: Connection | None = None
+    _bound: Sequence[Connection | None] = ()
 
     def __init__(self, info: PeerInfo, credentials: Credentials) -> None:
         self.index, self._info, self._credentials = info.member, info, credentials
@@ -101,18 +101,22 @@ class LinkTransport(Transport):
         """
 
         def welcome(sock: socket.socket, deadline: Deadline) -> None:
-            here = str(listener.address)
-            number, replaced = self._answer(sock, deadline, here, objection)
-            try:
-                on_lane(number)
-            except BaseException:
-                self._lanes.drop(number, lane_of(number, self.index))
-                raise
-            finally:
-                # Only now: `on_lane` may tell who waits on it that it is no loss.
-                if replaced is not None:
-                    replaced.break_off(_REPLACED)
+            sock, info = self._answer(sock, deadline, str(listener.address), objection)
+            number, lane = info.member, lane_of(info.member, self.index)
+            # Told of late, one that was replaced would pass for the one that stands.
+            with in_turn:
+                replaced = self._lanes.put(number, lane, sock, info.incarnation)
+                try:
+                    on_lane(number)
+                except BaseException:
+                    self._lanes.drop(number, lane)
+                    raise
+                finally:
+                    # Only now: `on_lane` may tell who waits on it that it is no loss.
+                    if replaced is not None:
+                        replaced.break_off(_REPLACED)
 
+        in_turn = threading.Lock()
         self._credentials.check_address(address.host)
         listener = Listener(address, welcome)
         listener.start()
@@ -150,16 +154,16 @@ class LinkTransport(Transport):
     def bound(self, peer: int, lane: int) -> "LinkTransport":
         # A thread may get the processor for the first time after its lane was replaced.
         bound = copy(self)
-        bound._bound, _ = self._lanes.find(peer, lane)
+        bound._bound = self._lanes.find(peer, lane)[:1]
         return bound
 
     @override
     def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
-        return self._lanes.get(peer, lane, self._bound).post_receive(into)
+        return self._lanes.get(peer, lane, *self._bound).post_receive(into)
 
     @override
     def post_send(self, peer: int, lane: int, tensor: Tensor) -> Pending:
-        return self._lanes.get(peer, lane, self._bound).post_send(tensor)
+        return self._lanes.get(peer, lane, *self._bound).post_send(tensor)
 
     @override
     def post_mean(self, vector: Tensor) -> Pending:
@@ -184,7 +188,7 @@ class LinkTransport(Transport):
         deadline: Deadline,
         address: str,
         objection: Callable[[PeerInfo], str],
-    ) -> tuple[int, Connection | None]:
+    ) -> tuple[socket.socket, PeerInfo]:
         def whole_objection(dialer: PeerInfo) -> str:
             lane = lane_of(dialer.member, self.index)
             holder = self._lanes.holder(dialer.member, lane)
@@ -204,9 +208,7 @@ class LinkTransport(Transport):
         except BaseException:
             sock.close()
             raise
-        lane = lane_of(info.member, self.index)
-        replaced = self._lanes.put(info.member, lane, sock, info.incarnation)
-        return info.member, replaced
+        return sock, info
 
     def _prepare(
         self, sock: socket.socket, deadline: Deadline, server_side: bool
@@ -242,10 +244,9 @@ class _OpenConnections:
     def find(self, peer: int, lane: int) -> "tuple[Connection | None, str]":
         return self._connections.get((peer, lane), (None, ""))
 
-    def get(self, peer: int, lane: int, bound: Connection | None = None) -> Connection:
-        key = peer, lane
-        connection, _ = self.find(peer, lane)
-        used = self._used.connections.pop(key, bound or connection)
+    def get(self, peer: int, lane: int, *bound: Connection | None) -> Connection:
+        key, (connection, _) = (peer, lane), self.find(peer, lane)
+        used = self._used.connections.pop(key, *(bound or (connection,)))
         if connection is None:
             raise PeerLost(peer, f"using lane {lane}", "it is not connected")
         if used is not connection:

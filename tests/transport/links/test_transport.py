@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -271,6 +272,52 @@ def test_who_has_not_used_a_lane_yet_does_not_get_into_the_one_that_follows() ->
         second.bound(0, lane).post_receive(0, lane, into).wait(PATIENCE)
         assert into.item() == 1
         listener.close()
+
+
+def test_who_came_when_a_lane_was_gone_does_not_get_into_the_one_that_follows() -> None:
+    """It was dropped between its handshake and the start of its thread."""
+    with linked(2) as (first, second):
+        lane, accepted = lane_of(0, 1), threading.Semaphore(0)
+        listener = second.listen(LOOPBACK, lambda *_: accepted.release())
+        first.disconnect(1, lane)
+        asks = first.bound(1, lane)
+        first.connect(1, listener.address)
+        assert accepted.acquire(timeout=PATIENCE_S)
+        with pytest.raises(PeerLost, match="the peer has connected again"):
+            asks.post_send(1, lane, torch.zeros(1))
+        first.bound(1, lane).post_send(1, lane, torch.ones(1)).wait(PATIENCE)
+        listener.close()
+
+
+def test_a_lane_is_told_of_before_the_next_one_replaces_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Told of late, the dead one would pass for the loss of the one that stands."""
+    second, told = LinkTransport(info(1), TOKEN), list[bool]()
+    dialers = [LinkTransport(info(0), TOKEN) for _ in range(2)]
+    again = threading.Thread(target=lambda: dialers[1].connect(1, listener.address))
+    comes, replaced, put = threading.Event(), threading.Event(), second._lanes.put
+
+    def put_and_tell(*given: Any) -> Connection | None:
+        if (old := put(*given)) is not None:
+            replaced.set()
+        return old
+
+    def on_lane(_: int) -> None:
+        here = second._lanes.find(0, 0)
+        if not comes.is_set():
+            comes.set()
+            again.start()
+            replaced.wait(0.3)  # in vain
+        told.append(second._lanes.find(0, 0) is here)
+
+    monkeypatch.setattr(second._lanes, "put", put_and_tell)
+    listener = second.listen(LOOPBACK, on_lane)
+    dialers[0].connect(1, listener.address)
+    until(lambda: len(told) == 2, "both lanes")
+    again.join()
+    assert told == [True, True]
+    end(listener, *dialers, second)
 
 
 def test_one_lane_can_be_ended_by_itself() -> None:
