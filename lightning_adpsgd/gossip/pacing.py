@@ -53,9 +53,9 @@ class CoreShare:
         self.bound_s = 0.0
         self._lock = threading.Lock()
         # When all charges are paid off; cost of the last exchange; how much of running
-        # exchanges is prepaid; until when `bound_s` covers waits.
+        # exchanges is prepaid; until when `bound_s` covers waits; crowding in the last.
         self._even_at, self._cost, self._ahead = 0.0, 0.0, 0.0
-        self._counted_to, self._crowding = 0.0, 1.0  # and that of the last exchange
+        self._counted_to, self._crowding = 0.0, 1.0
 
     @property
     def are_idle(self) -> bool:

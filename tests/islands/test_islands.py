@@ -542,6 +542,23 @@ def test_who_spares_the_cores_lets_nobody_wait_for_weights(
         assert one.island._connections.pull(1, PATIENCE_S) is not None
 
 
+def _join_when_nobody_is_listed(
+    server: Server, trained: Sequence[Trained], row: Tensor, stopped_s: float
+) -> Trained:
+    """A joiner that starts from its own weights, though two others are far ahead."""
+    all_see(trained, 2)
+    for one in trained:
+        one.island.engine.members.position = Position(100_000)
+    # Its own wait is over before they look: as on a machine that stalls.
+    with trained[0].stopped(), trained[1].stopped():
+        with _emptied(server):
+            joiner = Trained(server, row)
+            joiner.island.start()
+        assert joiner.island.started_from is None
+        time.sleep(stopped_s)
+    return joiner
+
+
 @pytest.mark.parametrize("stopped_s", [0.0, 2 * HEARTBEAT.silence_s])
 def test_untrained_weights_replace_no_trained_ones(stopped_s: float) -> None:
     """A joiner that comes to an empty rendezvous before any member has come back.
@@ -550,16 +567,7 @@ def test_untrained_weights_replace_no_trained_ones(stopped_s: float) -> None:
     """
     rows = torch.tensor([[5.0] * 6, [5.0] * 6, [-3.0] * 6])
     with rendezvous() as server, archipelago(server, rows[:2]) as trained:
-        all_see(trained, 2)
-        for one in trained:
-            one.island.engine.members.position = Position(100_000)
-        # Its own wait is over before they look: as on a machine that stalls.
-        with trained[0].stopped(), trained[1].stopped():
-            with _emptied(server):
-                joiner = Trained(server, rows[2])
-                joiner.island.start()
-            assert joiner.island.started_from is None
-            time.sleep(stopped_s)
+        joiner = _join_when_nobody_is_listed(server, trained, rows[2], stopped_s)
         everybody = [*trained, joiner]
         positions: list[Position | None] = []
 
@@ -597,14 +605,7 @@ def test_a_mean_has_no_weights_of_a_training_for_which_an_island_gives_way(
             return take(joining)
 
         monkeypatch.setattr(Joining, "weights_of_neighbours", take_late)
-        all_see(trained, 2)
-        for one in trained:
-            one.island.engine.members.position = Position(100_000)
-        with trained[0].stopped(), trained[1].stopped():
-            with _emptied(server):
-                behind = Trained(server, rows[2])
-                behind.island.start()
-            time.sleep(stopped_s)
+        behind = _join_when_nobody_is_listed(server, trained, rows[2], stopped_s)
         train_until(
             trained,
             lambda: asks.is_set() and len(behind.listed) == 2,
