@@ -331,11 +331,6 @@ class Job:
         with self.failures.named(f"a meeting of all learners ({name})"):
             self._meet(name)
 
-    def meet_if_asynchronous(self, name: str) -> None:
-        """Waits for all learners before a collective, if their steps may differ."""
-        if self.asynchronous and self.running:
-            self.meet(name)
-
     def enter_consensus(
         self, occasion: str, adopts: bool = False, unmerged: bool = False
     ) -> Consensus | None:
@@ -439,7 +434,7 @@ def together(
     """
     if job is not None and job.running:
         outside = job.failures
-        if of_all:
-            job.meet_if_asynchronous(collective)
+        if of_all and job.asynchronous:
+            job.meet(collective)
     named = f"{collective} of {'all' if of_all else 'some'} learners"
     return nullcontext() if outside is None else outside.named(named)
