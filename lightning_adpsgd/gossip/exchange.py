@@ -64,6 +64,7 @@ ASK, ALIVE, LEAVE, GRANT, PULL = 1, 2, 3, 4, 5
 REQUEST, ADMIT, DECLINE = 12, 13, 14
 ASKS = (ASK, 11, 15, 16)
 """The words of a lane: the asked end says `GRANT` and `ADMIT`, the asker the others.
+An asked end that ends before an exchange that it has agreed on says `LEAVE`.
 
 `ASKS` ask for an exchange in one of the lane's forms. A `REQUEST` comes before, if
 there is time: `ADMIT` answers it when the asked end is free, and `DECLINE` says that
@@ -303,6 +304,9 @@ class Lane:
             self.channel.wait(greeting)
             self._answer_s = time.monotonic() - begin
             self.channel.open(self._theirs)
+            if int(self._theirs[0]) == LEAVE:
+                reason = "it ends before the exchange that it has agreed on"
+                raise PeerLost(self.channel.peer, "exchanging", reason)
             greeting.clear()
         return exchange_weight(self._gain, int(self._mine[1]), self.heard_number)
 

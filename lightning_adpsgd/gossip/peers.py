@@ -457,7 +457,6 @@ class Peers:
     def _answer_all(self, peer: int, lane: Lane) -> None:
         try:
             while (word := lane.hear()) != LEAVE:
-                self._heard(peer, word)
                 self._answer_word(peer, lane, word)
         finally:
             self._traffic.declined_by(peer, self._section)
@@ -466,6 +465,7 @@ class Peers:
             self._members.on_left(peer, lane.heard_number > 0, self._section)
 
     def _answer_word(self, peer: int, lane: Lane, word: int) -> None:
+        pairing = self.pairing
         if word == PULL:
             lane.give(self._members.position)
         elif word == REQUEST:
@@ -474,23 +474,24 @@ class Peers:
         elif word == DECLINE:
             self._traffic.declined_by(peer, self._section)
         elif word in ASKS:
+            if pairing is not None:
+                self._await_partner(peer, lane, pairing)
             self._traffic.make(peer, lane.answer, asked=True, section=self._section)
-
-    def _heard(self, peer: int, word: int) -> None:
-        if (pairing := self.pairing) is None:
-            return
-        if word in WORDS:
+        elif word in WORDS and pairing is not None:
             with self._state:
                 self.say(pairing.hear(peer, word))
                 self._state.notify_all()
-        elif word in ASKS:
-            # The other end may know first that all learners of both have agreed. This
-            # end's weights must rest before they are read.
-            self._await_partner(peer, pairing)
 
-    def _await_partner(self, peer: int, pairing: Pairing) -> None:
+    def _await_partner(self, peer: int, lane: Lane, pairing: Pairing) -> None:
+        # The other end may know first that all learners of both have agreed. This end's
+        # weights must rest before they are read.
         seconds = self._lanes.timeout.total_seconds()
-        if not self._threads.wait_for(lambda: pairing.partner == peer, seconds):
+        try:
+            has_come = self._threads.wait_for(lambda: pairing.partner == peer, seconds)
+        except BaseException:
+            lane.say(LEAVE, 1)  # it waits for an answer, also when it ends
+            raise
+        if not has_come:
             raise PeerLost(
                 peer,
                 "pairing with it",

@@ -208,8 +208,7 @@ class Membership(ServiceThread):
             self._store = MemberStore(plain, self._rendezvous.signatures)
             self._empty_since = time.monotonic()
         store = self._store
-        listed = self.members.by_number.get(self.member.number)
-        is_taken = listed is not None and not self.members.holds(self.member)
+        is_taken = self.members.objection(self.member.number, self.member.incarnation)
         if self.member.number < 0 or (is_taken and not self._wanted):
             self.describe(number=store.draw_number())
         self._show_heartbeat(store)
@@ -248,7 +247,10 @@ class Membership(ServiceThread):
 
     def _take_place(self, store: MemberStore) -> None:
         self._note_stop_within_turn()
-        if not self._wanted or self.members.holds(self.member):
+        is_listed, listed = self.members.holds(self.member), self.members.by_number
+        # Another member may have restored the row of a training that this one has left.
+        is_former = is_listed and listed[self.member.number].is_foreign_to(self.member)
+        if not self._wanted or (is_listed and not is_former):
             self._was_stopped = self._was_stopped and not self._wanted
             self._was_in = self._was_in or self._wanted
             return
@@ -259,7 +261,7 @@ class Membership(ServiceThread):
                 "weights before it exchanges with them again"
             )
             return
-        if self.member.number in self.members.by_number:
+        if self.member.number in listed and not is_former:
             self.describe(number=store.draw_number())
         self._show_heartbeat(store)
         with self._state:
@@ -279,8 +281,7 @@ class Membership(ServiceThread):
             return
         ahead = ahead_of(self.member, self._steps(), self.members, self.steps_of)
         if ahead is not None:
-            mine = [self.member.incarnation]
-            self._change(store, lambda old: _without(old, mine))
+            self._change(store, lambda old: _without(old, [self.member.incarnation]))
             self._stand_aside(
                 f"{ahead} is further ahead in a training from other weights: this "
                 "island takes those before it exchanges with others"

@@ -338,10 +338,8 @@ def _ask_no_name_server() -> None:
 def _bounded(port: int, bounds: Bounds) -> Iterator[None]:
     """A context in which a thread closes connections beyond the limits."""
     over, most = threading.Event(), bounds.within(_most_files())
-    arguments = port, most, over
-    thread = threading.Thread(
-        target=_keep_within, args=arguments, name="adpsgd-bounds", daemon=True
-    )
+    keep_within = partial(_keep_within, port, most, over)
+    thread = threading.Thread(target=keep_within, name="adpsgd-bounds", daemon=True)
     thread.start()
     try:
         yield

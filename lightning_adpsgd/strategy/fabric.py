@@ -36,10 +36,7 @@ from lightning_adpsgd.strategy.checkpoints.saving import snapshot_of
 from lightning_adpsgd.strategy.compatibility import refuse_unsupported_in_fabric
 from lightning_adpsgd.strategy.evaluation_watch import EvaluationWatch
 from lightning_adpsgd.strategy.job import NAMESPACE, Job
-from lightning_adpsgd.strategy.launchers import (
-    checked_launch,
-    failures_outside_training,
-)
+from lightning_adpsgd.strategy.launchers import connect_learners
 from lightning_adpsgd.strategy.module_jobs import ModuleJobs
 from lightning_adpsgd.strategy.options import HADPSGDOptions
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -132,15 +129,12 @@ class HADPSGDFabricStrategy(HADPSGDOptions, DDPStrategy):
 
     @override
     def setup_environment(self) -> None:
+        connect = super().setup_environment
         if self.jobs.outside is not None and dist.is_initialized():
-            # A launch once more, perhaps of some learners alone.
-            super().setup_environment()
+            connect()  # a launch once more, perhaps of some learners alone
             return
         self._set_world_ranks()
-        with checked_launch(self, self.dials):
-            super().setup_environment()
-        place = self.global_rank, self.world_size
-        self.jobs.outside = failures_outside_training(*place, self.dials.timeout)
+        self.jobs.outside = connect_learners(self, self.dials, connect)
 
     @override
     def setup_module(  # pyright: ignore[reportIncompatibleMethodOverride]

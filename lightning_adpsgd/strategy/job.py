@@ -116,7 +116,7 @@ class Job:
         own = [*self.partition.all_ranks[self.partition.super_learner(self._rank)]]
         self.super_learner_size = len(own)
         self.failures = FailureReport(self.coordinator, self._rank, own)
-        self._meet: Callable[[str], object] = self.coordinator.meet
+        self._meanwhile: Meanwhile | None = None
         self._communication: Communication | None = None
         self.island: Island | None = None
         self._consensus: ConsensusModel | None = None
@@ -184,11 +184,11 @@ class Job:
         if self._restored_position is not None:
             communication.go_on_from(*self._restored_position)
             self._restored_position = None
-        self._meet = partial(self.coordinator.meet, meanwhile=meanwhile)
+        self._meanwhile = meanwhile
         self._consensus = ConsensusModel(
             self.flat,
             communication,
-            self._meet,
+            partial(self.coordinator.meet, meanwhile=meanwhile),
             average_of(
                 *(self.flat, self.groups, communication, island, self._dials.timeout)
             ),
@@ -270,8 +270,7 @@ class Job:
 
     def _forget(self) -> None:
         self.statistics()
-        self._communication = self.island = self._consensus = None
-        self._meet = self.coordinator.meet
+        self._communication = self.island = self._consensus = self._meanwhile = None
 
     # --- the step
 
@@ -329,12 +328,7 @@ class Job:
         In contrast to a collective, this wait has no time limit.
         """
         with self.failures.named(f"a meeting of all learners ({name})"):
-            self._meet(name)
-
-    def meet_if_asynchronous(self, name: str) -> None:
-        """Waits for all learners before a collective, if their steps may differ."""
-        if self.asynchronous and self.running:
-            self.meet(name)
+            self.coordinator.meet(name, self._meanwhile)
 
     def enter_consensus(
         self, occasion: str, adopts: bool = False, unmerged: bool = False
@@ -439,7 +433,7 @@ def together(
     """
     if job is not None and job.running:
         outside = job.failures
-        if of_all:
-            job.meet_if_asynchronous(collective)
+        if of_all and job.asynchronous:
+            job.meet(collective)
     named = f"{collective} of {'all' if of_all else 'some'} learners"
     return nullcontext() if outside is None else outside.named(named)

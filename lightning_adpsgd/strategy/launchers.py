@@ -5,8 +5,7 @@ launcher, which is therefore the first of our objects to see the Trainer.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -33,11 +32,15 @@ from lightning_adpsgd.strategy.overrides import Overrides
 _PROGRAMS = itertools.count()
 
 
-@contextmanager
-def checked_launch(
-    strategy: DDPStrategy | FabricDDPStrategy, dials: Dials
-) -> Iterator[None]:
-    """A context in which Lightning connects the learners, once all are there and fit.
+def connect_learners(
+    strategy: DDPStrategy | FabricDDPStrategy,
+    dials: Dials,
+    connect: Callable[[], None],
+) -> FailureReport | None:
+    """Lets Lightning `connect` the learners, once all are there and fit.
+
+    Returns:
+        The report of failures outside of training; None for a single learner.
 
     Raises:
         StartUpError: A learner did not come, or a check failed.
@@ -45,8 +48,10 @@ def checked_launch(
     # Held until torch has its own connection, which then shares the listener.
     store = _check_launch(strategy, dials)
     with one_gpu_per_learner():
-        yield
+        connect()
     del store
+    place = strategy.global_rank, strategy.world_size
+    return failures_outside_training(*place, dials.timeout)
 
 
 def _check_launch(

@@ -75,8 +75,9 @@ class ModuleJobs:
                     "`fabric.setup_optimizers`, or call `fabric.strategy.finish()`"
                 )
             former.close()
-            # Before the next one is made, which may fail.
-            self._all.remove(self._jobs.pop(module))
+            del self._jobs[module]  # before the next one is made, which may fail
+        # Those of modules that a program has let go have nothing to tell by now.
+        self._all = [one for one in self._all if one in self._jobs.values()]
         job = self._jobs[module] = make()
         self._all.append(job)
         job.unfinished = RuntimeError(_UNFINISHED)

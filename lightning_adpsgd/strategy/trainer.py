@@ -51,11 +51,7 @@ from lightning_adpsgd.strategy.compatibility import (
 )
 from lightning_adpsgd.strategy.gradients import clip_on_all_meshes
 from lightning_adpsgd.strategy.job import together
-from lightning_adpsgd.strategy.launchers import (
-    checked_launch,
-    failures_outside_training,
-    launch_from_whole,
-)
+from lightning_adpsgd.strategy.launchers import connect_learners, launch_from_whole
 from lightning_adpsgd.strategy.model_parallel import ModelParallelInside
 from lightning_adpsgd.strategy.optimizer_reset import InitialState
 from lightning_adpsgd.strategy.overrides import Overrides
@@ -114,10 +110,8 @@ class HADPSGDStrategy(ModelParallelInside):
     @override
     def setup_environment(self) -> None:
         self.set_world_ranks()
-        with checked_launch(self, self.dials):
-            super().setup_environment()
-        place = self.global_rank, self.world_size
-        self._outside = failures_outside_training(*place, self.dials.timeout)
+        connect = super().setup_environment
+        self._outside = connect_learners(self, self.dials, connect)
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:

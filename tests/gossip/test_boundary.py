@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_adpsgd import reference
+from lightning_adpsgd.coordination.store import LearnerFailed
 from lightning_adpsgd.gossip import peers, waiting
 from lightning_adpsgd.gossip.codecs import INT4
 from lightning_adpsgd.gossip.engine import Gossip, GossipOptions
@@ -382,6 +383,40 @@ def test_an_exchange_that_does_not_end_names_the_peer_in_every_learner(
     for gossip in (gossips[s][n] for s, n in places):
         gossip.abort()
     assert all(f"super-learner {1 - s}" in said[s, n] for s, n in places)
+
+
+def test_an_asker_whose_partner_fails_before_the_exchange_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its partner has agreed, but another learner of that super-learner has failed."""
+    vectors, gossips = pairs_of(random_rows(2), "complete", PATIENCE_S)
+    failed, pairing = threading.Event(), gossips[1].peers_by_section[0].pairing
+    assert pairing is not None
+
+    def fail(pair: Any) -> None:
+        failed.wait(PATIENCE_S)
+        raise LearnerFailed
+
+    # The first to arrive: the other one finds it ready, offers and asks.
+    monkeypatch.setattr(gossips[0]._boundary, "_agreed", fail)
+
+    def learner(number: int) -> None:
+        with pytest.raises(LearnerFailed):
+            train(vectors[number], gossips[number], 1)
+
+    threads = [threading.Thread(target=learner, args=(n,)) for n in range(2)]
+    for gossip in gossips:
+        gossip.start()
+    threads[0].start()
+    until(lambda: 0 in pairing._ready, "the first learner at its boundary")
+    threads[1].start()
+    until(lambda: not gossips[1]._traffic.is_idle(), "the request")
+    for gossip in gossips:
+        gossip.release()
+    failed.set()
+    assert [gossip.say_goodbye(PATIENCE_S / 2) for gossip in gossips] == [[], []]
+    for thread in threads:
+        thread.join(PATIENCE_S)
 
 
 def test_patience_is_a_share_of_the_usual_step_unless_it_is_given() -> None:

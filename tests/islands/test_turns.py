@@ -496,6 +496,24 @@ def test_a_training_that_is_less_than_half_as_far_as_another_gives_way(
     assert turns.numbers == ({7} if gives_way else {0, 7})
 
 
+def test_who_comes_back_with_other_weights_replaces_the_row_of_its_former_training(
+    turns: Turns,
+) -> None:
+    """A member that had not read that it gave way has restored that row."""
+    turns.one.describe(origin="mine")
+    turns.enter()
+    former = turns.one.member
+    turns.put(THEIRS)
+    turns.listed.show(THEIRS, Beat(1, 11))
+    turns.take(2)
+    turns.listed.change(0, lambda old: {former.number: former, 7: THEIRS})
+    turns.take()
+    turns.one.describe(origin="theirs")
+    turns.enter()
+    listed = turns.listed.members()[1].by_number
+    assert listed == {former.number: former._replace(origin="theirs"), 7: THEIRS}
+
+
 def test_who_is_outside_gives_way_to_nobody(turns: Turns) -> None:
     turns.one.describe(origin="mine")
     turns.put(THEIRS)

@@ -578,8 +578,8 @@ def test_no_weights_of_before_a_load_reach_a_learner_that_has_left_it(
     """Of two learners one wakes late from the meeting; rates of 0 change no weights."""
     meet = Coordinator.meet
 
-    def wake_late(self: Coordinator, name: str, **more: Any) -> None:
-        meet(self, name, **more)
+    def wake_late(self: Coordinator, name: str, meanwhile: Any = None) -> None:
+        meet(self, name, meanwhile)
         if name == "end of the load" and dist.get_rank():
             time.sleep(0.05)
 

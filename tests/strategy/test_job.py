@@ -17,7 +17,7 @@ from lightning_adpsgd.dials import Dials
 from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy import job as job_module
-from lightning_adpsgd.strategy.job import Job
+from lightning_adpsgd.strategy.job import Job, together
 from lightning_adpsgd.strategy.optimizer_reset import InitialState
 from lightning_adpsgd.strategy.set_up import set_up_job
 from lightning_adpsgd.topology.named import find_topology
@@ -172,10 +172,10 @@ def test_a_checkpoint_holds_the_weights_with_which_training_goes_on(
 
 
 def test_outside_of_a_training_nobody_meets_before_a_collective(job: Job) -> None:
-    job.meet_if_asynchronous("a reduce")
+    together(job, None, "a reduce")
     assert job.coordinator.num_meetings == 0
     job.start()
-    job.meet_if_asynchronous("a reduce")
+    together(job, None, "a reduce")
     assert job.coordinator.num_meetings == 1
 
 

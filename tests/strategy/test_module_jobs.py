@@ -110,6 +110,19 @@ def test_a_module_that_was_trained_is_let_go_and_its_job_is_not() -> None:
     assert (found(), len([*jobs])) == (None, 1)
 
 
+def test_the_jobs_of_earlier_modules_are_let_go_when_another_is_set_up() -> None:
+    """A search over many models would keep all, and find their counters in its own."""
+    jobs, kept = ModuleJobs(), nn.Linear(1, 1)
+    first, last = job_that(closed=True), job_that()
+    jobs.set_up(kept, lambda: first)
+    for _ in range(3):
+        jobs.set_up(nn.Linear(1, 1), lambda: job_that(closed=True))
+        gc.collect()
+    trained = nn.Linear(1, 1)
+    jobs.set_up(trained, lambda: last)
+    assert [*jobs] == [first, last]
+
+
 def test_an_optimizer_that_a_program_has_replaced_is_let_go() -> None:
     jobs, module, job = ModuleJobs(), nn.Linear(1, 1), job_that(running=True)
     jobs.set_up(module, lambda: job)
