@@ -837,6 +837,27 @@ def test_two_processes_cannot_run_the_same_stage(settings: Settings):
             run_stages(settings, Recorder().stages())
 
 
+def test_a_folder_without_locks_gets_stages_and_the_user_is_told(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    recorder = Recorder()
+    refuse = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    run_stages(settings, recorder.stages())
+    assert recorder.calls == ["check", "lm", "train"]
+    told = "exp/.lm.lock: this file system has no locks (No locks available); a second"
+    assert told in capsys.readouterr().out
+
+
+def test_a_lock_that_the_disk_fails_to_give_is_no_lack_of_locks(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    refuse = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match=r"Input/output error: .*/exp/\.check\.lock"):
+        run_stages(settings, Recorder().stages())
+
+
 def test_a_stage_that_another_process_finished_meanwhile_is_not_run_again(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ):

@@ -11,13 +11,12 @@ continued from are not thrown away: the run stops and says so.
 
 import contextlib
 import errno
-import fcntl
 import functools
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from recipes.hybrid.pipeline.outputs import changes_since, refuse_altered
 from recipes.hybrid.pipeline.preflight import problems
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.pipeline.stage import Stage, StageError
+from recipes.lock import locked
 
 _CLAIM = ".fingerprint"
 # What a disk says that has lost bytes, or has no room for them.
@@ -137,7 +137,8 @@ def _run(
     target = settings.directory(stage.name)
     partial = target.parent / f".{target.name}.partial"
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive(target.parent / f".{target.name}.lock"):
+    lock = target.parent / f".{target.name}.lock"
+    with locked(lock, _taken(lock)):
         # Another process may have finished it since it was looked for.
         if not redo and is_finished(stage, settings, fingerprint):
             return time.monotonic() - start
@@ -292,14 +293,8 @@ def _sync_files(folder: Path) -> None:
                 raise
 
 
-@contextlib.contextmanager
-def _exclusive(lock: Path) -> Iterator[None]:
-    with lock.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StageError(
-                f"another process runs this stage (it holds {lock}). Wait until that "
-                "has ended, or choose another --out"
-            ) from None
-        yield
+def _taken(lock: Path) -> StageError:
+    return StageError(
+        f"another process runs this stage (it holds {lock}). Wait until that has "
+        "ended, or choose another --out"
+    )
