@@ -36,7 +36,7 @@ def settings(tmp_path: Path) -> Settings:
         ("lm.prune=-1", "`prune` must be at least 0, got -1"),
         ("features.dtype=int8", "`dtype` must be one of float16, float32"),
         ("decode.acoustic_scales=0.1,0", "`acoustic_scales` must be above 0"),
-        ("decode.beam=wide", "could not convert string to float: 'wide'"),
+        ("decode.beam=wide", "'decode.beam=wide': must be a number, .*, got 'wide'"),
         ("align.silence_probability=1", "`silence_probability` must be in"),
         ("triphone.num_leaves=0", "`num_leaves` must be at least 1"),
         ("prepare.dev_fraction=2", "`dev_fraction` must be in"),

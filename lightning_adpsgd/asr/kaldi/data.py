@@ -74,11 +74,12 @@ def read_data(
     Raises:
         KaldiError: A file is missing or damaged, or no utterance can be used.
     """
-    rows = read_named(folder / "wav.scp")
+    rows = read_named(folder / "wav.scp", form="recording path")
     cuts = read_segments(folder) if (folder / "segments").exists() else None
     speakers, channels = read_speakers(folder), read_channels(folder)
     found = []
-    for line in read_named(folder / "text", names_alone=True).values():
+    text = read_named(folder / "text", form="utterance words", names_alone=True)
+    for line in text.values():
         if not line.rest:
             skipped.add("utterance without words", line.where)
             continue

@@ -280,3 +280,26 @@ def test_no_usable_sound_and_no_table_are_errors(write):
         KaldiError, match=r"text: .*No such file.*expected a Kaldi file"
     ):
         read_data(folder, _five_seconds, Skipped())
+
+
+@pytest.mark.parametrize(
+    ("table", "form"),
+    [
+        ("wav.scp", "recording path"),
+        ("text", "utterance words"),
+        ("utt2spk", "utterance speaker"),
+    ],
+)
+def test_of_a_table_that_is_missing_the_lines_are_told(write, table: str, form: str):
+    folder = write(WHOLE)
+    (folder / table).unlink()
+    told = f"/{table}: No such file or directory; expected a Kaldi file with lines `"
+    with pytest.raises(KaldiError, match=rf"{told}{form}`$"):
+        read_data(folder, _five_seconds, Skipped())
+
+
+def test_a_name_of_a_speaker_with_a_space_is_named_as_the_cause(write):
+    folder = write(WHOLE | {"utt2spk": "anna_1 anna bert\n"})
+    told = r"utt2spk:1: expected `utterance speaker`, got .*; names have no spaces$"
+    with pytest.raises(KaldiError, match=told):
+        read_data(folder, _mono, Skipped())
