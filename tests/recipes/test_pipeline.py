@@ -631,6 +631,26 @@ def test_a_file_is_read_again_only_if_its_time_is_another(tmp_path: Path, monkey
     assert Contents(memory, keeps=False).of(path) == "read again"
 
 
+def test_the_corpus_is_read_once_for_all_stages_of_a_first_command(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    """The first stage reads it before the experiment has a folder."""
+    for name in ("a.wav", "b.txt"):
+        (settings.corpus / name).write_text("1")
+    read, digest_of = [], contents._digest
+
+    def noted(path: Path, size: int, whole: bool) -> str:
+        read.append(path)
+        return digest_of(path, size, whole)
+
+    monkeypatch.setattr(contents, "_digest", noted)
+    monkeypatch.setattr(contents, "_CLOCK_NS", -(10**12))  # no file is too young
+    check, *_ = Recorder().stages()
+    prepare = check._replace(name="prepare", inputs=("check",))
+    run_stages(settings, (check, prepare))
+    assert [p.name for p in read if p.parent == settings.corpus] == ["a.wav", "b.txt"]
+
+
 def test_of_sound_and_large_files_in_a_folder_blocks_are_read(
     tmp_path: Path, monkeypatch
 ):
