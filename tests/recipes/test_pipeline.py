@@ -601,6 +601,75 @@ def test_a_copy_of_the_corpus_with_other_times_is_the_same(settings: Settings):
     assert recorder.calls == []
 
 
+class Before:
+    """Stages that an earlier version has finished, in the form of its stamps.
+
+    Args:
+        settings: settings of the experiment.
+        outputs: whether stamps have digests of files.
+        contents: whether they have digests of the corpus.
+    """
+
+    def __init__(self, settings: Settings, outputs: bool, contents: bool) -> None:
+        self.settings, self.recorder = settings, Recorder()
+        self.table, self.sound = settings.corpus / "text", settings.corpus / "a.wav"
+        self.table.write_text("uno")
+        self.sound.write_text("sound")
+        for number in range(3):
+            stages = self.stages_before()[: number + 1]
+            run_stages(settings, stages)
+            stamp = settings.directory(stages[-1].name) / STAMP
+            content = json.loads(stamp.read_text())
+            if not outputs:
+                del content["outputs"]
+            if not contents:
+                content["fingerprint"].pop("contents", None)
+            stamp.write_text(json.dumps(content))
+        self.recorder.calls.clear()
+
+    def stages_before(self) -> tuple[Stage, ...]:
+        check, lm, train = self.recorder.stages()
+        return check, lm, train._replace(inputs=("lm/text",))
+
+    def run(self, **options: Any) -> None:
+        """Runs the stages as they are now: `check` reads the table and the sound."""
+        check, *others = self.stages_before()
+        of_corpus, of_sound = (lambda _: [self.table]), (lambda _: [self.sound])
+        check = check._replace(of_corpus=of_corpus, of_sound=of_sound)
+        run_stages(self.settings, (check, *others), **options)
+
+
+@pytest.mark.parametrize("outputs", [False, True])
+@pytest.mark.parametrize("contents", [False, True])
+def test_a_stage_of_before_that_is_made_again_and_the_same_leaves_later_ones_valid(
+    settings: Settings, outputs: bool, contents: bool
+):
+    before = Before(settings, outputs, contents)
+    for name in ("check", "lm", "check"):
+        before.run(first=name, last=name, redo=True)
+    before.run()
+    assert before.recorder.calls == ["check", "lm", "check"]
+    before.run(first="check", redo=True)
+    before.run()
+
+
+@pytest.mark.parametrize("contents", [False, True])
+@pytest.mark.parametrize("what", ["sound", "table", "said"])
+def test_a_stage_of_before_that_is_made_again_and_another_is_a_change(
+    settings: Settings, contents: bool, what: str
+):
+    """Also if its own files are the same: later stages read the sound, too."""
+    before = Before(settings, outputs=True, contents=contents)
+    if what == "said":
+        before.recorder.said = "dos"
+    else:
+        path = getattr(before, what)
+        path.write_text(path.read_text()[::-1])
+    before.run(first="check", last="check", redo=True)
+    with pytest.raises(StageError, match=r"exp/lm was made .*inputs\.check was"):
+        before.run()
+
+
 def test_stages_that_were_finished_without_digests_are_accepted(settings: Settings):
     text = settings.out.with_name("more.txt")
     text.write_text("uno dos\n")

@@ -25,12 +25,14 @@ from lightning_adpsgd.files import write_json, written_whole
 from recipes.hybrid.pipeline.contents import digests_in
 from recipes.hybrid.pipeline.crew import PARTS, CrewError, FinishedError
 from recipes.hybrid.pipeline.fingerprint import (
+    KNOWN_AS,
     OUTPUTS,
     STAMP,
     check_earlier,
     differences,
     fingerprint_of,
     is_finished,
+    known_as,
     read_alone,
     stamp_of,
 )
@@ -156,7 +158,7 @@ def _run(
                 error.add_note(note)
             raise
         seconds = time.monotonic() - start
-        _publish(partial, target, fingerprint, seconds)
+        _publish(stage, settings, partial, fingerprint, seconds)
     return seconds
 
 
@@ -244,7 +246,11 @@ def _claimed(partial: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _publish(
-    partial: Path, target: Path, fingerprint: dict[str, Any], seconds: float
+    stage: Stage,
+    settings: Settings,
+    partial: Path,
+    fingerprint: dict[str, Any],
+    seconds: float,
 ) -> None:
     """Stamps an attempt and gives it its final name.
 
@@ -257,8 +263,11 @@ def _publish(
         "seconds": seconds,
         "finished": time.time(),
     }
+    if known := known_as(stage, settings, stamp, own):
+        stamp[KNOWN_AS] = known
     _sync_files(partial)
     write_json(partial / STAMP, stamp)
+    target = settings.directory(stage.name)
     old = _old(target)
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
