@@ -13,11 +13,19 @@ _TO_THE_END = -1.0  # as an end in `segments`
 
 
 class Row(NamedTuple):
-    """A line of a table: its first word, the others, and its place."""
+    """A line of a table.
+
+    Attributes:
+        name: Its first word.
+        rest: Its other words.
+        where: Its place.
+        written: All after the first word, with its blanks: a path may have several.
+    """
 
     name: str
     rest: list[str]
     where: str
+    written: str
 
 
 class Cut(NamedTuple):
@@ -71,7 +79,8 @@ def read_rows(
             remedy = "; names have no spaces" if columns and has_more else ""
             got = f"got {line[:60]!r}{remedy}"
             raise KaldiError(f"{where}: expected {expected}, {got}")
-        yield Row(name, rest, where)
+        written = line.split(maxsplit=1)[1].rstrip() if rest else ""
+        yield Row(name, rest, where, written)
 
 
 def read_named(
@@ -111,7 +120,7 @@ def recordings_of(folder: Path) -> list[Path]:
 
 def file_of(row: Row) -> Unpacked | None:
     """The file that a row of `wav.scp` names; none if its command may do more."""
-    written = " ".join(row.rest)
+    written = row.written
     return unpacked(written) if written.endswith("|") else Unpacked(Path(written), None)
 
 
@@ -150,7 +159,7 @@ def read_channels(folder: Path) -> dict[str, tuple[str, int]]:
     path, found = folder / "reco2file_and_channel", {}
     if path.exists():
         rows = read_named(path, "recording file channel")
-        for name, (file, channel), where in rows.values():
+        for name, (file, channel), where, _ in rows.values():
             if channel.upper() not in tuple(_CHANNELS):
                 problem = f"expected channel A or B, got {channel!r}"
                 raise KaldiError(f"{where}: {problem}")
