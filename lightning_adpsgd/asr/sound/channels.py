@@ -14,7 +14,7 @@ import soundfile
 import torch
 from torchaudio.functional import resample
 
-from lightning_adpsgd.asr.sound import sphere
+from lightning_adpsgd.asr.sound import mpeg, sphere
 from lightning_adpsgd.asr.sound.rates import odd_rate
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
 from lightning_adpsgd.asr.sound.truncation import (
@@ -78,6 +78,7 @@ def _facts(path: Path) -> SoundFacts:
     try:
         missing = cut_short(path)
         found = soundfile.info(sphere.name_of(path))
+        is_more = found.format == "MP3" and mpeg.is_longer(path, found.frames)
     except OSError as error:
         problem = f"cannot be read: {error.strerror}; correct its path or permissions"
         raise ChannelError(f"{path}: {problem}") from error
@@ -89,6 +90,8 @@ def _facts(path: Path) -> SoundFacts:
         raise ChannelError(f"{path}: {missing}; copy it again")
     if found.frames == NO_LENGTH:
         raise ChannelError(f"{path}: {WITHOUT_LENGTH}")
+    if is_more:
+        raise ChannelError(f"{path}: {mpeg.WRONG_LENGTH}")
     if found.frames <= 0:
         raise ChannelError(f"{path}: contains no sound; copy it again")
     seconds = found.frames / found.samplerate
