@@ -29,8 +29,10 @@ from lightning_adpsgd.asr.sound.sphere import (
 )
 from lightning_adpsgd.asr.sound.truncation import (
     NO_LENGTH,
+    SEVERAL_STREAMS,
     WITHOUT_LENGTH,
     cut_short,
+    has_several_streams,
 )
 
 BLOCK_S = 30
@@ -106,6 +108,8 @@ class SoundFile:
                 raise AudioError(str(error)) from error
         if problem := cut_short(self.path):
             raise AudioError(f"{self.path}: {problem}")
+        if has_several_streams(self.path):
+            raise AudioError(f"{self.path}: {SEVERAL_STREAMS}")
         if self.num_samples == NO_LENGTH:
             raise AudioError(f"{self.path}: {WITHOUT_LENGTH}")
         if form == "MP3" and is_longer(self.path, self.num_samples):

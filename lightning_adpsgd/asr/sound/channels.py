@@ -19,8 +19,10 @@ from lightning_adpsgd.asr.sound.rates import odd_rate
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
 from lightning_adpsgd.asr.sound.truncation import (
     NO_LENGTH,
+    SEVERAL_STREAMS,
     WITHOUT_LENGTH,
     cut_short,
+    has_several_streams,
 )
 
 _BLOCK = 1 << 20  # samples of each channel that are read at a time
@@ -88,6 +90,8 @@ def _facts(path: Path) -> SoundFacts:
         raise ChannelError(f"{path}: {problem}") from error
     if missing:
         raise ChannelError(f"{path}: {missing}; copy it again")
+    if has_several_streams(path):
+        raise ChannelError(f"{path}: {SEVERAL_STREAMS}")
     if found.frames == NO_LENGTH:
         raise ChannelError(f"{path}: {WITHOUT_LENGTH}")
     if is_more:

@@ -48,7 +48,9 @@ def test_files_that_were_put_together_are_refused(tmp_path: Path, rate: int):
     write_mp3(path, rate)
     path.write_bytes(2 * path.read_bytes())
     assert soundfile.info(path).duration == SECONDS
-    with pytest.raises(ChannelError, match=r"a\.mp3: the length .* `ffmpeg -i old\.mp3"):
+    with pytest.raises(
+        ChannelError, match=r"a\.mp3: the length .* `ffmpeg -i old\.mp3"
+    ):
         read_facts(path)
     with pytest.raises(AudioError, match=r"a\.mp3: the length .* `ffmpeg -i old\.mp3"):
         SoundFile(path)
@@ -62,7 +64,9 @@ def test_a_file_of_varying_bitrate_that_does_not_note_its_length_is_refused(
     first = write_mp3(path, rate)
     path.write_bytes(path.read_bytes()[first:])
     assert soundfile.info(path).duration < SECONDS / 2
-    with pytest.raises(ChannelError, match=r"a\.mp3: the length .* `ffmpeg -i old\.mp3"):
+    with pytest.raises(
+        ChannelError, match=r"a\.mp3: the length .* `ffmpeg -i old\.mp3"
+    ):
         read_facts(path)
 
 
