@@ -68,6 +68,8 @@ class SoundFile:
         self._check(info.format)
 
     def _unreadable(self, error: Exception) -> str:
+        if self.path.is_dir():
+            return f"{self.path}: a folder; name the sound files in it"
         if not self.path.is_file():
             return f"{self.path}: the file does not exist"
         if self.path.stat().st_size == 0:
@@ -90,7 +92,7 @@ class SoundFile:
         if self.duration_s < _SHORTEST_S:
             raise AudioError(
                 f"{self.path}: expected at least {_SHORTEST_S} s, found "
-                f"{self.duration_s:.3f} s; leave it out"
+                f"{min(self.duration_s, _SHORTEST_S - 0.001):.3f} s; leave it out"
             )
         if is_swapped(self.path):
             raise AudioError(
