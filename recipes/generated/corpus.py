@@ -4,11 +4,9 @@ Every conversation is drawn from the seed and its own name. It is synthesised in
 process of its own, because eSpeak's state outlives a sentence. So the bytes depend
 neither on the number of processes nor on interruptions. The folder `.generated` of the
 tree holds the arguments, per finished conversation its record, and the lock of the
-process that writes. The system frees the lock when that process ends, however it does.
+process that writes.
 """
 
-import errno
-import fcntl
 import json
 import math
 import multiprocessing
@@ -30,6 +28,7 @@ from recipes.generated.grammar import vocabulary
 from recipes.generated.pronunciations import dictionary
 from recipes.generated.rules import TOPICS
 from recipes.generated.speakers import draw_speakers
+from recipes.lock import locked
 
 #: Changes whenever the same arguments give other bytes.
 VERSION = 3
@@ -58,8 +57,6 @@ _NUMBERS = {
 _MAX_TRAINING_CALLS = 9999 - 2000
 _STATE = ".generated"
 _ARGUMENTS, _LOCK = "arguments.json", "lock"
-# What network file systems say that have no locks: there, one command is trusted.
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 
 
 def write_corpus(
@@ -143,17 +140,11 @@ def _alone(tree: Path) -> Iterator[None]:
     _refuse_other_files(tree)
     lock = tree / _STATE / _LOCK
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(
-                f"`tree` {tree} is being written by another process (it holds {lock}): "
-                "wait until that has ended, or give another folder"
-            ) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
+    taken = BlockingIOError(
+        f"`tree` {tree} is being written by another process (it holds {lock}): "
+        "wait until that has ended, or give another folder"
+    )
+    with locked(lock, taken):
         yield
 
 

@@ -398,7 +398,7 @@ def test_without_adaptation_there_are_no_streams(settings, tmp_path):
 def test_too_little_speech_for_the_mixture_is_said(settings, tmp_path):
     chosen = dataclasses.replace(ADAPT, streams="ivectors", num_gaussians=100_000)
     other = dataclasses.replace(settings, adapt=chosen)
-    with pytest.raises(StageError, match=r"`num_gaussians`.*got 100000"):
+    with pytest.raises(StageError, match=r"^`adapt`: .*`num_gaussians`.*got 100000"):
         adapt(other, tmp_path)
 
 

@@ -218,13 +218,16 @@ def test_a_second_command_in_one_folder_is_refused_with_the_remedy(tmp_path, cap
     assert files(copy) == {".generated/lock": b""}
 
 
-def test_a_folder_without_locks_is_written_all_the_same(tree, tmp_path, monkeypatch):
+def test_a_folder_without_locks_is_written_all_the_same(
+    tree, tmp_path, monkeypatch, capsys
+):
     copy = tmp_path / "copy"
     shutil.copytree(tree, copy)
     refuse = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
-    monkeypatch.setattr(corpus.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     corpus.write_corpus(copy, **MINUTE)
     assert files(copy) == files(tree)
+    assert "has no locks (No locks available); a sec" in capsys.readouterr().out
     refuse.side_effect = OSError(errno.EIO, "Input/output error")
     with pytest.raises(OSError, match="Input/output"):
         corpus.write_corpus(copy, **MINUTE)

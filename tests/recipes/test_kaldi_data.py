@@ -111,6 +111,19 @@ def test_a_dictionary_that_is_taken_away_is_a_change_though_no_sound_is_there(
     assert _run(data, "lexicon") == 1
 
 
+def test_a_folder_dev_without_text_is_not_passed_over_in_silence(data: Path, capsys):
+    assert _run(data, "check") == 0
+    assert "held out in its place" not in capsys.readouterr().out
+    (data / "dev").mkdir()
+    (data / "dev/text.txt").write_text("zoe_0 yes\n")
+    assert (
+        main(["--corpus", str(data), "--out", str(data.parent / "b"), "--to", "check"])
+        == 0
+    )
+    told = f"WARNING: {data}/dev/text: MISSING, the last speakers of the training are"
+    assert told in capsys.readouterr().out
+
+
 def test_a_test_set_that_becomes_dev_is_a_change_of_the_corpus(data: Path):
     (data / "local/dict/lexicon.txt").unlink()
     assert _run(data, "prepare") == 0

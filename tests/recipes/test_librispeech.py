@@ -5,7 +5,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
 from lightning_adpsgd.asr.corpora.corpus import read_utterances
 from lightning_adpsgd.asr.frames.store import FrameStore
@@ -104,6 +106,23 @@ def test_an_utterance_of_overlapping_splits_is_used_once(
     assert f"in dev-clean-2 and in a test set before it: {repeated}" in said
     trained = len(ids["train"]) + len(ids["dev"])
     assert f"transcribed a second time: {trained}" in said
+
+
+def test_a_split_of_another_name_and_a_second_channel_are_told(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+):
+    splits = tree / "LibriSpeech"
+    (splits / "test-clean").rename(splits / "eval")
+    sound = next((splits / "train-clean-5").rglob("*.flac"))
+    samples, rate = soundfile.read(sound)
+    soundfile.write(sound, np.stack([samples, samples], 1), rate)
+    assert main(_arguments(tree, "prepare")) == 0
+    assert _settings(tree).splits() == ("train", "dev", "dev-clean-2")
+    said = capsys.readouterr().out
+    assert said.count("WARNING: eval: not used; a split that is trained on is nam") == 2
+    assert "one of dev-clean, dev-clean-2, test-clean, dev-other, test-other, t" in said
+    told = f"sound of several channels: 1, for example {sound}; the first channel is"
+    assert said.count(told) == 1
 
 
 def test_a_second_copy_of_a_test_set_is_left_out(

@@ -601,6 +601,75 @@ def test_a_copy_of_the_corpus_with_other_times_is_the_same(settings: Settings):
     assert recorder.calls == []
 
 
+class Before:
+    """Stages that an earlier version has finished, in the form of its stamps.
+
+    Args:
+        settings: settings of the experiment.
+        outputs: whether stamps have digests of files.
+        contents: whether they have digests of the corpus.
+    """
+
+    def __init__(self, settings: Settings, outputs: bool, contents: bool) -> None:
+        self.settings, self.recorder = settings, Recorder()
+        self.table, self.sound = settings.corpus / "text", settings.corpus / "a.wav"
+        self.table.write_text("uno")
+        self.sound.write_text("sound")
+        for number in range(3):
+            stages = self.stages_before()[: number + 1]
+            run_stages(settings, stages)
+            stamp = settings.directory(stages[-1].name) / STAMP
+            content = json.loads(stamp.read_text())
+            if not outputs:
+                del content["outputs"]
+            if not contents:
+                content["fingerprint"].pop("contents", None)
+            stamp.write_text(json.dumps(content))
+        self.recorder.calls.clear()
+
+    def stages_before(self) -> tuple[Stage, ...]:
+        check, lm, train = self.recorder.stages()
+        return check, lm, train._replace(inputs=("lm/text",))
+
+    def run(self, **options: Any) -> None:
+        """Runs the stages as they are now: `check` reads the table and the sound."""
+        check, *others = self.stages_before()
+        of_corpus, of_sound = (lambda _: [self.table]), (lambda _: [self.sound])
+        check = check._replace(of_corpus=of_corpus, of_sound=of_sound)
+        run_stages(self.settings, (check, *others), **options)
+
+
+@pytest.mark.parametrize("outputs", [False, True])
+@pytest.mark.parametrize("contents", [False, True])
+def test_a_stage_of_before_that_is_made_again_and_the_same_leaves_later_ones_valid(
+    settings: Settings, outputs: bool, contents: bool
+):
+    before = Before(settings, outputs, contents)
+    for name in ("check", "lm", "check"):
+        before.run(first=name, last=name, redo=True)
+    before.run()
+    assert before.recorder.calls == ["check", "lm", "check"]
+    before.run(first="check", redo=True)
+    before.run()
+
+
+@pytest.mark.parametrize("contents", [False, True])
+@pytest.mark.parametrize("what", ["sound", "table", "said"])
+def test_a_stage_of_before_that_is_made_again_and_another_is_a_change(
+    settings: Settings, contents: bool, what: str
+):
+    """Also if its own files are the same: later stages read the sound, too."""
+    before = Before(settings, outputs=True, contents=contents)
+    if what == "said":
+        before.recorder.said = "dos"
+    else:
+        path = getattr(before, what)
+        path.write_text(path.read_text()[::-1])
+    before.run(first="check", last="check", redo=True)
+    with pytest.raises(StageError, match=r"exp/lm was made .*inputs\.check was"):
+        before.run()
+
+
 def test_stages_that_were_finished_without_digests_are_accepted(settings: Settings):
     text = settings.out.with_name("more.txt")
     text.write_text("uno dos\n")
@@ -629,6 +698,26 @@ def test_a_file_is_read_again_only_if_its_time_is_another(tmp_path: Path, monkey
     assert Contents(memory, keeps=False).of(path) == digest
     os.utime(path, (1, 1))
     assert Contents(memory, keeps=False).of(path) == "read again"
+
+
+def test_the_corpus_is_read_once_for_all_stages_of_a_first_command(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    """The first stage reads it before the experiment has a folder."""
+    for name in ("a.wav", "b.txt"):
+        (settings.corpus / name).write_text("1")
+    read, digest_of = [], contents._digest
+
+    def noted(path: Path, size: int, whole: bool) -> str:
+        read.append(path)
+        return digest_of(path, size, whole)
+
+    monkeypatch.setattr(contents, "_digest", noted)
+    monkeypatch.setattr(contents, "_CLOCK_NS", -(10**12))  # no file is too young
+    check, *_ = Recorder().stages()
+    prepare = check._replace(name="prepare", inputs=("check",))
+    run_stages(settings, (check, prepare))
+    assert [p.name for p in read if p.parent == settings.corpus] == ["a.wav", "b.txt"]
 
 
 def test_of_sound_and_large_files_in_a_folder_blocks_are_read(
@@ -835,6 +924,27 @@ def test_two_processes_cannot_run_the_same_stage(settings: Settings):
         problem = r"another process runs this stage \(it .*/exp/\.check\.lock\)\. Wait"
         with pytest.raises(StageError, match=problem):
             run_stages(settings, Recorder().stages())
+
+
+def test_a_folder_without_locks_gets_stages_and_the_user_is_told(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    recorder = Recorder()
+    refuse = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    run_stages(settings, recorder.stages())
+    assert recorder.calls == ["check", "lm", "train"]
+    told = "exp/.lm.lock: this file system has no locks (No locks available); a second"
+    assert told in capsys.readouterr().out
+
+
+def test_a_lock_that_the_disk_fails_to_give_is_no_lack_of_locks(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    refuse = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match=r"Input/output error: .*/exp/\.check\.lock"):
+        run_stages(settings, Recorder().stages())
 
 
 def test_a_stage_that_another_process_finished_meanwhile_is_not_run_again(

@@ -36,7 +36,7 @@ def settings(tmp_path: Path) -> Settings:
         ("lm.prune=-1", "`prune` must be at least 0, got -1"),
         ("features.dtype=int8", "`dtype` must be one of float16, float32"),
         ("decode.acoustic_scales=0.1,0", "`acoustic_scales` must be above 0"),
-        ("decode.beam=wide", "could not convert string to float: 'wide'"),
+        ("decode.beam=wide", "'decode.beam=wide': must be a number, .*, got 'wide'"),
         ("align.silence_probability=1", "`silence_probability` must be in"),
         ("triphone.num_leaves=0", "`num_leaves` must be at least 1"),
         ("prepare.dev_fraction=2", "`dev_fraction` must be in"),
@@ -85,3 +85,24 @@ def test_gpus_that_are_not_there_are_said_where_training_will_run(
     assert [*problems(chosen, ["check"])] == []
     [problem] = problems(chosen, ["features", "train"])
     assert "at most the 2 GPUs of this machine, got 4" in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        ("lexicon.cmudict", "lexicon"),
+        ("lm.text", "lm"),
+        ("lm.arpa", "lm"),
+        ("features.noise_files", "features"),
+    ],
+)
+def test_files_that_are_not_there_are_said_where_their_stage_will_run(
+    settings, tmp_path, name: str, stage: str
+):
+    path = tmp_path / "file"
+    chosen = override(settings, f"{name}={path}")
+    assert [*problems(chosen, ["check", "prepare", "graph"])] == []
+    [problem] = problems(chosen, ["check", stage])
+    assert problem == f"`{name}`: {path} does not exist; correct it, or leave it out"
+    path.touch()
+    assert [*problems(chosen, ["check", stage])] == []

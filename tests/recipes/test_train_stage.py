@@ -3,13 +3,18 @@
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.strategies import DDPStrategy
+from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDStrategy
 from lightning_adpsgd.files import write_json
@@ -21,7 +26,7 @@ from recipes.hybrid.pipeline.stage import StageError
 from recipes.hybrid.stages.train import train
 from recipes.hybrid.training.learners import make_strategy
 from recipes.hybrid.training.metrics import gather_figures, write_rows
-from recipes.hybrid.training.saving import last_checkpoint
+from recipes.hybrid.training.saving import best_epoch, last_checkpoint, make_savers
 from tests.recipes.experiments import write_frames
 
 
@@ -109,6 +114,53 @@ def _ready_to_train(folder: Path, num_workers: int) -> Settings:
         np.save(labels / "labels.present.npy", np.ones(4, bool))
     write_json(states / "states.json", {"num_states": 5, "counts": [48] * 5})
     return settings
+
+
+class Losing(BoringModel):
+    """Its loss of validation is given for each epoch."""
+
+    def __init__(self, losses: Sequence[float]) -> None:
+        super().__init__()
+        self.losses = losses
+
+    @override
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.losses[self.current_epoch])
+
+
+def fit_in(folder: Path, *losses: float) -> None:
+    """Trains from the last checkpoint in a folder, if any, for an epoch per loss."""
+    last = last_checkpoint(folder)
+    Trainer(
+        accelerator="cpu",
+        max_epochs=len(losses),
+        limit_train_batches=1,
+        limit_val_batches=1,
+        num_sanity_val_steps=0,
+        callbacks=make_savers(TrainSettings(strategy="ddp"), last.parent),
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(Losing(losses), ckpt_path=last if last.exists() else None)
+
+
+def test_a_folder_that_is_moved_during_a_training_keeps_its_best_weights(tmp_path):
+    fit_in(tmp_path / "before", 1.0)
+    (tmp_path / "before").rename(tmp_path / "after")
+    fit_in(tmp_path / "after", 1.0, 2.0)
+    assert best_epoch(tmp_path / "after") == {"best_epoch": 1}
+    fit_in(tmp_path / "after", 1.0, 2.0, 0.5)
+    assert best_epoch(tmp_path / "after") == {"best_epoch": 3}
+    assert not (tmp_path / "before").exists()
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_moved_folder_without_the_best_weights_takes_those_that_come(tmp_path):
+    fit_in(tmp_path / "before", 1.0)
+    (tmp_path / "before").rename(tmp_path / "after")
+    last_checkpoint(tmp_path / "after").with_name("best.ckpt").unlink()
+    fit_in(tmp_path / "after", 1.0, 2.0)
+    assert best_epoch(tmp_path / "after") == {"best_epoch": 2}
 
 
 def test_epochs_after_the_last_validation_are_said_to_be_lost(tmp_path, capsys):

@@ -11,7 +11,7 @@ if the file has several. Without one the utterances of such a file are left out,
 nothing tells whose speech is in which channel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +39,7 @@ _NO_SIDE = (
     "write `recording file A` or `recording file B` into reco2file_and_channel, for "
     "each recording in wav.scp"
 )
+_NO_TEXT = "write `utterance words` into text, with the same name of the utterance"
 _NO_SPEAKER = "write `utterance speaker` into utt2spk"
 
 
@@ -74,11 +75,12 @@ def read_data(
     Raises:
         KaldiError: A file is missing or damaged, or no utterance can be used.
     """
-    rows = read_named(folder / "wav.scp")
+    rows = read_named(folder / "wav.scp", form="recording path")
     cuts = read_segments(folder) if (folder / "segments").exists() else None
     speakers, channels = read_speakers(folder), read_channels(folder)
     found = []
-    for line in read_named(folder / "text", names_alone=True).values():
+    text = read_named(folder / "text", form="utterance words", names_alone=True)
+    for line in text.values():
         if not line.rest:
             skipped.add("utterance without words", line.where)
             continue
@@ -96,10 +98,22 @@ def read_data(
         if sound is None or not _fits(line, cut, sound, clip_s, shortest_s, skipped):
             continue
         found.append(_utterance(line, cut, sound, speakers[line.name]))
+    _count_without_text(rows if cuts is None else cuts, text.keys(), skipped)
     if not found:
         reasons = "; ".join(skipped.report()) or "`text` is empty"
         raise KaldiError(f"{folder}: no utterance can be used: {reasons}")
     return found
+
+
+def _count_without_text(
+    spans: Mapping[str, Row | Cut], named: Collection[str], skipped: Skipped
+) -> None:
+    for name, span in spans.items():
+        if name not in named:
+            seconds = 0.0
+            if isinstance(span, Cut) and span.end_s is not None:
+                seconds = span.end_s - span.start_s
+            skipped.add("recording without a text", span.where, seconds, _NO_TEXT)
 
 
 def _sound(

@@ -39,7 +39,7 @@ class LabelledLattice(NamedTuple):
 def labelled_lattice(
     decoder: GraphDecoder, log_likelihoods: np.ndarray, acoustic_scale: float
 ) -> LabelledLattice | None:
-    """The lattice that a search finds; None if there are no frames.
+    """The lattice that a search finds; None if it finds none.
 
     Args:
         decoder: The search.

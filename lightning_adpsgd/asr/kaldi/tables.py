@@ -13,11 +13,19 @@ _TO_THE_END = -1.0  # as an end in `segments`
 
 
 class Row(NamedTuple):
-    """A line of a table: its first word, the others, and its place."""
+    """A line of a table.
+
+    Attributes:
+        name: Its first word.
+        rest: Its other words.
+        where: Its place.
+        written: All after the first word, with its blanks: a path may have several.
+    """
 
     name: str
     rest: list[str]
     where: str
+    written: str
 
 
 class Cut(NamedTuple):
@@ -29,8 +37,12 @@ class Cut(NamedTuple):
     where: str
 
 
-def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+def read_lines(path: Path, form: str = "") -> Iterator[tuple[str, str]]:
     """Place and text of each line of a Kaldi file.
+
+    Args:
+        path: The file.
+        form: What its lines hold, for the message if there is no such file.
 
     Raises:
         KaldiError: There is no such file, or a line is not UTF-8.
@@ -39,48 +51,54 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
         for number, line in utf8_lines(path, KaldiError):
             yield f"{path}:{number}", line
     except OSError as error:
-        problem = f"{error.strerror}; expected a Kaldi file"
+        lines = f" with lines `{form}`" if form else ""
+        problem = f"{error.strerror}; expected a Kaldi file{lines}"
         raise KaldiError(f"{path}: {problem}") from error
 
 
 def read_rows(
-    path: Path, columns: str = "", *, names_alone: bool = False
+    path: Path, columns: str = "", *, form: str = "", names_alone: bool = False
 ) -> Iterator[Row]:
     """The rows of a table.
 
     Args:
         path: The file.
         columns: Names of its columns; without them each row has a name and more.
+        form: Names of what stands in a row, where the number of columns is free.
         names_alone: Whether a row may have a name and nothing more.
 
     Raises:
         KaldiError: There is no such file, or a line has other columns.
     """
-    for where, line in read_lines(path):
+    for where, line in read_lines(path, columns or form):
         name, *rest = line.split() or [""]
         has_more = bool(rest) or (names_alone and bool(name))
         fits = len(rest) + 1 == len(columns.split()) if columns else has_more
         if not fits:
             expected = f"`{columns}`" if columns else "a name and more"
-            raise KaldiError(f"{where}: expected {expected}, got {line[:60]!r}")
-        yield Row(name, rest, where)
+            remedy = "; names have no spaces" if columns and has_more else ""
+            got = f"got {line[:60]!r}{remedy}"
+            raise KaldiError(f"{where}: expected {expected}, {got}")
+        written = line.split(maxsplit=1)[1].rstrip() if rest else ""
+        yield Row(name, rest, where, written)
 
 
 def read_named(
-    path: Path, columns: str = "", *, names_alone: bool = False
+    path: Path, columns: str = "", *, form: str = "", names_alone: bool = False
 ) -> dict[str, Row]:
     """The rows of a table by name; equal rows of one name are accepted.
 
     Args:
         path: The file.
         columns: Names of its columns; without them each row has a name and more.
+        form: Names of what stands in a row, where the number of columns is free.
         names_alone: Whether a row may have a name and nothing more.
 
     Raises:
         KaldiError: An error of `read_rows`; or two rows of one name differ.
     """
     rows: dict[str, Row] = {}
-    for row in read_rows(path, columns, names_alone=names_alone):
+    for row in read_rows(path, columns, form=form, names_alone=names_alone):
         first = rows.setdefault(row.name, row)
         if first.rest != row.rest:
             raise KaldiError(
@@ -102,7 +120,7 @@ def recordings_of(folder: Path) -> list[Path]:
 
 def file_of(row: Row) -> Unpacked | None:
     """The file that a row of `wav.scp` names; none if its command may do more."""
-    written = " ".join(row.rest)
+    written = row.written
     return unpacked(written) if written.endswith("|") else Unpacked(Path(written), None)
 
 
@@ -141,7 +159,7 @@ def read_channels(folder: Path) -> dict[str, tuple[str, int]]:
     path, found = folder / "reco2file_and_channel", {}
     if path.exists():
         rows = read_named(path, "recording file channel")
-        for name, (file, channel), where in rows.values():
+        for name, (file, channel), where, _ in rows.values():
             if channel.upper() not in tuple(_CHANNELS):
                 problem = f"expected channel A or B, got {channel!r}"
                 raise KaldiError(f"{where}: {problem}")

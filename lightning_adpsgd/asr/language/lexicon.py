@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unicodedata import category
 
 from lightning_adpsgd.asr.corpora.acronyms import LETTERS_AND_WORDS, acronym_of
 from lightning_adpsgd.asr.corpora.corpus import CorpusError, Skipped, Utterance
@@ -239,15 +240,36 @@ def count_unknown(lexicon: Lexicon, utterances: Iterable[Utterance]) -> Skipped:
     """Counts words that are not in the lexicon, with their places.
 
     Broken-off words (`ab-`) are counted separately: they are expected to be missing.
+    So are those of the lexicon that a mark of punctuation stands at (`yes,`).
     """
     unknown = Skipped()
     for utterance in utterances:
         for word in utterance.words:
             if word not in lexicon:
-                broken = is_broken_off(word)
-                reason = "broken-off words" if broken else "out-of-vocabulary words"
-                unknown.add(reason, f"{word!r} at {utterance.source or utterance.id}")
+                where = f"{word!r} at {utterance.source or utterance.id}"
+                unknown.add(*_why_unknown(word, lexicon, where))
     return unknown
+
+
+def _why_unknown(
+    word: str, lexicon: Lexicon, where: str
+) -> tuple[str, str, float, str]:
+    if is_broken_off(word):
+        return "broken-off words", where, 0.0, ""
+    if _is_in_brackets(word) or _without_marks(word) not in lexicon:
+        return "out-of-vocabulary words", where, 0.0, ""
+    remedy = "write the text without marks at words"
+    return "words of the lexicon with punctuation", where, 0.0, remedy
+
+
+def _is_in_brackets(word: str) -> bool:
+    return f"{word[0]}{word[-1]}" in ("[]", "<>")
+
+
+def _without_marks(word: str) -> str:
+    """The word without punctuation and symbols at its ends."""
+    letters = [place for place, one in enumerate(word) if category(one)[0] not in "PS"]
+    return word[letters[0] : letters[-1] + 1] if letters else word
 
 
 def write_lexicon(folder: Path, lexicon: Lexicon) -> None:

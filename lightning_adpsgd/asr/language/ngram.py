@@ -25,7 +25,8 @@ from lightning_adpsgd.asr.language.arpa import SECTION, check_arpa
 from lightning_adpsgd.files import written_whole
 
 BEGIN, END = "<s>", "</s>"
-_IMPOSSIBLE = -99.0  # what ARPA files write for log10(0)
+IMPOSSIBLE = -99.0
+"""What ARPA files write for log10(0)."""
 
 Ngram = tuple[str, ...]
 
@@ -183,7 +184,7 @@ def _as_arpa(
     order: int, probabilities: dict[Ngram, float], backoffs: dict[Ngram, float]
 ) -> NgramModel:
     logs = {ngram: math.log10(p) for ngram, p in probabilities.items()}
-    logs[(BEGIN,)] = _IMPOSSIBLE
+    logs[(BEGIN,)] = IMPOSSIBLE
     return NgramModel(
         order, logs, {h: math.log10(weight) for h, weight in backoffs.items()}
     )

@@ -22,7 +22,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from lightning_adpsgd.asr.language.ngram import BEGIN, END, Ngram, NgramModel
+from lightning_adpsgd.asr.language.ngram import (
+    BEGIN,
+    END,
+    IMPOSSIBLE,
+    Ngram,
+    NgramModel,
+)
 
 
 def prune(
@@ -212,6 +218,7 @@ def normalised(order: int, probabilities: dict[Ngram, float]) -> NgramModel:
             here = (10 ** probabilities[(*history, word)] for word in words)
             below = (10 ** model.log10_probability(word, history[1:]) for word in words)
             rest, rest_below = 1 - math.fsum(here), 1 - math.fsum(below)
-            if rest > 0 and rest_below > 0:
-                backoffs[history] = math.log10(rest / rest_below)
+            if rest_below > 0:  # without a weight, other words would keep all of theirs
+                share = rest / rest_below
+                backoffs[history] = math.log10(share) if share > 0 else IMPOSSIBLE
     return model

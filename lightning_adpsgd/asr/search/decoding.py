@@ -181,7 +181,7 @@ class GraphDecoder(ABC):
     def lattice(
         self, log_likelihoods: np.ndarray, acoustic_scale: float
     ) -> Lattice | None:
-        """The paths near the best one; None if there are no frames.
+        """The paths near the best one; None if there are no frames, or none survives.
 
         Args:
             log_likelihoods: As for `decode`.

@@ -210,13 +210,19 @@ class LatticeSearch:
     def lattice(
         self, log_likelihoods: np.ndarray, acoustic_scale: float = 1.0
     ) -> Lattice | None:
-        """The lattice of log-likelihoods [time, columns]; None if there are no frames.
+        """The lattice of log-likelihoods [time, columns].
 
         They are scaled frame by frame, without a copy of all.
+
+        Returns:
+            The lattice; None if there are no frames, or if all paths within the beam
+            have ended before the last one.
         """
         if not len(log_likelihoods):
             return None
         frames = list(self._frames(log_likelihoods, acoustic_scale))
+        if not len(frames[-1].states):
+            return None
         return _pruned(frames, self._graph.finals, self._options.lattice_beam)
 
     def _frames(
@@ -230,6 +236,8 @@ class LatticeSearch:
         for row in log_likelihoods:
             frame = self._advanced(frame, row.astype(float) * acoustic_scale)
             yield frame
+            if not len(frame.states):
+                return
 
     def _advanced(self, frame: _Frame, row: np.ndarray) -> _Frame:
         """The nodes after one more frame, whose scaled likelihoods are `row`."""
@@ -251,6 +259,8 @@ class LatticeSearch:
             totals: Cost until then.
             into: Links whose targets are states still.
         """
+        if not len(states):
+            return _Frame(states, totals, into, into)
         best, place = self._best, self._place
         np.minimum.at(best, states, totals)
         reached = self._closed(self._distinct(states))

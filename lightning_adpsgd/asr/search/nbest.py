@@ -124,7 +124,7 @@ def list_words(
     options: NBestOptions,
     words_of: Sequence[int] | None = None,
 ) -> WordList | None:
-    """The best word sequences of an utterance; None if it has no frames.
+    """The best word sequences of an utterance; None if it has no frames or no path.
 
     Args:
         graph: Graph that reads input label i + 1 for column i.

@@ -18,6 +18,7 @@ from torchaudio.functional import resample
 
 from lightning_adpsgd.asr.sound.byte_order import is_swapped
 from lightning_adpsgd.asr.sound.features import log_mel
+from lightning_adpsgd.asr.sound.mpeg import WRONG_LENGTH, is_longer
 from lightning_adpsgd.asr.sound.rates import odd_rate
 from lightning_adpsgd.asr.sound.sphere import (
     MAGIC,
@@ -28,8 +29,10 @@ from lightning_adpsgd.asr.sound.sphere import (
 )
 from lightning_adpsgd.asr.sound.truncation import (
     NO_LENGTH,
+    SEVERAL_STREAMS,
     WITHOUT_LENGTH,
     cut_short,
+    has_several_streams,
 )
 
 BLOCK_S = 30
@@ -62,9 +65,11 @@ class SoundFile:
         self.sample_rate: int = info.samplerate
         self.num_samples: int = info.frames
         self.num_channels: int = info.channels
-        self._check()
+        self._check(info.format)
 
     def _unreadable(self, error: Exception) -> str:
+        if self.path.is_dir():
+            return f"{self.path}: a folder; name the sound files in it"
         if not self.path.is_file():
             return f"{self.path}: the file does not exist"
         if self.path.stat().st_size == 0:
@@ -75,7 +80,7 @@ class SoundFile:
                 return f"{self.path}: compressed by shorten; unpack it: `{unpack}`"
         return f"{self.path}: no sound in a format that libsndfile reads: {error}"
 
-    def _check(self) -> None:
+    def _check(self, form: str) -> None:
         if self.sample_rate < SAMPLE_RATE:
             raise AudioError(
                 f"{self.path}: expected {SAMPLE_RATE} Hz or more, found "
@@ -83,11 +88,11 @@ class SoundFile:
             )
         if problem := odd_rate(self.sample_rate, SAMPLE_RATE):
             raise AudioError(f"{self.path}: {problem}")
-        self._check_length()
+        self._check_length(form)
         if self.duration_s < _SHORTEST_S:
             raise AudioError(
                 f"{self.path}: expected at least {_SHORTEST_S} s, found "
-                f"{self.duration_s:.3f} s; leave it out"
+                f"{min(self.duration_s, _SHORTEST_S - 0.001):.3f} s; leave it out"
             )
         if is_swapped(self.path):
             raise AudioError(
@@ -95,7 +100,7 @@ class SoundFile:
                 "swapped; rewrite it in the byte order that its header names"
             )
 
-    def _check_length(self) -> None:
+    def _check_length(self, form: str) -> None:
         with self.path.open("rb") as file:
             is_sphere = file.read(len(MAGIC)) == MAGIC
         if is_sphere:
@@ -105,8 +110,12 @@ class SoundFile:
                 raise AudioError(str(error)) from error
         if problem := cut_short(self.path):
             raise AudioError(f"{self.path}: {problem}")
+        if has_several_streams(self.path):
+            raise AudioError(f"{self.path}: {SEVERAL_STREAMS}")
         if self.num_samples == NO_LENGTH:
             raise AudioError(f"{self.path}: {WITHOUT_LENGTH}")
+        if form == "MP3" and is_longer(self.path, self.num_samples):
+            raise AudioError(f"{self.path}: {WRONG_LENGTH}")
 
     @property
     def duration_s(self) -> float:

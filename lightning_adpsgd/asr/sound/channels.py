@@ -14,13 +14,15 @@ import soundfile
 import torch
 from torchaudio.functional import resample
 
-from lightning_adpsgd.asr.sound import sphere
+from lightning_adpsgd.asr.sound import mpeg, sphere
 from lightning_adpsgd.asr.sound.rates import odd_rate
 from lightning_adpsgd.asr.sound.sphere import SAMPLE_RATE
 from lightning_adpsgd.asr.sound.truncation import (
     NO_LENGTH,
+    SEVERAL_STREAMS,
     WITHOUT_LENGTH,
     cut_short,
+    has_several_streams,
 )
 
 _BLOCK = 1 << 20  # samples of each channel that are read at a time
@@ -78,6 +80,7 @@ def _facts(path: Path) -> SoundFacts:
     try:
         missing = cut_short(path)
         found = soundfile.info(sphere.name_of(path))
+        is_more = found.format == "MP3" and mpeg.is_longer(path, found.frames)
     except OSError as error:
         problem = f"cannot be read: {error.strerror}; correct its path or permissions"
         raise ChannelError(f"{path}: {problem}") from error
@@ -87,8 +90,12 @@ def _facts(path: Path) -> SoundFacts:
         raise ChannelError(f"{path}: {problem}") from error
     if missing:
         raise ChannelError(f"{path}: {missing}; copy it again")
+    if has_several_streams(path):
+        raise ChannelError(f"{path}: {SEVERAL_STREAMS}")
     if found.frames == NO_LENGTH:
         raise ChannelError(f"{path}: {WITHOUT_LENGTH}")
+    if is_more:
+        raise ChannelError(f"{path}: {mpeg.WRONG_LENGTH}")
     if found.frames <= 0:
         raise ChannelError(f"{path}: contains no sound; copy it again")
     seconds = found.frames / found.samplerate

@@ -16,8 +16,13 @@ WITHOUT_LENGTH = (
     "its header has no length, as of FLAC that was written to a pipe; write it into a "
     "file: `ffmpeg -i old.flac new.flac`"
 )
+SEVERAL_STREAMS = (
+    "several streams of Ogg in a row, of which only the first would be read; write it "
+    "anew by `ffmpeg -i old.ogg new.wav`"
+)
 _PAGE = 65_307  # bytes of the longest page of Ogg
 _PAGE_HEADER = 27
+_STREAM = slice(14, 18)  # the number of a page's stream
 _LAST = 4  # flag of a page
 # Programs that write to a pipe leave one of these in place of the length.
 _NOT_SAID = (0, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
@@ -41,6 +46,22 @@ def cut_short(path: Path) -> str:
     if expected > size + 1:
         return f"cut short: the header says {expected} bytes, there are {size}"
     return ""
+
+
+def has_several_streams(path: Path) -> bool:
+    """Whether the last page of an Ogg file is of another stream than the first.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as file:
+        first = file.read(_PAGE_HEADER)
+        if not first.startswith(b"OggS"):
+            return False
+        file.seek(max(0, path.stat().st_size - _PAGE))
+        tail = file.read()
+    last = tail[tail.rfind(b"OggS") :][:_PAGE_HEADER]
+    return last[_STREAM] != first[_STREAM]
 
 
 def _announced(start: bytes) -> int:

@@ -62,7 +62,7 @@ class Contents:
 
     Args:
         memory: File of the digests that were found before.
-        keeps: Whether new ones are written there, if its folder exists.
+        keeps: Whether new ones are written there, into a folder that is made if absent.
     """
 
     def __init__(self, memory: Path, keeps: bool) -> None:
@@ -100,9 +100,13 @@ class Contents:
         return self._of_file(path, path.suffix not in _IN_BLOCKS)
 
     def save(self) -> None:
-        """Writes the digests that are new, unless the folder can only be read."""
-        if self._keeps and self._is_new and self._memory.parent.is_dir():
+        """Writes the digests that are new, unless the folder can only be read.
+
+        The first stage of an experiment reads the whole corpus before it has a folder.
+        """
+        if self._keeps and self._is_new:
             with suppress(OSError):
+                self._memory.parent.mkdir(parents=True, exist_ok=True)
                 write_json(self._memory, self._known)
             self._is_new = False
 

@@ -8,11 +8,14 @@ is gone by then, or of which an older stamp has no digest, is not compared.
 The digest of a stage is that of its fingerprint and its files, so that what is made
 again, and is the same, leaves later stages valid. Stamps of version 0.2.0 have no
 digests of files: a stage that reads one depends on all of it, with its times.
+
+An earlier version took down a fingerprint in another form. A stage of it that is made
+again, and is the same, keeps the digest by which later stages know it (`known_as`).
 """
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
@@ -26,6 +29,7 @@ from recipes.hybrid.pipeline.contents import (
     WHAT_IS_READ,
     Contents,
     digest_of,
+    digests_in,
     read_of,
 )
 from recipes.hybrid.pipeline.settings import Settings
@@ -33,6 +37,9 @@ from recipes.hybrid.pipeline.stage import Stage, StageError, stage_in
 
 STAMP, OUTPUTS = ".done", "outputs"
 """The file of a finished stage, and its entry with the digests of the stage's files."""
+KNOWN_AS = "known_as"
+"""The entry of a stamp with the digests of the stage ("") and of files of it that later
+stages know, where the stamp itself gives others."""
 _RECORDINGS = "recordings"
 _NAMED = 3  # files of a corpus
 CONTENTS = ".contents.json"
@@ -124,9 +131,16 @@ def _names_and_sizes(files: Iterable[Path]) -> str:
 
 def _input_digest(name: str, stage: Stage, settings: Settings) -> str:
     content = stamp_of(stage_in(name), stage, settings).read_bytes()
-    stamp, (_, _, file) = json.loads(content), name.partition("/")
+    return _digest_in(content, name.partition("/")[2])
+
+
+def _digest_in(content: bytes, file: str) -> str:
+    """The digest of a stage, or of a file of it, by the content of its stamp."""
+    stamp = json.loads(content)
     if OUTPUTS not in stamp:  # of an earlier version
         return digest_of(content)
+    if file in (known := stamp.get(KNOWN_AS, {})):
+        return known[file]
     if file:
         return stamp[OUTPUTS].get(file, "absent")
     read = json.dumps([stamp["fingerprint"], stamp[OUTPUTS]], sort_keys=True)
@@ -171,6 +185,59 @@ def is_finished(stage: Stage, settings: Settings, wanted: dict[str, Any]) -> boo
     newer = partial(_newer, stage, settings, folder / STAMP)
     _refuse_changes(stage, folder, stamp["fingerprint"], wanted, newer)
     return True
+
+
+def known_as(
+    stage: Stage, settings: Settings, stamp: dict[str, Any], own: Collection[str]
+) -> dict[str, str]:
+    """The digests by which later stages know a stage that is made again and the same.
+
+    It is the same if its files are, and if it would have counted as finished. Files of
+    the corpus without a digest in the stamp of before must be older than that.
+
+    Args:
+        stage: the stage.
+        settings: settings of the experiment.
+        stamp: its stamp that is due.
+        own: names of files in its folder that are not its output.
+
+    Returns:
+        Those that `stamp` itself does not give; empty if the stage is another.
+    """
+    folder = settings.directory(stage.name)
+    if (before := read_stamp(folder)) is None:
+        return {}
+    try:
+        is_finished(stage, settings, stamp["fingerprint"])
+        if not _is_compared(stage, settings, before):
+            return {}
+    except StageError:
+        return {}
+    if _outputs_of(folder, before, own) != stamp[OUTPUTS]:
+        return {}
+    old, new = (folder / STAMP).read_bytes(), json.dumps(stamp).encode()
+    digests = {name: _digest_in(old, name) for name in ("", *stamp[OUTPUTS])}
+    return {k: one for k, one in digests.items() if one != _digest_in(new, k)}
+
+
+def _is_compared(stage: Stage, settings: Settings, stamp: dict[str, Any]) -> bool:
+    """Whether each file that a stage reads has a digest in its stamp, or is older."""
+    wanted = fingerprint_of(_as_before(stage, stamp), settings)
+    without = {*wanted.get("contents", {})} - {
+        *stamp["fingerprint"].get("contents", {})
+    }
+    of_corpus = {"corpus", f"corpus{WHAT_IS_READ}", _RECORDINGS}
+    if without <= of_corpus:
+        stamped = settings.directory(stage.name) / STAMP
+        return not without or not _newer(stage, settings, stamped)
+    return False
+
+
+def _outputs_of(
+    folder: Path, stamp: dict[str, Any], own: Collection[str]
+) -> dict[str, str]:
+    found = stamp.get(OUTPUTS)
+    return digests_in(folder, own) if found is None else found
 
 
 def _without_gone_sound(

@@ -7,6 +7,8 @@ from typing import Any
 
 from recipes.hybrid.pipeline.settings import Settings
 
+_NUMBERS = {int: "a whole number, such as 16", float: "a number, such as 0.5"}
+
 
 def override(settings: Settings, *assignments: str) -> Settings:
     """Change values, each written as `group.name=value` (`lm.order=2`) or `name=value`.
@@ -80,7 +82,16 @@ def _parse(text: str, hint: Any) -> Any:
         return _parse_bool(text)
     if dataclasses.is_dataclass(hint):
         raise ValueError("this is a group; name one of its settings")
+    if hint in _NUMBERS:
+        return _parse_number(text, hint)
     return hint(text)
+
+
+def _parse_number(text: str, hint: type) -> Any:
+    try:
+        return hint(text)
+    except ValueError:
+        raise ValueError(f"must be {_NUMBERS[hint]}, got {text!r}") from None
 
 
 def _parse_bool(text: str) -> bool:

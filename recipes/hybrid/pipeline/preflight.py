@@ -1,7 +1,8 @@
-"""What would stop a late stage, said before the first one: packages and devices."""
+"""What would stop a late stage, said before the first one: packages, devices, files."""
 
 import importlib.util
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 from recipes.hybrid.pipeline.settings import Settings
 
@@ -12,6 +13,13 @@ SPEECH = (
     *("numpy", "rapidfuzz", "soundfile", "torchaudio", "torchmetrics", "tqdm"),
 )
 _TEXT_ALONE = {"check", "prepare"}
+# Of settings, by the stage that reads them; `check` looks for those of Kaldi.
+_FILES = {
+    "lexicon.cmudict": "lexicon",
+    "lm.text": "lm",
+    "lm.arpa": "lm",
+    "features.noise_files": "features",
+}
 
 
 def problems(settings: Settings, stages: Iterable[str]) -> Iterator[str]:
@@ -35,6 +43,10 @@ def problems(settings: Settings, stages: Iterable[str]) -> Iterator[str]:
         )
     if "train" in wanted and settings.train.accelerator == "gpu":
         yield from _devices(settings.train.num_learners)
+    for name, stage in _FILES.items():
+        path = attrgetter(name)(settings)
+        if stage in wanted and path is not None and not path.exists():
+            yield f"`{name}`: {path} does not exist; correct it, or leave it out"
 
 
 def _missing(modules: Iterable[str], extra: str) -> Iterator[str]:

@@ -11,13 +11,12 @@ continued from are not thrown away: the run stops and says so.
 
 import contextlib
 import errno
-import fcntl
 import functools
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,14 @@ from lightning_adpsgd.files import write_json, written_whole
 from recipes.hybrid.pipeline.contents import digests_in
 from recipes.hybrid.pipeline.crew import PARTS, CrewError, FinishedError
 from recipes.hybrid.pipeline.fingerprint import (
+    KNOWN_AS,
     OUTPUTS,
     STAMP,
     check_earlier,
     differences,
     fingerprint_of,
     is_finished,
+    known_as,
     read_alone,
     stamp_of,
 )
@@ -39,6 +40,7 @@ from recipes.hybrid.pipeline.outputs import changes_since, refuse_altered
 from recipes.hybrid.pipeline.preflight import problems
 from recipes.hybrid.pipeline.settings import Settings
 from recipes.hybrid.pipeline.stage import Stage, StageError
+from recipes.lock import locked
 
 _CLAIM = ".fingerprint"
 # What a disk says that has lost bytes, or has no room for them.
@@ -137,7 +139,8 @@ def _run(
     target = settings.directory(stage.name)
     partial = target.parent / f".{target.name}.partial"
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive(target.parent / f".{target.name}.lock"):
+    lock = target.parent / f".{target.name}.lock"
+    with locked(lock, _taken(lock)):
         # Another process may have finished it since it was looked for.
         if not redo and is_finished(stage, settings, fingerprint):
             return time.monotonic() - start
@@ -155,7 +158,7 @@ def _run(
                 error.add_note(note)
             raise
         seconds = time.monotonic() - start
-        _publish(partial, target, fingerprint, seconds)
+        _publish(stage, settings, partial, fingerprint, seconds)
     return seconds
 
 
@@ -243,7 +246,11 @@ def _claimed(partial: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _publish(
-    partial: Path, target: Path, fingerprint: dict[str, Any], seconds: float
+    stage: Stage,
+    settings: Settings,
+    partial: Path,
+    fingerprint: dict[str, Any],
+    seconds: float,
 ) -> None:
     """Stamps an attempt and gives it its final name.
 
@@ -256,8 +263,11 @@ def _publish(
         "seconds": seconds,
         "finished": time.time(),
     }
+    if known := known_as(stage, settings, stamp, own):
+        stamp[KNOWN_AS] = known
     _sync_files(partial)
     write_json(partial / STAMP, stamp)
+    target = settings.directory(stage.name)
     old = _old(target)
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
@@ -292,14 +302,8 @@ def _sync_files(folder: Path) -> None:
                 raise
 
 
-@contextlib.contextmanager
-def _exclusive(lock: Path) -> Iterator[None]:
-    with lock.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StageError(
-                f"another process runs this stage (it holds {lock}). Wait until that "
-                "has ended, or choose another --out"
-            ) from None
-        yield
+def _taken(lock: Path) -> StageError:
+    return StageError(
+        f"another process runs this stage (it holds {lock}). Wait until that has "
+        "ended, or choose another --out"
+    )

@@ -39,7 +39,8 @@ def adapt(settings: Settings, output: Path) -> None:
             make = _copied(kaldi.make_ivectors) if taken else make_ivectors
             report["ivectors"] = make(settings, output)
     except ValueError as error:
-        raise StageError(f"the speakers cannot be adapted to: {error}") from error
+        problem = f"`adapt`: the speakers cannot be adapted to: {error}"
+        raise StageError(problem) from error
     if settings.crew.leads:
         write_json(output / "report.json", report)
 

@@ -64,11 +64,19 @@ def check(settings: Settings, output: Path) -> None:
     ]
     if "test" not in splits:
         lines.append(f"{settings.corpus / 'test/text'}: MISSING, nothing is tested")
+    lines += _without_dev(settings)
     lines.append(_about_lexicon(settings, skipped))
     lines += _trained_on(splits)
     lines += [f"WARNING: left out: {line}" for line in skipped.report()]
     say(lines)
     write_json(output / REPORT, {"report": lines})
+
+
+def _without_dev(settings: Settings) -> Iterator[str]:
+    """Tells of a folder `dev` that is not used."""
+    if (settings.corpus / "dev").is_dir() and not _is_there(settings, "dev"):
+        instead = "the last speakers of the training are held out in its place"
+        yield f"WARNING: {settings.corpus / 'dev/text'}: MISSING, {instead}"
 
 
 def _about_lexicon(settings: Settings, skipped: Skipped) -> str:

@@ -18,6 +18,7 @@ from lightning_adpsgd.asr.corpora.corpus import (
     Utterance,
     utterance_id,
 )
+from lightning_adpsgd.asr.corpora.hub5 import PARTS
 from lightning_adpsgd.asr.corpora.librispeech import (
     Library,
     ReadUtterance,
@@ -59,6 +60,7 @@ def check(settings: Settings, output: Path) -> None:
         hours = f"{sum(usable) / 3600:.2f} h{complete}"
         lines.append(f"{split}: {len(usable)} of {len(spoken)} utterances, {hours}")
     lines.append(f"librispeech-lexicon.txt: {library.lexicon or 'MISSING'}")
+    lines += _unused(library)
     lines += [f"WARNING: {line}" for line in problems.report()]
     say(lines)
     if not any(split.startswith("train") for split in library.splits):
@@ -98,7 +100,18 @@ def prepare(settings: Settings, output: Path) -> None:
         file.writelines(
             f"{name} {sex}\n" for name, sex in sorted(library.sexes.items())
         )
-    say_splits(output, every, skipped)
+    say_splits(output, every, skipped, [*_unused(library)])
+
+
+def _unused(library: Library) -> Iterator[str]:
+    """Warns of splits that are neither trained on nor tested."""
+    names = ", ".join(TEST_SPLITS[len(PARTS) :])
+    for split in library.splits:
+        if not split.startswith("train") and split not in TEST_SPLITS:
+            yield (
+                f"WARNING: {split}: not used; a split that is trained on is named "
+                f"train..., one that is tested is one of {names}"
+            )
 
 
 def _tests(splits: Splits, skipped: Skipped) -> Splits:
@@ -162,6 +175,9 @@ def _seconds(
             problems.add("unusable sound", facts, remedy=remedy)
         else:
             seconds[utterance.name] = facts.seconds
+            if facts.num_channels > 1:
+                where, remedy = str(utterance.sound), "the first channel is read"
+                problems.add("sound of several channels", where, remedy=remedy)
     return seconds
 
 

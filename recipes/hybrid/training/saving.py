@@ -7,6 +7,9 @@ weights of the validation with the lowest loss.
 Training draws random numbers for augmentation and dropout. Lightning's checkpoints do
 not hold the states of the generators: a continued `ddp` would draw again what its first
 epochs drew. `Generators` adds them.
+
+Lightning forgets the lowest loss where the folder has moved, and the next validation
+would take the place of the best one. `Moved` lets it remember.
 """
 
 import math
@@ -61,14 +64,14 @@ def make_savers(train: TrainSettings, folder: Path) -> list[Callback]:
         **validated,
     )
     if not train.checkpoint_minutes:
-        return [best, last, Generators()]
+        return [best, last, Generators(), Moved(folder)]
     timed = ModelCheckpoint(
         folder,
         filename=_LAST,
         train_time_interval=timedelta(minutes=train.checkpoint_minutes),
         enable_version_counter=False,
     )
-    return [best, last, timed, SaveAndStop(timed), Generators()]
+    return [best, last, timed, SaveAndStop(timed), Generators(), Moved(folder)]
 
 
 class Generators(Callback):
@@ -107,6 +110,38 @@ class Generators(Callback):
         if len(self._states) == trainer.world_size:
             states = self._states[trainer.global_rank]
             set_generator_states(states, trainer.strategy.root_device)
+
+
+class Moved(Callback):
+    """Lets a training go on with its lowest loss after its folder was moved.
+
+    Args:
+        folder: where the checkpoints are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = os.path.realpath(folder)  # as Lightning notes it
+
+    @override
+    def on_load_checkpoint(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
+        for state in checkpoint["callbacks"].values():
+            best = self._moved(state.get("best_model_path", ""))
+            # A loss without its weights would keep out those that come.
+            if "dirpath" in state and os.path.isfile(best):
+                state["dirpath"] = self._folder
+                state["best_model_path"] = best
+                for name in ("kth_best_model_path", "last_model_path"):
+                    state[name] = self._moved(state[name])
+                known = state["best_k_models"]
+                state["best_k_models"] = {self._moved(k): v for k, v in known.items()}
+
+    def _moved(self, path: str) -> str:
+        return os.path.join(self._folder, os.path.basename(path)) if path else path
 
 
 class SaveAndStop(Callback):

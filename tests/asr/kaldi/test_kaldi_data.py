@@ -168,7 +168,8 @@ def test_an_utterance_without_words_is_left_out_and_costs_no_others(write):
     files = FILES | {"text": "anna-1\nanna-2 no\n"}
     (found,) = read_data(write(files), _five_seconds, skipped)
     assert found.id.startswith("anna-2")
-    assert skipped.counts == {"utterance without words": 1}
+    left_out = {"utterance without words": 1, "recording without a text": 1}
+    assert skipped.counts == left_out  # the one is anna-1, the other bert-1
     assert skipped.examples["utterance without words"][0].endswith("text:1")
 
 
@@ -184,6 +185,35 @@ def test_recordings_with_several_channels_of_which_none_is_named_are_left_out(wr
     told = " ".join(skipped.report())
     assert "wav.scp:1" in told
     assert "`recording file A` or `recording file B` into reco2file_and_chan" in told
+
+
+def test_a_path_keeps_its_blanks(write):
+    paths = ("/a  b.wav", "/a\u00a0b.wav", "/a \u202fb.wav")
+    lines = [f"anna_{place} {path}\r\n" for place, path in enumerate(paths)]
+    names = [line.split()[0] for line in lines]
+    speakers = "".join(f"{name} anna\n" for name in names)
+    text = "".join(f"{name} 0\n" for name in names)
+    files = {"wav.scp": "".join(lines), "utt2spk": speakers, "text": text}
+    found = read_data(write(files), _mono, Skipped())
+    assert tuple(str(one.recording) for one in found) == paths
+
+
+@pytest.mark.parametrize(("is_cut", "seconds"), [(True, 2.3), (False, 0.0)])
+def test_sound_whose_text_is_missing_is_counted(write, is_cut: bool, seconds: float):
+    files = FILES | {"text": "anna-1 yes\nbert-1 no\n"}
+    if not is_cut:
+        sounds = "anna-1 /a.wav\nanna-2 /b.wav\n"
+        files = WHOLE | {"wav.scp": sounds, "text": "anna-1 0\n"}
+        files["utt2spk"] = "anna-1 anna\n"
+    folder, skipped = write(files), Skipped()
+    (folder / "reco2file_and_channel").unlink(missing_ok=True)
+    assert len(read_data(folder, _mono, skipped)) == 1
+    reason = "recording without a text"
+    assert skipped.counts[reason] == 1
+    assert skipped.seconds[reason] == pytest.approx(seconds)
+    table = "segments" if is_cut else "wav.scp"
+    assert skipped.examples[reason] == [f"{folder / table}:2"]
+    assert skipped.remedies[reason].startswith("write `utterance words` into text")
 
 
 def test_an_utterance_without_a_speaker_is_left_out_and_named(write):
@@ -280,3 +310,26 @@ def test_no_usable_sound_and_no_table_are_errors(write):
         KaldiError, match=r"text: .*No such file.*expected a Kaldi file"
     ):
         read_data(folder, _five_seconds, Skipped())
+
+
+@pytest.mark.parametrize(
+    ("table", "form"),
+    [
+        ("wav.scp", "recording path"),
+        ("text", "utterance words"),
+        ("utt2spk", "utterance speaker"),
+    ],
+)
+def test_of_a_table_that_is_missing_the_lines_are_told(write, table: str, form: str):
+    folder = write(WHOLE)
+    (folder / table).unlink()
+    told = f"/{table}: No such file or directory; expected a Kaldi file with lines `"
+    with pytest.raises(KaldiError, match=rf"{told}{form}`$"):
+        read_data(folder, _five_seconds, Skipped())
+
+
+def test_a_name_of_a_speaker_with_a_space_is_named_as_the_cause(write):
+    folder = write(WHOLE | {"utt2spk": "anna_1 anna bert\n"})
+    told = r"utt2spk:1: expected `utterance speaker`, got .*; names have no spaces$"
+    with pytest.raises(KaldiError, match=told):
+        read_data(folder, _mono, Skipped())

@@ -12,7 +12,7 @@ from lightning_adpsgd.asr.language.interpolation import (
     probability,
     restricted,
 )
-from lightning_adpsgd.asr.language.ngram import NgramModel, estimate
+from lightning_adpsgd.asr.language.ngram import BEGIN, END, NgramModel, estimate
 
 WORDS = ["a", "b", "c", "d"]
 ONE = estimate([["a", "b"], ["a", "c", "b"], ["a", "b", "b"]], 3, WORDS)
@@ -30,6 +30,17 @@ def test_a_mixture_sums_to_one_after_every_history(weights: tuple[float, float])
                 for word in [*WORDS, "</s>"]
             )
             assert total == pytest.approx(1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("certain", [1.0, 1.0000001])
+def test_after_a_history_that_leaves_nothing_no_other_word_is_probable(certain: float):
+    """Models from elsewhere are rounded, so what they leave may be below zero."""
+    words = {("a",): 0.3, ("b",): 0.3, (END,): 0.4, ("a", "b"): certain}
+    logs = {ngram: math.log10(p) for ngram, p in words.items()}
+    model = NgramModel(2, {**logs, (BEGIN,): -99.0}, {("a",): -99.0})
+    mixture = interpolate([model, model], [0.5, 0.5])
+    following = [10 ** mixture.log10_probability(w, ("a",)) for w in ("a", "b", END)]
+    assert sum(following) == pytest.approx(1, abs=1e-6)
 
 
 def test_an_ngram_of_one_model_has_the_weighted_sum_of_both():

@@ -160,6 +160,17 @@ def test_unknown_words_are_counted_with_file_and_line(dictionary: Path):
     assert unknown.examples["broken-off words"] == ["'zu-' at x.text:3"]
 
 
+def test_unknown_words_that_are_known_without_punctuation_are_told_apart():
+    lexicon = build_lexicon({"ja": (("j", "a"),), "noise": (("n",),)})
+    words = ("ja", "ja,", "„ja“", "(ja)", "ja!?", "nein,", "—", "[noise]", "<noise>")
+    spoken = Utterance("u", Path("a.sph"), 0, 0.0, 1.0, words, "s", "text:3")
+    unknown = count_unknown(lexicon, [spoken])
+    reason = "words of the lexicon with punctuation"
+    assert unknown.counts == {reason: 4, "out-of-vocabulary words": 3}
+    assert unknown.examples[reason][0] == "'ja,' at text:3"
+    assert unknown.remedies == {reason: "write the text without marks at words"}
+
+
 def test_a_lexicon_survives_its_files(dictionary: Path, tmp_path: Path):
     lexicon = build_lexicon(read_dictionary(dictionary, Skipped()))
     write_lexicon(tmp_path, lexicon)

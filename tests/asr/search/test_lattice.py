@@ -15,7 +15,7 @@ from lightning_adpsgd.asr.search.lattice import (
     LatticeSearch,
     SearchGraph,
 )
-from lightning_adpsgd.asr.search.nbest import NBestOptions
+from lightning_adpsgd.asr.search.nbest import NBestOptions, list_words
 from lightning_adpsgd.asr.search.posteriors import confidences, link_posteriors
 from tests.asr import digits
 
@@ -124,6 +124,18 @@ def test_without_an_end_the_best_unfinished_path_is_taken():
         assert lattice is not None
         assert lattice.is_complete == complete
         assert len(lattice.best()) == frames
+
+
+@pytest.mark.parametrize("frames", [2, 3, 9])
+def test_where_all_paths_have_ended_before_the_sound_there_is_no_lattice(frames):
+    """As with a graph of one word, or where a narrow beam keeps what cannot go on."""
+    fst = kaldifst.compile("0 1 1 7 0.5\n0 0 1 0 3.0\n1 0.0\n0 0.0\n")
+    graph, zeros = SearchGraph(fst), np.zeros((frames, 1), np.float32)
+    narrow = LatticeSearch(graph, LatticeOptions(beam=1.0, lattice_beam=1.0))
+    assert narrow.lattice(zeros) is None
+    assert list_words(graph, zeros, NBestOptions(beam=1.0, lattice_beam=1.0)) is None
+    assert narrow.lattice(zeros[:1]) is not None  # nothing is left of the frames before
+    assert LatticeSearch(graph, WIDE).lattice(zeros) is not None
 
 
 def test_no_frames_have_no_lattice(graph):

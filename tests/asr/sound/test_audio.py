@@ -72,6 +72,10 @@ def broken(folder: Path, how: str) -> Path:
         return write(path, 8000, samples[:0])
     if how == "short":
         return write(path, 8000, samples[:150])
+    if how == "almost":
+        write(path, 8000, samples[:199])
+    if how == "folder":
+        path.mkdir()
     if how == "truncated":
         write(path, 8000, samples)
         path.write_bytes(path.read_bytes()[:-1000])
@@ -93,6 +97,8 @@ def broken(folder: Path, how: str) -> Path:
         ("empty", "the file is empty"),
         ("silent", "expected at least 0.025 s, found 0.000 s"),
         ("short", "expected at least 0.025 s, found 0.019 s"),
+        ("almost", "expected at least 0.025 s, found 0.024 s"),
+        ("folder", "a folder; name the sound files in it"),
         ("truncated", "cut short: the header says 32044 bytes, there are 31044"),
         ("swapped", "speech once the two bytes of each sample are swapped"),
         ("nan", r"sample 8000 \(1.00 s\) is non-finite"),

@@ -170,6 +170,23 @@ def test_a_header_longer_than_its_file_is_refused_before_anything_is_read(
             read(path)
 
 
+@pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
+def test_of_several_ogg_streams_in_a_row_not_the_first_alone_is_read(
+    tmp_path: Path, subtype: str
+):
+    parts = [tmp_path / name for name in ("a.ogg", "b.ogg")]
+    for path, seconds in zip(parts, (6.0, 3.0), strict=True):
+        sound = noise(seconds, channels=1)
+        soundfile.write(path, sound, 8000, format="OGG", subtype=subtype)
+        assert read_facts(path).seconds == pytest.approx(seconds)
+    both = tmp_path / "both.ogg"
+    first, second = (path.read_bytes() for path in parts)
+    both.write_bytes(first + second)
+    for read in (read_facts, SoundFile):
+        with pytest.raises(ValueError, match=r"both\.ogg: several streams of Ogg in a"):
+            read(both)
+
+
 def test_flac_whose_header_has_no_length_is_refused(tmp_path: Path):
     path = _write(tmp_path / "piped.flac", _tone(8000), 8000)
     content = bytearray(path.read_bytes())
