@@ -51,7 +51,11 @@ ROOMS = {
     ),
     "weights": Room(
         ("weights/*.py",),
-        ("weights/test_*.py", "mixing/test_super_learner.py", "gossip/test_engine.py"),
+        (
+            "weights/test_*.py",
+            "mixing/test_[qs]*.py",
+            "gossip/test_engine.py",
+        ),
     ),
     "coordination": Room(
         ("coordination/*.py", "coordination/startup/*.py"),
