@@ -50,6 +50,26 @@ MUTABLE = {
     "virtual/cluster.py": {"_Curve"},
     "virtual/objective.py": {"Update"},
 }
+# Functions that keep what they have computed, and how much of it.
+CACHES = {
+    ("epochs/batches.py", "draw"): None,
+    ("epochs/block_sampler.py", "_permutation"): 4,
+    ("epochs/work_units.py", "checksum"): None,
+    ("files.py", "_pid_namespace"): None,
+    ("files.py", "boot_id"): None,
+    ("gossip/codecs.py", "_narrower"): None,
+    ("gossip/codecs.py", "_scales"): None,
+    ("import_names.py", "lightning_version"): None,
+    ("mixing/lattice_mean.py", "words_for_places"): None,
+    ("strategy/fabric.py", "jobs"): None,
+    ("strategy/options.py", "_unfreezing"): None,
+    ("topology/custom.py", "_checked"): 8,
+    ("topology/named.py", "_drawn_order"): 16,
+    ("topology/schedule.py", "_is_mean"): 64,
+    ("virtual/row_rounds.py", "_changing"): 32,
+    ("virtual/timeline.py", "_meetings"): 32,
+    ("virtual/timeline.py", "parts_of"): 32,
+}
 # Any other default that is a number or a flag is 0 or False. Durations are in seconds.
 DEFAULTS: dict[str, set[Any]] = {
     "_has_trainer": {True},
@@ -163,6 +183,21 @@ def test_a_value_does_not_change() -> None:
         and "frozen=True" not in made
     }
     assert mutable == {(path, name) for path in MUTABLE for name in MUTABLE[path]}
+
+
+def test_what_is_kept_is_kept() -> None:
+    kept = {
+        (path, one.name): _most_of(made)
+        for path, one in nodes(ast.FunctionDef)
+        for made in one.decorator_list
+        if "cache" in ast.unparse(made)
+    }
+    assert kept == CACHES
+
+
+def _most_of(decorator: ast.expr) -> Any:
+    is_bounded = isinstance(decorator, ast.Call)
+    return value_of(decorator.keywords[0].value) if is_bounded else None
 
 
 def test_every_thread_is_a_daemon() -> None:
