@@ -352,7 +352,6 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
         if owner != self._group.index:
             to_device(change.host, change.here)
 
-    @torch.no_grad()
     def _add(self, number: int, owner: int) -> None:
         change = self._changes[owner][number].here
         if owner == self._group.index:

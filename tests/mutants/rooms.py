@@ -53,7 +53,7 @@ ROOMS = {
         ("weights/*.py",),
         (
             "weights/test_*.py",
-            "mixing/test_[qs]*.py",
+            "mixing/test_[qst]*.py",
             "gossip/test_engine.py",
         ),
     ),
