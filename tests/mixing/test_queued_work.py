@@ -3,12 +3,15 @@
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from threading import Condition, RLock
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_adpsgd.gossip.codecs import _FORMS, _narrower, _scales
+from lightning_adpsgd.mixing.lattice_mean import words_for_places
 from lightning_adpsgd.mixing.rounds import RoundMixer
 from lightning_adpsgd.mixing.super_learner import ShardGather, SuperLearnerGroup
 from lightning_adpsgd.topology.named import find_topology
@@ -92,6 +95,20 @@ def test_a_message_is_on_the_host_before_anybody_reads_it(
         to_device(there, here)
     racing(monkeypatch, lambda: (beside(lambda: here.add_(1)), here.clone()))
     assert pinned(3, torch.float64, CPU).shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [(_scales, torch.float32), (_narrower, _FORMS[8]), (words_for_places, 8)],
+)
+def test_a_table_that_all_threads_use_is_there_for_each(
+    table: Any, key: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.cache_clear()
+    with queued(monkeypatch):
+        beside(lambda: table(key, CPU))
+        table(key, CPU).clone()
+    table.cache_clear()
 
 
 @pytest.mark.parametrize("topology", ["ring", "complete"])

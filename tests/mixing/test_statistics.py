@@ -1,6 +1,7 @@
 """The counters of a learner's communication, before there is any."""
 
 from dataclasses import asdict, astuple, fields
+from typing import Any
 
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 
@@ -13,8 +14,8 @@ def test_counters_begin_at_nothing() -> None:
 def test_the_counters_of_several_are_their_sums() -> None:
     """`peer_ages` are of one learner."""
     names = [f.name for f in fields(Tally) if f.name not in ("staleness", "peer_ages")]
-    first = {name: place for place, name in enumerate(names, 1)}
-    second = {name: 100 * place for name, place in first.items()}
+    first: dict[str, Any] = {name: place for place, name in enumerate(names, 1)}
+    second: dict[str, Any] = {name: 100 * place for name, place in first.items()}
     tallies = [
         Tally(**first, staleness={0: 1, 2: 3}),
         Tally(**second, staleness={1: 5, 2: 4}),
