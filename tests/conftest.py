@@ -48,7 +48,15 @@ SECONDS_OF_PROCESSES = 10.0
 WAITS = 0.45
 # Where a file or socket that is only dropped, not closed, is an error: Python closes it
 # at once, but only as long as nothing else, such as a trace, holds it.
-CLOSES = ("tests/coordination/", "tests/transport/", "tests/test_files.py")
+CLOSES = (
+    "tests/coordination/",
+    "tests/epochs/",
+    "tests/islands/test_connections.py",
+    "tests/islands/test_rendezvous.py",
+    "tests/strategy/checkpoints/",
+    "tests/test_files.py",
+    "tests/transport/",
+)
 UNCLOSED = "error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning"
 
 
