@@ -1,5 +1,6 @@
 """Work that is queued on a device runs in a certain order; no GPU is needed to know."""
 
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from threading import Condition, RLock
@@ -151,7 +152,7 @@ class OfTwo(SuperLearnerGroup):
 def test_what_a_super_learner_shares_is_taken_sent_and_merged_in_order(
     own: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vector = torch.zeros(8)
+    vector, before = torch.zeros(8), set(threading.enumerate())
     with queued(monkeypatch) as books:
         group = OfTwo([[0, 1], [0, 1], [1], [0], [0, 1]], books)
         shards = [group.shards([vector], 0)]
@@ -166,4 +167,6 @@ def test_what_a_super_learner_shares_is_taken_sent_and_merged_in_order(
             gather.finish()
             gather.begin()
         gather.finish()
+        assert set(threading.enumerate()) > before
         gather.stop(PATIENCE.total_seconds())
+    assert set(threading.enumerate()) <= before
