@@ -414,10 +414,10 @@ def _scale(exponents: Tensor, dtype: torch.dtype) -> Tensor:
 
 @cache
 def _scales(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """All results of `_scale`, by the place of their exponents."""
+    """All results of `_scale`, by place; from the host, so that any stream has it."""
     octaves = (divmod(e, 4) for e in range(-_MOST_QUARTERS, _MOST_QUARTERS + 1))
     scales = [math.ldexp(_QUARTER_OCTAVES[rest], octave) for octave, rest in octaves]
-    return torch.tensor(scales, dtype=torch.float64, device=device).to(dtype)
+    return torch.tensor(scales, dtype=dtype, device=device)
 
 
 @cache

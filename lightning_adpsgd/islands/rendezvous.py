@@ -160,6 +160,8 @@ class Rendezvous:
 
     def _make_line(self) -> None:
         # A look-up of the name has no time limit: a late line serves the next request.
+        if self._line is not None:
+            return
         line = connect(Address(self.address.host, self.address.port))
         tune(line)
         place = line.getpeername()

@@ -130,7 +130,6 @@ class ConsensusModel:
         self._local, self._mean_buffers = None, []
         self._communication.resume()
 
-    @torch.no_grad()
     def _take_changed_buffers(self, local_weights: list[Tensor]) -> None:
         here = self._flat.buffers_in(self._flat.vectors)
         local = self._flat.buffers_in(local_weights)

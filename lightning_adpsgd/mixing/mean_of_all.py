@@ -28,7 +28,6 @@ _FEWEST_ON_LATTICE = 1 << 12
 _MESSAGES_OF_SHARDS, _SHORTEST_MESSAGE = 8, 1 << 20
 
 
-@torch.no_grad()
 def average_whole(
     vectors: list[Tensor],
     trained: list[Tensor],

@@ -127,7 +127,6 @@ class RoundMixer:
             copy.copy_(own)
         self._taken.set()
 
-    @torch.no_grad()
     def mix(self) -> None:
         """Computes ``gamma (sum_j T[j, i] w_j - w_i)`` of the snapshots, for a round.
 

@@ -37,6 +37,7 @@ from lightning_adpsgd.weights.streams import (
     mirrored,
     to_device,
     to_host,
+    wait_for_stream,
 )
 from lightning_adpsgd.weights.worker import BackgroundWorker, InlineWorker
 
@@ -334,6 +335,8 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
         for number in taken:
             flags[number * size + self._group.index] = 1
         agreed = self._group.agree([*votes, *flags], self._timeout)
+        # What came before leaves the host's memory before the network writes there.
+        wait_for_stream(self._replica.device)
         self._taken.follow()
         flagged = (place for place, flag in enumerate(agreed[num_votes:]) if flag)
         changed = [divmod(place, size) for place in flagged]
@@ -349,7 +352,6 @@ class ShardGather(MergeTogether[tuple[list[_Changed], Votes]]):
         if owner != self._group.index:
             to_device(change.host, change.here)
 
-    @torch.no_grad()
     def _add(self, number: int, owner: int) -> None:
         change = self._changes[owner][number].here
         if owner == self._group.index:

@@ -258,7 +258,6 @@ class FlatParameters(Weights):
                 put_back(slot.name, slot.tensor, slot.view)
 
     @override
-    @torch.no_grad()
     def release(self) -> None:
         """Gives each weight storage of its own; tied ones share theirs as before.
 

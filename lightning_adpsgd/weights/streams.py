@@ -52,10 +52,9 @@ def mirrored(here: Tensor) -> Mirrored:
 
 def to_host(source: Tensor, target: Tensor) -> None:
     """Copies to the host; the calling thread waits only for its own stream."""
-    if source is target:
-        return
-    target.copy_(source, non_blocking=True)
-    wait_for_stream(source.device)
+    if source is not target:
+        target.copy_(source, non_blocking=True)
+        wait_for_stream(source.device)
 
 
 def to_device(source: Tensor, target: Tensor) -> None:

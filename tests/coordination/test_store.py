@@ -5,6 +5,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, create_autospec, patch
 
@@ -531,6 +532,27 @@ def test_who_waits_for_a_condition_ends_with_the_job() -> None:
     first.announce_failure("it lost learner 1")
     with pytest.raises(LearnerFailed, match="learner 1 raised KeyError"):
         first.wait_until(lambda: next(later) == 8)
+
+
+@pytest.mark.parametrize(
+    ("act", "pause"),
+    [
+        (lambda one: one.wait_until(iter([False] * 3 + [True]).__next__), 0.01),
+        (lambda one: one.silent_learners(timedelta(seconds=0.1)), 0.05),
+        (lambda one: one.explain("it lost learner 1", timedelta(seconds=0.1)), 0.02),
+    ],
+)
+def test_who_waits_rests_between_two_looks(act: Any, pause: float) -> None:
+    one, _ = coordinators(2)
+    rests, one._stopped = list[float](), Mock()
+    one._stopped.wait = rests.append
+    clock = SimpleNamespace(
+        monotonic=lambda: sum(rests), perf_counter=lambda: sum(rests)
+    )
+    with patch.object(store_module, "time", clock):
+        act(one)
+    assert 2 <= len(rests) <= 6
+    assert set(rests) == {pause}
 
 
 def test_silences_of_the_store_count_only_in_a_row() -> None:

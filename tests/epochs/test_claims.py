@@ -6,6 +6,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -614,6 +615,15 @@ def test_who_was_slow_once_is_tried_again_after_an_epoch_without_a_count() -> No
     assert not rate.others_end_first(1, 4, 0)
 
 
+@contextmanager
+def resting() -> Iterator[list[float]]:
+    """The pauses of who waits; time passes in them alone."""
+    rests = list[float]()
+    clock = SimpleNamespace(sleep=rests.append, monotonic=lambda: sum(rests))
+    with patch.object(claims, "time", clock):
+        yield rests
+
+
 def failing_at_the_third_look() -> Callable[[], None]:
     looks = 0
 
@@ -632,8 +642,9 @@ def test_who_waits_for_a_leader_that_has_failed_ends_with_its_error() -> None:
     silent: Any = SimpleNamespace(check=lambda keys: next(found))
     follower = LearnerIndex(0, 1, 1, 2)
     broadcast = LeaderBroadcast(silent, follower, failing_at_the_third_look())
-    with pytest.raises(RuntimeError, match="learner 0 has failed"):
+    with resting() as rests, pytest.raises(RuntimeError, match="learner 0 has failed"):
         broadcast.share(lambda: "never said here")
+    assert rests == [0.001, 0.001]
 
 
 def test_who_has_lost_the_store_of_its_leader_waits_for_the_reason() -> None:
@@ -645,8 +656,32 @@ def test_who_has_lost_the_store_of_its_leader_waits_for_the_reason() -> None:
     broken: Any = SimpleNamespace(check=closed)
     follower = LearnerIndex(0, 1, 1, 2)
     broadcast = LeaderBroadcast(broken, follower, failing_at_the_third_look())
-    with pytest.raises(RuntimeError, match="learner 0 has failed"):
+    with resting() as rests, pytest.raises(RuntimeError, match="learner 0 has failed"):
         broadcast.share(lambda: "never said here")
+    assert rests == [0.001, 0.001]
+
+
+def test_who_never_hears_the_reason_raises_what_it_knows_after_three_seconds() -> None:
+    def closed(keys: list[str]) -> bool:
+        raise DistNetworkError("the connection was closed")
+
+    broken: Any = SimpleNamespace(check=closed)
+    broadcast = LeaderBroadcast(broken, LearnerIndex(0, 1, 1, 2), lambda: None)
+    with resting() as rests, pytest.raises(DistNetworkError, match="was closed"):
+        broadcast.share(lambda: "never said here")
+    assert sum(rests) == pytest.approx(3.0, abs=0.002)
+
+
+def test_what_all_have_heard_is_deleted() -> None:
+    store = HashStore()
+    of_three = [LeaderBroadcast(store, LearnerIndex(0, 1, n, 3), never) for n in (0, 1)]
+    last = LeaderBroadcast(store, LearnerIndex(0, 1, 2, 3), never)
+    for word in ("one", "two"):
+        words = [one.share(lambda said=word: said) for one in of_three]
+        assert words == [word, word]
+        assert store.num_keys() == 2  # the last has yet to hear it
+        assert last.share(lambda: "never said here") == word
+        assert store.num_keys() == 0
 
 
 def test_a_leader_alone_tells_nobody() -> None:

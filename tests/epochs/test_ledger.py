@@ -267,6 +267,22 @@ def test_who_waits_claims_twice_as_many_and_little_at_the_end() -> None:
     assert len(lease.plan(few, set()).claimed) == 2
 
 
+@pytest.mark.parametrize(
+    ("names", "claimed"), [("", 8), ("me", 8), ("me you", 4), ("me you them", 2)]
+)
+def test_at_the_end_an_island_claims_half_of_its_share(
+    names: str, claimed: int
+) -> None:
+    lease, found = lease_on(200)
+    for _ in range(3):
+        lease.ahead.clear()
+        lease.is_awaited = True
+        lease.plan(found, set())
+    held = dict.fromkeys(names.split(), ())
+    few = found._replace(left=((0, 16),), held=held)
+    assert len(lease.plan(few, set()).claimed) == claimed
+
+
 def test_units_that_others_have_claimed_as_well_are_lost_or_counted_once() -> None:
     lease, found = lease_on(9)
     assert lease.hand_out() == 0

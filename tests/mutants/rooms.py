@@ -26,13 +26,15 @@ class Room(NamedTuple):
 
     def test_files(self, root: Path, source: Path) -> list[str]:
         """All test files of the room: the one named after `source`, then quick ones."""
-        matching = _matching(root, "tests", self.tests)
+        matching = _matching(root, "tests", (*_OF_ALL_ROOMS, *self.tests))
         files = list(dict.fromkeys(map(str, matching)))
         seconds = _seconds(root)
         files.sort(key=lambda file: seconds.get(file, 0.0))
         return sorted(files, key=lambda file: not file.endswith(f"_{source.stem}.py"))
 
 
+# What holds in every file of the core.
+_OF_ALL_ROOMS = ("test_conventions.py",)
 _ISLANDS = (
     "islands/test_[cjmpt]*.py",
     "islands/test_waiting.py",
@@ -49,7 +51,11 @@ ROOMS = {
     ),
     "weights": Room(
         ("weights/*.py",),
-        ("weights/test_*.py", "mixing/test_super_learner.py", "gossip/test_engine.py"),
+        (
+            "weights/test_*.py",
+            "mixing/test_[qst]*.py",
+            "gossip/test_engine.py",
+        ),
     ),
     "coordination": Room(
         ("coordination/*.py", "coordination/startup/*.py"),

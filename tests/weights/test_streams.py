@@ -1,6 +1,7 @@
 """The order of work on a device among threads, on the CPU and on an accelerator."""
 
 import threading
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from lightning_adpsgd.weights.streams import (
     side_stream,
     to_device,
     to_host,
+    wait_for_stream,
 )
 from tests.helpers import together
 
@@ -79,3 +81,40 @@ def test_on_a_cpu_a_message_is_not_copied() -> None:
     to_host(message, message)
     to_device(message, message)
     assert message.tolist() == [1, 1, 1]
+
+
+def test_a_thread_sleeps_while_it_waits_for_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise it would occupy a core, and the driver."""
+    told, gpu = Mock(), torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "Event", told.event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: str(device))
+    wait_for_stream(gpu)
+    event = call.event(blocking=True)
+    assert told.mock_calls == [
+        event,
+        call.event().record("cuda:1"),
+        call.event().synchronize(),
+    ]
+    wait_for_stream(torch.device("cpu"))
+    assert len(told.mock_calls) == 3
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_memory_from_which_a_device_copies_is_pinned(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Mock()
+    monkeypatch.setattr(torch, "empty", made)
+    host_memory(3, torch.float16, torch.device(where))
+    made.assert_called_once_with(
+        3, dtype=torch.float16, device="cpu", pin_memory=where == "cuda"
+    )
+
+
+def test_copies_between_a_device_and_the_host_are_queued() -> None:
+    for copy in (to_host, to_device):
+        source, target = Mock(device=torch.device("cpu")), Mock()
+        copy(source, target)
+        target.copy_.assert_called_once_with(source, non_blocking=True)

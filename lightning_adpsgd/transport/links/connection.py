@@ -108,7 +108,7 @@ class Connection:
         with self._turn:
             self._sends.append(send)
             while self._sends and not self._broken:
-                if not self._try(self._sends, select.POLLOUT)[0]:
+                if self._try(self._sends, select.POLLOUT) is not None:
                     break
         return Posted(self, send, doing)
 
@@ -148,30 +148,28 @@ class Connection:
 
     def _move(self) -> int:
         """Tries both directions once; returns events to wait for, or 0 on progress."""
-        sent, wants = self._try(self._sends, select.POLLOUT)
-        received, also_wants = self._try(self._receives, select.POLLIN)
-        return 0 if sent or received else wants | also_wants
+        wants = self._try(self._sends, select.POLLOUT)
+        also_wants = self._try(self._receives, select.POLLIN)
+        return 0 if wants is None or also_wants is None else wants | also_wants
 
-    def _try(
-        self, queue: "deque[_Send] | deque[_Receive]", event: int
-    ) -> tuple[bool, int]:
-        """Returns whether bytes moved and, if not, the events to wait for."""
+    def _try(self, queue: "deque[_Send] | deque[_Receive]", event: int) -> int | None:
+        """Returns the events to wait for; None if bytes moved, or if it is broken."""
         if not queue or self._broken:
-            return bool(self._broken), 0
+            return None if self._broken else 0
         try:
             queue[0].step(self._socket)
         except ssl.SSLWantReadError:
-            return False, select.POLLIN
+            return select.POLLIN
         except ssl.SSLWantWriteError:
-            return False, select.POLLOUT
+            return select.POLLOUT
         except BlockingIOError:
-            return False, event
+            return event
         except OSError as error:
             self._fail(str(error), evidence_of(error))
-            return True, 0
+            return None
         if queue[0].done:
             queue.popleft()
-        return True, 0
+        return None
 
     def _sleep(self, events: int, begin: float, timeout: timedelta) -> bool:
         """Waits until bytes can move; returns whether time was left."""

@@ -1,9 +1,11 @@
 """Messages over one connection: both ways, in pieces, to the end or to a named loss."""
 
+import select
 import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -294,6 +296,43 @@ def test_no_reader_is_woken_later_than_the_last_byte(
             with pytest.raises(PeerLost, match="was not done within"):
                 receive.wait(timedelta(milliseconds=10))
     assert (asked_for[0], asked_for[-1]) == (12, 3)
+
+
+CONNECTION = "lightning_adpsgd.transport.links.connection"
+
+
+def test_who_waits_is_woken_by_a_message_and_not_by_a_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rests = threading.Event()
+    monkeypatch.setattr(f"{CONNECTION}._SECONDS_BETWEEN_CHECKS", 1000.0)
+    monkeypatch.setattr(f"{CONNECTION}.wake_after", lambda *_: rests.set())
+    into = torch.zeros(2)
+    with connected() as (first, second):
+
+        def send() -> None:
+            assert rests.wait(PATIENCE_S)
+            first.post_send(torch.ones(2)).wait(PATIENCE)
+
+        begin = time.monotonic()
+        together([send, lambda: second.post_receive(into).wait(PATIENCE)])
+        assert time.monotonic() - begin < PATIENCE_S / 2
+    assert into.tolist() == [1.0, 1.0]
+
+
+def test_who_waits_rests_whatever_it_has_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    polls, poll = list[object](), select.poll
+    monkeypatch.setattr(
+        f"{CONNECTION}.select.poll", lambda: polls.append(poll()) or polls[-1]
+    )
+    with half() as (connection, other):
+        other.sendall(make_header(8))  # nobody has posted its receive
+        send = connection.post_send(torch.zeros(1 << 24))
+        with pytest.raises(PeerLost, match="was not done within"):
+            send.wait(timedelta(seconds=0.3))
+    assert 1 <= len(polls) <= 9, len(polls)
 
 
 def test_the_first_reason_of_a_break_is_the_one_that_is_told() -> None:

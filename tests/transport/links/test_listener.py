@@ -37,7 +37,8 @@ def test_it_listens_at_its_address_and_nowhere_else(host: str) -> None:
     welcomed: list[socket.socket] = []
     address = Address(host, 0)
     try:
-        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else 2)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, 0), family=family).close()
     except OSError:
         pytest.skip("this host has no such address")
     with listening(lambda sock, _: welcomed.append(sock), address=address) as listener:

@@ -364,8 +364,9 @@ def test_an_address_without_a_listener_is_a_loss_by_name() -> None:
 
 
 def test_something_else_that_listens_is_a_loss_by_name() -> None:
-    def speak(sock: object, deadline: object) -> None:
-        sock.sendall(b"220 mail.example ESMTP\r\n" * 3)  # type: ignore[attr-defined]
+    def speak(sock: socket.socket, deadline: object) -> None:
+        with sock:
+            sock.sendall(b"220 mail.example ESMTP\r\n" * 3)
 
     listener = Listener(LOOPBACK, speak)
     listener.start()
