@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_adpsgd.registration import install
 
 if TYPE_CHECKING:
+    from lightning_adpsgd.dials import Async as Async
     from lightning_adpsgd.dials import ModelParallel as ModelParallel
     from lightning_adpsgd.dials import ReadyPairs as ReadyPairs
     from lightning_adpsgd.strategy.fabric import (
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOME = {
+    "Async": "dials",
     "HADPSGDFabricStrategy": "strategy.fabric",
     "HADPSGDStrategy": "strategy.trainer",
     "ModelParallel": "dials",
@@ -32,6 +34,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Async",
     "HADPSGDFabricStrategy",
     "HADPSGDStrategy",
     "ModelParallel",

@@ -1,7 +1,7 @@
 """The options that turn one strategy into a family of algorithms, and their bounds."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -45,6 +45,20 @@ _ORDER_OF: dict[str, tuple[Order, str]] = {
 
 
 @dataclass(frozen=True)
+class Async:
+    """`communication="async"` with a user-defined look ahead.
+
+    Args:
+        look_ahead: whether exchanges average weights where the next update is expected
+            to take them, since it precedes the merge (docs/concepts.md). False: as they
+            are, as in the papers. None: yes, unless learners hold one model together,
+            because it takes memory for one more copy of the weights in float32.
+    """
+
+    look_ahead: bool | None = None
+
+
+@dataclass(frozen=True)
 class ReadyPairs:
     """`communication="ready_pairs"` with a user-defined longest wait.
 
@@ -55,6 +69,10 @@ class ReadyPairs:
     """
 
     max_wait: float | None = None
+
+
+Communication = CommunicationName | Async | ReadyPairs
+"""A communication mode by name, or with its options."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,7 @@ class Dials:
     seed: int = 0
     timeout: timedelta = DEFAULT_TIMEOUT
     max_staleness: int | None = None
+    look_ahead: bool | None = None
     max_wait: float | None = None
     tensor_parallel_size: int = 1
 
@@ -149,6 +168,12 @@ class Dials:
         """The chosen order, or the default for the communication mode."""
         default, _ = _ORDER_OF.get(self.communication, ("step_then_average", ""))
         return self.order or default
+
+    @property
+    def looks_ahead(self) -> bool:
+        """The chosen `look_ahead`; by default not with shards, which are to fit."""
+        default = self.communication == "async" and self.inside == "ddp"
+        return default if self.look_ahead is None else self.look_ahead
 
     def _check_with_shards(self) -> None:
         one_place = "learner 0 would collect the weights of all super-learners"
@@ -239,13 +264,13 @@ def as_plain(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value
 
 
-def as_mode(
-    communication: CommunicationName | ReadyPairs,
-) -> tuple[CommunicationName, float | None]:
-    """The name of a communication mode, and its longest wait for a partner."""
+def as_mode(communication: Communication) -> dict[str, Any]:
+    """A communication mode by its name, and the options that it has."""
+    if isinstance(communication, Async):
+        return {"communication": "async", **asdict(communication)}
     if isinstance(communication, ReadyPairs):
-        return "ready_pairs", as_plain(communication.max_wait)
-    return communication, None
+        return {"communication": "ready_pairs", **asdict(communication)}
+    return {"communication": communication}
 
 
 def as_inside(inside: InsideName | ModelParallel) -> tuple[InsideName, int]:

@@ -1,9 +1,8 @@
 """The algorithms (arXiv 1710.06952, 1904.04956, 2110.11199): the page to read first.
 
 Super-learner i has the weights w_i, row i of the matrix W; G(W) has the gradients
-g_i(w_i) as its rows. T is the mixing matrix of a step, doubly stochastic: T[j, i] is
-the share of w_j that super-learner i takes. Without a round, T is the identity. Tests
-compare the virtual cluster, threads and processes with this page.
+g_i(w_i) as its rows. T, doubly stochastic, mixes in a step: i takes the share T[j, i]
+of w_j. Without a round, T is the identity. Tests hold all else to this page.
 """
 
 import itertools
@@ -57,11 +56,12 @@ class Step(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """i and j meet, where x = w + d: δ = a (x_j − x_i);  d_i += δ;  d_j −= δ."""
+    """i, j meet; x = w + d + c u, u = −lr g: δ = a (x_j − x_i); d_i += δ; d_j −= δ."""
 
     i: int
     j: int
     a: float = 1 / 2
+    c: tuple[float, float] = (0.0, 0.0)  # how far each looks ahead; none in the papers
 
 
 class Merge(NamedTuple):
@@ -87,13 +87,13 @@ def asynchronous(
 
     Row d_i of D awaits the next merge of i. Only gradients change Σ_i (w_i + d_i).
     """
-    w, d = weights.clone(), weights.new_zeros(weights.shape)
+    w, (d, u) = weights.clone(), weights.new_zeros(2, *weights.shape)
     for event in events:
         match event:
             case Step(i, k):
-                w[i] -= lr * gradients(w, k)[i]
-            case Exchange(i, j, a):
-                change = a * (w[j] + d[j] - w[i] - d[i])
+                w[i] += u[i].copy_(-lr * gradients(w, k)[i])
+            case Exchange(i, j, a, (c_i, c_j)):
+                change = a * (w[j] + d[j] + c_j * u[j] - w[i] - d[i] - c_i * u[i])
                 d[i], d[j] = d[i] + change, d[j] - change
             case Merge(i):
                 w[i], d[i] = w[i] + d[i], 0.0

@@ -66,6 +66,7 @@ from lightning_adpsgd.mixing.super_learner import (
 )
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.transport.base import PeerLost, Transport
+from lightning_adpsgd.weights.look_ahead import LookAhead
 from lightning_adpsgd.weights.replica import (
     CHUNK_ELEMENTS,
     PART_ELEMENTS,
@@ -88,6 +89,8 @@ class GossipOptions:
         every: number of optimizer steps from one round of asking to the next.
         chunk_elements: most elements of a message.
         part_elements: most elements that are averaged at once.
+        look_ahead: whether exchanges read where the next update is expected to take
+            weights (`weights.look_ahead`); not for `in_pairs`, which averages at once.
         in_pairs: whether a learner waits at a step boundary for a peer at its own
             boundary, and exchanges only with that one; requires "step_then_average".
         max_wait: longest such wait, in seconds; None: as for `dials.ReadyPairs`.
@@ -101,6 +104,7 @@ class GossipOptions:
     cpu_share: float = 1.0
     chunk_elements: int = CHUNK_ELEMENTS
     part_elements: int = PART_ELEMENTS
+    look_ahead: bool = False
     in_pairs: bool = False
     max_wait: float | None = None
 
@@ -150,6 +154,7 @@ class Gossip(Communication):
         self._quarantine = Quarantine(members, vectors, group, replica, timeout)
         self._account = Account(members, replica, self._quarantine, state)
         self._merging = merge_together(vectors, replica, group, timeout)
+        self._look_ahead = LookAhead(replica) if options.look_ahead else None
         self._traffic = Traffic(
             *(self._account, state, options.cpu_share),
             lambda: members.live_schedule.own,
@@ -169,7 +174,10 @@ class Gossip(Communication):
         gain, self.peers_by_section = live.schedule.gain, list[Peers]()
         sections = zip((transport, *further), replica.sections, strict=True)
         for section, (carrier, chunks) in enumerate(sections):
-            lanes = Lanes(carrier, replica, chunks, buffers, wire_dtype, gain, timeout)
+            lanes = Lanes(
+                *(carrier, replica, chunks, buffers, wire_dtype, gain, timeout),
+                self._look_ahead,
+            )
             shared = members, lanes, self._traffic, self._account, self.threads
             self.peers_by_section.append(Peers(*shared, pairing, section))
         # The first learner speaks for its super-learner. An island takes a silent peer
@@ -253,9 +261,13 @@ class Gossip(Communication):
     def before_update(self) -> None:
         if self._options.order == "average_then_step":
             self._merge()
+        if self._look_ahead:
+            self._look_ahead.begin_update()
 
     @override
     def after_update(self) -> None:
+        if self._look_ahead:
+            self._look_ahead.end_update()
         self.replica.step += 1
         self._traffic.stepped()
         position = self.members.position

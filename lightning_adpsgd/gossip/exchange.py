@@ -57,6 +57,7 @@ from lightning_adpsgd.transport.base import (
     lane_of,
     one_behind,
 )
+from lightning_adpsgd.weights.look_ahead import LookAhead
 from lightning_adpsgd.weights.replica import Chunk, Part, Replica
 from lightning_adpsgd.weights.streams import to_device, to_host
 
@@ -136,6 +137,7 @@ class Lanes:
         transport: connection to the owners of the section.
         chunks: what is exchanged of the replica.
         buffers: memory of exchanges, which the lanes of all sections share.
+        look_ahead: how far ahead exchanges read weights; None: as they are.
         last_steps: step of the last exchange with each peer, on either lane of the
             pair: both average the same.
     """
@@ -147,6 +149,7 @@ class Lanes:
     wire_dtype: WireChoice
     gain: float
     timeout: timedelta
+    look_ahead: LookAhead | None = None
     last_steps: dict[int, int] = field(default_factory=dict[int, int])
 
     def asking(self, peer: int) -> "Lane":
@@ -173,6 +176,7 @@ class Lane:
         self.channel = Channel(shared.transport, peer, number, shared.timeout)
         self._replica, self._chunks = shared.replica, shared.chunks
         self._buffers, self._gain = shared.buffers, shared.gain
+        self._look_ahead = shared.look_ahead
         self._forms = forms_of(shared.replica, shared.chunks, shared.wire_dtype)
         self._choice = FormChoice(
             [payload_bytes(*form) for form in self._forms],
@@ -286,9 +290,10 @@ class Lane:
         self._last_steps[self.channel.peer] = self._replica.step
         for codec in codecs.values():
             codec.begin(steps)
+        ahead = self._look_ahead.factors() if self._look_ahead else ()
         with self._buffers.lent() as loan:
             exchange = _Exchange(
-                self.channel, self._replica, loan, codecs, self._disagreement
+                self.channel, self._replica, loan, codecs, self._disagreement, ahead
             )
             posted = (exchange.post(n, parts) for n, parts in enumerate(messages))
             for crossing in one_behind(posted):
@@ -350,8 +355,9 @@ class _Exchange:
         loan: Loan,
         codecs: dict[torch.dtype, Codec],
         disagreement: Disagreement,
+        ahead: Sequence[float],
     ) -> None:
-        self._channel, self._replica = channel, replica
+        self._channel, self._replica, self._ahead = channel, replica, ahead
         self._loan, self._codecs = loan, codecs
         self._disagreement, self._is_to_blame = disagreement, False
         self._waiting = deque[_Waiting]()
@@ -430,7 +436,7 @@ class _Exchange:
         room = self._loan.room.view(part.dtype)[: len(part)]
         weights = message if travels_as_it_is else room
         with self._replica.guard:
-            part.read(weights)
+            part.read(weights, self._ahead)
         if not travels_as_it_is:
             codec.encode(weights, message, part.place)
 

@@ -309,6 +309,7 @@ def _options(dials: Dials, weights: Weights, groups: Groups) -> GossipOptions:
         # The training thread waits anyway, so an exchange takes no time from it.
         cpu_share=1.0 if in_pairs else dials.cpu_share,
         max_staleness=dials.max_staleness,
+        look_ahead=dials.looks_ahead,
         timeout=dials.timeout,
         chunk_elements=chunk_elements(weights, groups),
         part_elements=part_elements(weights, groups),

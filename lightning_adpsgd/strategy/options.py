@@ -22,11 +22,10 @@ from lightning_adpsgd.coordination.unfreezing import Unfreezing
 from lightning_adpsgd.dials import (
     DEFAULT_CPU_SHARE,
     DEFAULT_TIMEOUT,
-    CommunicationName,
+    Communication,
     Dials,
     InsideName,
     ModelParallel,
-    ReadyPairs,
     WireDtype,
     as_dtype,
     as_duration,
@@ -78,7 +77,7 @@ class HADPSGDOptions(_DDPStrategy):
     def __init__(
         self,
         topology: TopologyLike = "ring",
-        communication: CommunicationName | ReadyPairs = "async",
+        communication: Communication = "async",
         super_learner_size: int | Literal["node"] | Sequence[int] = "node",
         *,
         inside: InsideName | ModelParallel = "ddp",
@@ -111,7 +110,8 @@ class HADPSGDOptions(_DDPStrategy):
                 all learners wait. "delay_by_one": during the next gradient. "async": in
                 the background, without waiting for any learner. "ready_pairs": at the
                 step boundary, with a learner that has also reached its own, if one
-                arrives in time; `lightning_adpsgd.ReadyPairs` bounds the wait.
+                arrives in time. `lightning_adpsgd.Async` says whether exchanges look
+                ahead, and `lightning_adpsgd.ReadyPairs` bounds the wait.
             super_learner_size: number of learners that allreduce their gradients; it
                 must divide the number of learners. "node": all learners of one machine.
                 (2, 4): the first two learners form one super-learner and the next four
@@ -179,7 +179,7 @@ class HADPSGDOptions(_DDPStrategy):
             TypeError: An argument has a wrong type, or is unknown.
             ValueError: An argument is out of its bounds.
         """
-        duration, (mode, max_wait) = as_duration(timeout), as_mode(communication)
+        duration, mode = as_duration(timeout), as_mode(communication)
         kind, shared_by = as_inside(inside)
         super().__init__(timeout=duration or default_pg_timeout, **ddp)
         check_ddp_arguments(self._ddp_kwargs, type(self).__name__)
@@ -189,7 +189,7 @@ class HADPSGDOptions(_DDPStrategy):
             check_arguments_of_shards(ddp)
         self.dials = Dials(
             topology=find_topology(topology),
-            communication=mode,
+            **mode,
             super_learner_size=_as_sizes(super_learner_size),
             inside=kind,
             order=order,
@@ -207,7 +207,6 @@ class HADPSGDOptions(_DDPStrategy):
             seed=seed,
             timeout=DEFAULT_TIMEOUT if duration is None else duration,
             max_staleness=max_staleness,
-            max_wait=max_wait,
             tensor_parallel_size=shared_by,
         )
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Unpack
 
-from lightning_adpsgd.dials import CommunicationName, ReadyPairs, check_positive
+from lightning_adpsgd.dials import Communication, check_positive
 from lightning_adpsgd.topology.named import TopologyLike
 from lightning_adpsgd.virtual.learner_data import BatchesOf, Source, shares_of
 from lightning_adpsgd.virtual.learners import make_learners
@@ -82,7 +82,7 @@ class VirtualCluster:
         num_super_learners: int,
         super_learner_size: int = 1,
         topology: TopologyLike = "ring",
-        communication: CommunicationName | ReadyPairs = "async",
+        communication: Communication = "async",
         *,
         loss: Loss | None = None,
         optimizer: MakeOptimizer | None = None,

@@ -227,7 +227,7 @@ class AsynchronousLearners(VirtualLearners):
         self._in_pairs = dials.communication == "ready_pairs"
         order, size = dials.effective_order, scenario.super_learner_size
         self._sides = [
-            CommunicationSide(self.rows.vectors(index), order, size)
+            CommunicationSide(self.rows.vectors(index), order, size, dials.looks_ahead)
             for index in self._all
         ]
         wire_dtype = dials.wire_dtype

@@ -5,9 +5,8 @@ from datetime import timedelta
 from typing import Any, TypedDict, TypeVar
 
 from lightning_adpsgd.dials import (
-    CommunicationName,
+    Communication,
     Dials,
-    ReadyPairs,
     WireDtype,
     as_dtype,
     as_mode,
@@ -40,7 +39,7 @@ def dials_and_scenario(
     num_super_learners: int,
     super_learner_size: int,
     topology: TopologyLike,
-    communication: CommunicationName | ReadyPairs,
+    communication: Communication,
     *,
     compute: Compute | None = None,
     link: Link | None = None,
@@ -68,13 +67,12 @@ def dials_and_scenario(
         )
     num_super_learners = as_plain(num_super_learners)
     super_learner_size = as_plain(super_learner_size)
-    mode, max_wait = as_mode(communication)
-    if isinstance(max_wait, int | float):
+    mode = as_mode(communication)
+    if isinstance(max_wait := as_plain(mode.get("max_wait")), int | float):
         check_positive("max_wait", max_wait)
     checked = Dials(
         topology=find_topology(topology),
-        communication=mode,
-        max_wait=max_wait,
+        **mode,
         super_learner_size=super_learner_size,
         wire_dtype=as_dtype(wire_dtype),
         cpu_share=1.0,  # simulated exchanges take nothing from training

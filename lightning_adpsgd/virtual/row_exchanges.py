@@ -26,7 +26,8 @@ from lightning_adpsgd.mixing.super_learner import (
 )
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.virtual.timeline import SimulatedExchange
-from lightning_adpsgd.weights.replica import CHUNK_ELEMENTS, Replica
+from lightning_adpsgd.weights.look_ahead import LookAhead
+from lightning_adpsgd.weights.replica import CHUNK_ELEMENTS, Part, Replica
 from lightning_adpsgd.weights.worker import InlineWorker
 
 _NO_WAIT = timedelta()  # no peer is in another process
@@ -44,7 +45,11 @@ class CommunicationSide:
     """
 
     def __init__(
-        self, vectors: list[Tensor], order: Order, num_learners: int = 1
+        self,
+        vectors: list[Tensor],
+        order: Order,
+        num_learners: int = 1,
+        looks_ahead: bool = False,
     ) -> None:
         self._order = order
         # Each vector is a section of its own, so that no chunk spans two vectors.
@@ -59,6 +64,9 @@ class CommunicationSide:
             for section in self.replica.sections
         ]
         self.parts = [*chain.from_iterable(self._parts_of)]
+        self._look_ahead = (
+            LookAhead(self.replica, most_of_step=math.inf) if looks_ahead else None
+        )
         self.tally = Tally()
         self._first_steps = list[int]()
 
@@ -66,9 +74,13 @@ class CommunicationSide:
         """Merges before the update if the order requires it."""
         if self._order == "average_then_step":
             self._merge()
+        if self._look_ahead:
+            self._look_ahead.begin_update()
 
     def after_update(self) -> None:
         """Counts the step, and merges if the order requires it."""
+        if self._look_ahead:
+            self._look_ahead.end_update()
         self.replica.step += 1
         if self._order == "step_then_average":
             self._merge()
@@ -89,6 +101,10 @@ class CommunicationSide:
         self.tally.exchanges += finite
         self.tally.refused += not finite
         self._first_steps.append(first_step)
+
+    def read(self, part: Part, into: Tensor) -> None:
+        """Reads a part as an exchange does."""
+        part.read(into, self._look_ahead.factors() if self._look_ahead else ())
 
     def add_awaiting(self, into: Tensor, number: int, begin: int) -> None:
         """Adds d to a stretch of w; the stretch must lie within one part."""
@@ -190,7 +206,7 @@ class RowExchanges:
         device = self._sides[end].replica.device
         codec = self._codecs_of(exchange, end)[part.dtype]
         weights = torch.empty(len(part), dtype=part.dtype, device=device)
-        part.read(weights)
+        self._sides[end].read(part, weights)
         if codec.dtype == part.dtype:
             return weights
         length = codec.length(len(part))

@@ -25,7 +25,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from typing_extensions import Unpack, override
 
-from lightning_adpsgd.dials import CommunicationName, ReadyPairs
+from lightning_adpsgd.dials import Communication
 from lightning_adpsgd.mixing.consensus import Consensus
 from lightning_adpsgd.mixing.statistics import Statistics
 from lightning_adpsgd.strategy.checkpoints.saving import apart
@@ -77,7 +77,7 @@ class VirtualHADPSGDStrategy(SingleDeviceStrategy):
         num_super_learners: int = 8,
         super_learner_size: int = 1,
         topology: TopologyLike = "ring",
-        communication: CommunicationName | ReadyPairs = "async",
+        communication: Communication = "async",
         **options: Unpack[ClusterOptions],
     ) -> None:
         super().__init__()

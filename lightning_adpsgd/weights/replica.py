@@ -16,6 +16,7 @@ so that merges never lose it. Nothing here communicates.
 """
 
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,6 +49,8 @@ class Part:
         self._weights, self._change = weights, change
         self._length = change.numel()  # read too often to ask the tensor each time
         self._shown, self._taken = weights, None
+        self._update: Tensor | None = None  # u, unless it is being found
+        self._update_age = 0
         # Half precision rounds away most of what one exchange changes.
         self._keeps_rest = weights.dtype != change.dtype
 
@@ -57,8 +60,15 @@ class Part:
     @property
     def plain(self) -> Tensor | None:
         """The memory of w, if x is w; not to be written to."""
-        differs = self.changed or self._keeps_rest or self._taken is not None
-        return None if differs else self._shown
+        added = self._taken is not None or self._update is not None
+        return None if added or self.changed or self._keeps_rest else self._shown
+
+    def runs(self, num: int, length: int) -> Sequence[Tensor]:
+        """Views of runs of elements of w, evenly spread; one view if it is short."""
+        if len(self) <= num * length:
+            return [self._weights]
+        apart = len(self) // num
+        return [run[:length] for run in self._weights.split(apart)]
 
     def add_awaiting(self, into: Tensor, begin: int) -> None:
         """Turns a copy of a slice of w, which starts at `begin`, into one of x."""
@@ -81,8 +91,33 @@ class Part:
             self._change.copy_(more)
         self._shown, self.changed = weights, True
 
-    def read(self, into: Tensor) -> None:
-        """Reads x = w + d, including changes that were taken but not merged yet."""
+    def hide_update(self) -> None:
+        """Lets no exchange read u, until `show_update`."""
+        self._update = None
+
+    def begin_update(self, memory: Tensor) -> None:
+        """Keeps w in `memory`, before the optimizer step; needs no lock."""
+        memory.copy_(self._weights)
+
+    def end_update(self, memory: Tensor) -> None:
+        """u = w - `memory`, after the optimizer step; needs no lock."""
+        torch.sub(self._weights, memory, out=memory)
+        self._update_age = 0
+
+    def show_update(self, memory: Tensor) -> None:
+        """Lets exchanges read the u that `end_update` has left in `memory`."""
+        self._update = memory
+
+    def step_on(self) -> None:
+        """Counts a step since `end_update`."""
+        self._update_age += 1
+
+    def read(self, into: Tensor, ahead: Sequence[float] = ()) -> None:
+        """Reads x = w + d, including changes that were taken but not merged yet.
+
+        Args:
+            ahead: multiples of u to add, by the number of steps since u was found.
+        """
         if self._keeps_rest:
             into.copy_(self._shown).add_(self._change)
         elif self.changed:
@@ -91,6 +126,10 @@ class Part:
             into.copy_(self._shown)
         if self._taken is not None:
             into.add_(self._taken)
+        is_young = self._update_age < len(ahead)
+        if self._update is not None and is_young and ahead[self._update_age]:
+            # Not by zero: the u of weights that were not finite is not, either.
+            into.add_(self._update, alpha=ahead[self._update_age])
 
     def add(self, change: Tensor, weight: float) -> None:
         """Adds an exchange at this end: d += weight * change."""
@@ -114,7 +153,7 @@ class Part:
         """w = weights; d = 0."""
         self._weights.copy_(weights)
         self._change.zero_()
-        self._taken, self.changed = None, False
+        self._taken, self._update_age, self.changed = None, sys.maxsize, False
 
     def take(self, into: Tensor) -> None:
         """Moves d to other memory, from which it is merged; x does not change."""
@@ -151,10 +190,10 @@ class Chunk:
     def __len__(self) -> int:
         return self._length
 
-    def read(self, into: Tensor) -> None:
+    def read(self, into: Tensor, ahead: Sequence[float] = ()) -> None:
         """Reads x = w + d, as `Part.read`."""
         for part, piece in zip(self.parts, self.split(into), strict=True):
-            part.read(piece)
+            part.read(piece, ahead)
 
     def add(self, change: Tensor, weight: float) -> None:
         """Adds an exchange at this end, as `Part.add`."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_adpsgd import VirtualCluster
+from lightning_adpsgd import Async, VirtualCluster
 from lightning_adpsgd.asr.schedule import PaperSchedule
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.virtual.clock import Compute, Link
@@ -107,12 +107,15 @@ def options_of(algorithm: str, settings: Settings) -> dict[str, Any]:
         return {"num_super_learners": 1}
     options = {**NAMES, **EXTRA}[algorithm]
     size = settings.super_learner_size if algorithm == HIERARCHICAL else 1
-    gain = settings.mixing_gain if options["communication"] == "async" else 1.0
+    mode, gain = options["communication"], 1.0
+    if mode == "async":
+        # The claim is the papers', and so is the algorithm.
+        mode, gain = Async(look_ahead=False), settings.mixing_gain
     return {
         "num_super_learners": settings.num_learners // size,
         "super_learner_size": size,
         "topology": options["topology"],
-        "communication": options["communication"],
+        "communication": mode,
         "mixing_gain": gain,
     }
 

@@ -29,6 +29,7 @@ from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.topology.named import find_topology
 from lightning_adpsgd.topology.schedule import LiveSchedule, Schedule
 from lightning_adpsgd.transport.base import PeerLost
+from lightning_adpsgd.weights.look_ahead import LookAhead
 from tests.helpers import (
     PATIENCE,
     PATIENCE_S,
@@ -81,6 +82,7 @@ def test_gossip_preserves_the_sum_but_for_the_local_updates(
         # 7 elements: one message, or messages with merges between them.
         chunk_elements=data.draw(st.sampled_from([2, 100])),
         every=data.draw(st.integers(1, 2)),
+        look_ahead=data.draw(st.booleans()),
     )
     total = rows.sum(0)
     program = data.draw(
@@ -99,7 +101,7 @@ def test_gossip_preserves_the_sum_but_for_the_local_updates(
 @pytest.mark.parametrize(("name", "size"), topologies_of(2, 3, 4, 5, 8))
 def test_concurrent_training_preserves_the_sum(name: str, size: int) -> None:
     rows = random_rows(size)
-    vectors, gossips = engines(rows, name, chunk_elements=3)
+    vectors, gossips = engines(rows, name, chunk_elements=3, look_ahead=True)
 
     def train(index: int) -> None:
         for _ in range(30):
@@ -223,10 +225,15 @@ def test_four_local_steps_during_an_exchange_are_all_kept() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ["alternating_pairs", "random_pairs"])
-def test_threads_that_step_in_turn_follow_the_oracle(name: str, order: Order) -> None:
+@pytest.mark.parametrize("looks_ahead", [False, True])
+def test_threads_that_step_in_turn_follow_the_oracle(
+    looks_ahead: bool, name: str, order: Order
+) -> None:
     """Whichever learner steps next; each exchange has ended before the next step."""
     rows, draw, topology = random_rows(4), random.Random(1), find_topology(name)
-    vectors, gossips = engines(rows, name, gain=0.6, order=order)
+    vectors, gossips = engines(
+        rows, name, gain=0.6, order=order, look_ahead=looks_ahead
+    )
     events, num_steps, num_exchanges = list[Any](), [0] * 4, [0] * 4
 
     def turn(i: int) -> None:
@@ -234,7 +241,11 @@ def test_threads_that_step_in_turn_follow_the_oracle(name: str, order: Order) ->
         events.extend([reference.Step(i, num_steps[i]), reference.Merge(i)])
         num_steps[i] += 1
         for j in topology.asks(i, 4, num_steps[i]):
-            events.append(reference.Exchange(i, j, 0.6 / 2))
+            events.append(
+                reference.Exchange(
+                    i, j, 0.6 / 2, (ahead(gossips[i]), ahead(gossips[j]))
+                )
+            )
             for end in (i, j):
                 num_exchanges[end] += 1
                 gossip, num = gossips[end], num_exchanges[end]
@@ -244,9 +255,16 @@ def test_threads_that_step_in_turn_follow_the_oracle(name: str, order: Order) ->
         for _ in range(60):
             turn(draw.randrange(4))
         *_, (w, d) = reference.asynchronous(rows, lambda w, k: w.sin(), events, 0.3)
+        assert (max(map(ahead, gossips)) > 0.3) == looks_ahead
         torch.testing.assert_close(torch.stack(vectors), w, atol=1e-12, rtol=0)
         settle(gossips)
         torch.testing.assert_close(torch.stack(vectors), w + d, atol=1e-12, rtol=0)
+
+
+def ahead(gossip: Gossip) -> float:
+    """How far ahead it reads, in updates."""
+    found = gossip._look_ahead
+    return 0.0 if found is None else found.factors()[0]
 
 
 def has_made(gossip: Gossip, num_exchanges: int) -> bool:
@@ -279,12 +297,12 @@ def one_round(
 
 
 def disagreement_after(
-    num_steps: int, order: Order, gain: float, lr: float, num_learners: int
+    num_steps: int, order: Order, gain: float, lr: float, num_learners: int, **more: Any
 ) -> float:
     """Largest weight after lockstep steps on w²/2 from ±1; the mean stays zero."""
     rows = torch.tensor([[1.0] * 2, [-1.0] * 2], dtype=torch.float64)
     vectors, gossips = engines_of_super_learners(
-        rows, num_learners, "complete", gain, order=order
+        rows, num_learners, "complete", gain, order=order, **more
     )
     with running([gossip for of_group in gossips for gossip in of_group]):
         for number in range(num_steps):
@@ -308,15 +326,29 @@ def lockstep_of_super_learners(
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("gain", "bound"), [(1.0, 1.0), (0.5, 1.5)])
+@pytest.mark.parametrize("looks_ahead", [False, True])
 def test_an_exchange_behind_one_gradient_bounds_the_learning_rate(
-    order: Order, gain: float, bound: float
+    looks_ahead: bool, order: Order, gain: float, bound: float
 ) -> None:
     """The mode's factor is lambda_gamma - lr h: lr h < 2 - gamma (1 - lambda).
 
-    Here it is -0.9 and -1.1, whose powers after 60 steps are 0.002 and 304.
+    Here it is -0.9 and -1.1, whose powers after 60 steps are 0.002 and 304. The look
+    ahead ends where updates change their sign.
     """
-    assert disagreement_after(60, order, gain, bound - 0.1, 1) < 0.1
-    assert disagreement_after(60, order, gain, bound + 0.1, 1) > 10
+    after = partial(disagreement_after, 60, order, gain, look_ahead=looks_ahead)
+    assert after(bound - 0.1, 1) < 0.1
+    assert after(bound + 0.1, 1) > 10
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_fixed_look_ahead_by_a_whole_update_halves_the_bound(
+    order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """z² - (1 - g - lr h) z - g c lr h = 0 with g = c = 1: stable for lr h < 1 / 2."""
+    monkeypatch.setattr(LookAhead, "factors", lambda self: [1.0])
+    after = partial(disagreement_after, 60, order, 1.0, look_ahead=True)
+    assert after(0.4, 1) < 0.1
+    assert after(0.6, 1) > 10
 
 
 @pytest.mark.parametrize(("gain", "bound"), [(1.0, 1.0), (0.5, 2.0)])
@@ -335,7 +367,7 @@ def test_a_gather_in_a_super_learner_merges_one_step_later(
 
 def test_the_learners_of_a_super_learner_stay_equal_and_keep_the_sum() -> None:
     rows = random_rows(3, length=8)
-    vectors, gossips = engines_of_super_learners(rows, 2, "ring")
+    vectors, gossips = engines_of_super_learners(rows, 2, "ring", look_ahead=True)
 
     def train(vector: Tensor, gossip: Gossip) -> None:
         for _ in range(20):
@@ -352,6 +384,7 @@ def test_the_learners_of_a_super_learner_stay_equal_and_keep_the_sum() -> None:
     for first, second in vectors:
         assert torch.equal(first, second)
     assert_same_sum([first for first, _ in vectors], rows.sum(0) + 20 * 3)
+    assert all(ahead(gossip) > 0.9 for of_group in gossips for gossip in of_group)
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -24,7 +24,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from typing_extensions import override
 
 from lightning_adpsgd import HADPSGDFabricStrategy, HADPSGDStrategy
-from lightning_adpsgd.dials import Dials, ModelParallel, ReadyPairs
+from lightning_adpsgd.dials import Async, Dials, ModelParallel, ReadyPairs
 from lightning_adpsgd.registration import NAMES
 from lightning_adpsgd.strategy import model_parallel
 from lightning_adpsgd.strategy.compatibility import one_gpu_per_learner
@@ -192,6 +192,10 @@ def test_a_dial_out_of_its_bounds_is_refused_with_bound_and_value(
         (
             {"max_staleness": 2.5},
             r"`max_staleness` must be a whole number or None.*2\.5",
+        ),
+        (
+            {"communication": Async(1.0)},  # type: ignore
+            r"`look_ahead` must be .*1\.0",
         ),
         (
             {"inside": ModelParallel(2.0)},  # type: ignore

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
-from lightning_adpsgd import reference
+from lightning_adpsgd import Async, reference
 from lightning_adpsgd.gossip.codecs import INT4
 from lightning_adpsgd.mixing.rounds import Mixer
 from lightning_adpsgd.mixing.synchronous import Order, Rounds
@@ -25,6 +25,7 @@ from lightning_adpsgd.virtual.clock import Compute, Link
 from lightning_adpsgd.virtual.cluster import VirtualCluster
 from lightning_adpsgd.virtual.row_rounds import RowMixer
 from lightning_adpsgd.virtual.timeline import Asynchronous, Ended, Stepped
+from lightning_adpsgd.weights.look_ahead import LookAhead
 from tests.helpers import (
     ALL_TOPOLOGIES,
     mixing_of,
@@ -317,7 +318,7 @@ def test_complete_in_lockstep_is_one_super_learner_of_all() -> None:
 # --- asynchronous
 
 
-def events_of(virtual: VirtualCluster, num_steps: int) -> Iterator[Any]:
+def events_of(virtual: VirtualCluster, num_steps: int, ahead: float) -> Iterator[Any]:
     """What happens until so many steps of all, on a link that takes no time."""
     timeline, steps = Asynchronous(virtual.scenario, 1, 1), [0] * virtual.num_learners
     while sum(steps) < num_steps:
@@ -327,18 +328,24 @@ def events_of(virtual: VirtualCluster, num_steps: int) -> Iterator[Any]:
                 yield reference.Merge(i)
                 steps[i] += 1
             case Ended(_, exchange):
-                yield reference.Exchange(*exchange.ends, exchange.weight)
+                yield reference.Exchange(
+                    *exchange.ends, exchange.weight, (ahead, ahead)
+                )
 
 
 @pytest.mark.parametrize("order", ["step_then_average", "average_then_step"])
 @pytest.mark.parametrize("topology", ["alternating_pairs", "random_pairs"])
-def test_async_follows_the_oracle_at_unequal_speeds(topology: str, order: Any) -> None:
+@pytest.mark.parametrize("ahead", [0.0, 0.7])
+def test_async_follows_the_oracle_at_unequal_speeds(
+    ahead: float, topology: str, order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LookAhead, "factors", lambda self: [ahead])
     compute = Compute(1.0, spread=0.5, slow={1: 3.0})
     virtual = cluster(
         5, topology, "async", compute=compute, order=order, mixing_gain=0.6
     )
     rows = torch.zeros(5, LENGTH, dtype=torch.float64)
-    events = [*events_of(virtual, 60)]
+    events = [*events_of(virtual, 60, ahead)]
     *_, (w, d) = reference.asynchronous(rows, gradients, events, 0.3)
     torch.testing.assert_close(run(virtual, 12), w, atol=1e-12, rtol=0)
     shown = torch.stack([virtual.learners.shown(i)[0] for i in range(5)])
@@ -370,7 +377,8 @@ def test_async_without_delay_in_lockstep_over_pairs_is_delay_by_one(
     Over a matching all exchanges of a round are of two that meet alone: together they
     are the matrix of that round.
     """
-    free = run(cluster(size, topology, "async", order=order, mixing_gain=0.6), 9)
+    papers = Async(look_ahead=False)
+    free = run(cluster(size, topology, papers, order=order, mixing_gain=0.6), 9)
     hidden = cluster(size, shifted(topology), "delay_by_one", mixing_gain=0.6)
     torch.testing.assert_close(free, run(hidden, 9), atol=1e-13, rtol=0)
 
@@ -404,6 +412,7 @@ def test_an_exchange_that_takes_a_step_and_a_half_by_hand() -> None:
         optimizer=lambda p: torch.optim.SGD(p, 1.0),
         link=Link(bandwidth=8 / 1.5),
         samples_in=len,
+        communication=Async(look_ahead=False),
     )
     seen = []
     for step in range(1, 6):
