@@ -1,8 +1,9 @@
 """The memory that the engine takes beside the weights, as the system counts it.
 
-Super-learners exchange a vector over Gloo and merge. The figure is the growth of a
-process' peak of resident memory over what it had with the vector alone, in units of the
-vector. A super-learner of two learners adds what it gathers.
+Super-learners exchange a vector over Gloo and merge. They look ahead, as by default.
+The figure is the growth of a process' peak of resident memory over what it had with the
+vector alone, in units of the vector. A super-learner of two learners adds what it
+gathers.
 """
 
 import tempfile
@@ -116,7 +117,7 @@ def running(
     """A context with an engine that exchanges."""
     transport = DistributedTransport(groups.counterparts[0])
     schedule = Schedule(find_topology("ring"), num_super_learners=2)
-    options = GossipOptions(wire_dtype=wire_dtype, timeout=TIMEOUT)
+    options = GossipOptions(wire_dtype=wire_dtype, timeout=TIMEOUT, look_ahead=True)
     members, group = (
         Members.fixed(schedule, transport.index),
         SuperLearnerGroup(groups.shards),
