@@ -100,9 +100,14 @@ def test_files_that_are_not_there_are_said_where_their_stage_will_run(
     settings, tmp_path, name: str, stage: str
 ):
     path = tmp_path / "file"
-    chosen = override(settings, f"{name}={path}")
+    chosen = override(settings, f"{name}={path}", "features.noise_share=0.5")
     assert [*problems(chosen, ["check", "prepare", "graph"])] == []
     [problem] = problems(chosen, ["check", stage])
     assert problem == f"`{name}`: {path} does not exist; correct it, or leave it out"
     path.touch()
     assert [*problems(chosen, ["check", stage])] == []
+
+
+def test_noise_that_no_side_gets_is_not_looked_for(settings, tmp_path):
+    chosen = override(settings, f"features.noise_files={tmp_path / 'none'}")
+    assert [*problems(chosen, ["features"])] == []
