@@ -187,6 +187,37 @@ def test_of_several_ogg_streams_in_a_row_not_the_first_alone_is_read(
             read(both)
 
 
+def _page(stream: bytes, flags: int) -> bytes:
+    start = b"OggS\0" + bytes([flags]) + bytes(8) + stream + bytes(4)
+    end, checksum = b"\1\7\x80theora", 0
+    for byte in start + bytes(4) + end:
+        checksum ^= byte << 24
+        for _ in range(8):
+            checksum = checksum << 1 ^ (checksum >> 31) * 0x104C11DB7
+    return start + checksum.to_bytes(4, "little") + end
+
+
+def test_a_second_ogg_stream_that_begins_with_the_first_leaves_none_unread(
+    tmp_path: Path,
+):
+    """As the picture of a film, which may end after the sound."""
+    path = tmp_path / "film.ogg"
+    sound = noise(6.0, channels=1)
+    soundfile.write(path, sound, 8000, format="OGG", subtype="VORBIS")
+    content = path.read_bytes()
+    first = content.index(b"OggS", 1)
+    picture = [_page(b"film", flags) for flags in (2, 0, 4)]
+    whole = content[:first] + picture[0] + content[first:] + b"".join(picture[1:])
+    path.write_bytes(whole)
+    assert len(soundfile.read(path)[0]) == len(sound)
+    assert read_facts(path).seconds == SoundFile(path).duration_s == 6.0
+    other = tmp_path / "other.ogg"
+    soundfile.write(other, sound, 8000, format="OGG", subtype="VORBIS")
+    path.write_bytes(whole + other.read_bytes())
+    with pytest.raises(ChannelError, match=r"film\.ogg: several streams of Ogg in a"):
+        read_facts(path)
+
+
 def test_flac_whose_header_has_no_length_is_refused(tmp_path: Path):
     path = _write(tmp_path / "piped.flac", _tone(8000), 8000)
     content = bytearray(path.read_bytes())
