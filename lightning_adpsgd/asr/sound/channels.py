@@ -47,13 +47,13 @@ class SoundFacts(NamedTuple):
 
 
 def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
-    """Reads length, channels and rate, without touching the samples.
+    """Reads length, channels and rate, without decoding the samples.
 
     Raises:
-        ChannelError: The file cannot be read, is not sound, is empty, was cut short, or
-            has a rate below `sample_rate` or in no simple ratio to it. Or it is SPHERE
-            and compressed, without a program that reads it. What of a FLAC or MP3 file
-            is missing shows only when it is read.
+        ChannelError: The file cannot be read, is not sound, is empty, was cut short, is
+            longer than it says, or has a rate below `sample_rate` or in no simple ratio
+            to it. Or it is SPHERE and compressed, without a program that reads it. What
+            of a FLAC or MP3 file is missing shows only when it is read.
     """
     found = _sphere_facts(path) if is_sphere(path) else _facts(path)
     if found.sample_rate < sample_rate:
