@@ -78,7 +78,7 @@ def _sphere_facts(path: Path) -> SoundFacts:
 
 def _facts(path: Path) -> SoundFacts:
     try:
-        missing = cut_short(path)
+        missing, has_several = cut_short(path), has_several_streams(path)
         found = soundfile.info(sphere.name_of(path))
         is_more = found.format == "MP3" and mpeg.is_longer(path, found.frames)
     except OSError as error:
@@ -90,7 +90,7 @@ def _facts(path: Path) -> SoundFacts:
         raise ChannelError(f"{path}: {problem}") from error
     if missing:
         raise ChannelError(f"{path}: {missing}; copy it again")
-    if has_several_streams(path):
+    if has_several:
         raise ChannelError(f"{path}: {SEVERAL_STREAMS}")
     if found.frames == NO_LENGTH:
         raise ChannelError(f"{path}: {WITHOUT_LENGTH}")

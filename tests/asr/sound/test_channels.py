@@ -1,12 +1,14 @@
 """Sound of any kind comes at the rate of telephone speech, or is refused by name."""
 
+import errno
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import soundfile
 
-from lightning_adpsgd.asr.sound import sphere
+from lightning_adpsgd.asr.sound import channels, sphere
 from lightning_adpsgd.asr.sound.audio import SoundFile
 from lightning_adpsgd.asr.sound.channels import ChannelError, read_channel, read_facts
 from tests.asr.tiny import noise, write_sphere
@@ -185,6 +187,17 @@ def test_of_several_ogg_streams_in_a_row_not_the_first_alone_is_read(
     for read in (read_facts, SoundFile):
         with pytest.raises(ValueError, match=r"both\.ogg: several streams of Ogg in a"):
             read(both)
+
+
+def test_a_disk_that_fails_at_the_end_of_an_ogg_file_is_told_with_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "a.ogg"
+    soundfile.write(path, noise(1.0, channels=1), 8000, format="OGG")
+    broken = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+    monkeypatch.setattr(channels, "has_several_streams", broken)
+    with pytest.raises(ChannelError, match=r"a\.ogg: cannot be read: Input/output err"):
+        read_facts(path)
 
 
 def _page(stream: bytes, flags: int) -> bytes:
