@@ -100,9 +100,34 @@ def test_files_that_are_not_there_are_said_where_their_stage_will_run(
     settings, tmp_path, name: str, stage: str
 ):
     path = tmp_path / "file"
-    chosen = override(settings, f"{name}={path}")
+    chosen = override(settings, f"{name}={path}", "features.noise_share=0.5")
     assert [*problems(chosen, ["check", "prepare", "graph"])] == []
     [problem] = problems(chosen, ["check", stage])
     assert problem == f"`{name}`: {path} does not exist; correct it, or leave it out"
     path.touch()
     assert [*problems(chosen, ["check", stage])] == []
+
+
+def test_noise_that_no_side_gets_is_not_looked_for(settings, tmp_path):
+    chosen = override(settings, f"features.noise_files={tmp_path / 'none'}")
+    assert [*problems(chosen, ["features"])] == []
+
+
+def test_a_file_is_looked_for_where_its_stage_will_run_though_it_is_finished(
+    settings: Settings, tmp_path: Path
+):
+    def run(settings: Settings, output: Path) -> None:
+        ran.append(output)
+
+    ran: list[Path] = []
+    names = ("check", "lm")
+    stages = [Stage(name, "to be tested", run, (), ("seed",)) for name in names]
+    text = tmp_path / "text"
+    text.touch()
+    chosen = override(settings, f"lm.text={text}")
+    run_stages(chosen, stages)
+    text.unlink()
+    run_stages(chosen, stages)
+    with pytest.raises(StageError, match=r"^`lm\.text`: .*/text does not exist"):
+        run_stages(chosen, stages, redo=True)
+    assert len(ran) == 2

@@ -73,10 +73,11 @@ def read_rows(
     for where, line in read_lines(path, columns or form):
         name, *rest = line.split() or [""]
         has_more = bool(rest) or (names_alone and bool(name))
-        fits = len(rest) + 1 == len(columns.split()) if columns else has_more
+        more = len(rest) + 1 - len(columns.split())
+        fits = more == 0 if columns else has_more
         if not fits:
             expected = f"`{columns}`" if columns else "a name and more"
-            remedy = "; names have no spaces" if columns and has_more else ""
+            remedy = "; names have no spaces" if columns and more > 0 else ""
             got = f"got {line[:60]!r}{remedy}"
             raise KaldiError(f"{where}: expected {expected}, {got}")
         written = line.split(maxsplit=1)[1].rstrip() if rest else ""

@@ -52,8 +52,9 @@ class SoundFile:
         path: Sound file in any format that libsndfile reads, at 8 kHz or more.
 
     Raises:
-        AudioError: The file is missing, not sound, empty, truncated, at a lower or odd
-            rate, or has a byte order that differs from its header.
+        AudioError: The file is missing, not sound, empty, truncated, longer than it
+            says, at a lower or odd rate, or has a byte order that differs from its
+            header.
     """
 
     def __init__(self, path: Path) -> None:

@@ -47,13 +47,13 @@ class SoundFacts(NamedTuple):
 
 
 def read_facts(path: Path, sample_rate: int = SAMPLE_RATE) -> SoundFacts:
-    """Reads length, channels and rate, without touching the samples.
+    """Reads length, channels and rate, without decoding the samples.
 
     Raises:
-        ChannelError: The file cannot be read, is not sound, is empty, was cut short, or
-            has a rate below `sample_rate` or in no simple ratio to it. Or it is SPHERE
-            and compressed, without a program that reads it. What of a FLAC or MP3 file
-            is missing shows only when it is read.
+        ChannelError: The file cannot be read, is not sound, is empty, was cut short, is
+            longer than it says, or has a rate below `sample_rate` or in no simple ratio
+            to it. Or it is SPHERE and compressed, without a program that reads it. What
+            of a FLAC or MP3 file is missing shows only when it is read.
     """
     found = _sphere_facts(path) if is_sphere(path) else _facts(path)
     if found.sample_rate < sample_rate:
@@ -78,7 +78,7 @@ def _sphere_facts(path: Path) -> SoundFacts:
 
 def _facts(path: Path) -> SoundFacts:
     try:
-        missing = cut_short(path)
+        missing, has_several = cut_short(path), has_several_streams(path)
         found = soundfile.info(sphere.name_of(path))
         is_more = found.format == "MP3" and mpeg.is_longer(path, found.frames)
     except OSError as error:
@@ -90,7 +90,7 @@ def _facts(path: Path) -> SoundFacts:
         raise ChannelError(f"{path}: {problem}") from error
     if missing:
         raise ChannelError(f"{path}: {missing}; copy it again")
-    if has_several_streams(path):
+    if has_several:
         raise ChannelError(f"{path}: {SEVERAL_STREAMS}")
     if found.frames == NO_LENGTH:
         raise ChannelError(f"{path}: {WITHOUT_LENGTH}")

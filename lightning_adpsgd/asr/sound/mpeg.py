@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 WRONG_LENGTH = (
-    "the length at its begin is not that of the file, as of MP3 files that were put "
-    "together; write it anew by `ffmpeg -i old.mp3 new.wav`"
+    "the length at its beginning is not that of the file, as of MP3 files that were "
+    "put together, or written to a pipe with varying bitrate; write it anew by "
+    "`ffmpeg -i old.mp3 new.wav`"
 )
 _MARGIN = 8  # frames: the note itself, and what encoders add at both ends
 _KBITS = {  # by version, of layer III

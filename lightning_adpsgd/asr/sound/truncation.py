@@ -23,7 +23,7 @@ SEVERAL_STREAMS = (
 _PAGE = 65_307  # bytes of the longest page of Ogg
 _PAGE_HEADER = 27
 _STREAM = slice(14, 18)  # the number of a page's stream
-_LAST = 4  # flag of a page
+_FIRST, _LAST = 2, 4  # flags of a page
 # Programs that write to a pipe leave one of these in place of the length.
 _NOT_SAID = (0, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 _OF_SOX = range(0x7F000000, 0x80000100)
@@ -49,19 +49,31 @@ def cut_short(path: Path) -> str:
 
 
 def has_several_streams(path: Path) -> bool:
-    """Whether the last page of an Ogg file is of another stream than the first.
+    """Whether the last page of an Ogg file is of a stream that begins after the first.
+
+    Streams that begin together, as those of a film, are no such ones.
 
     Raises:
         OSError: The file cannot be read.
     """
     with path.open("rb") as file:
-        first = file.read(_PAGE_HEADER)
-        if not first.startswith(b"OggS"):
+        start = file.read(_PAGE)
+        if not start.startswith(b"OggS"):
             return False
         file.seek(max(0, path.stat().st_size - _PAGE))
         tail = file.read()
     last = tail[tail.rfind(b"OggS") :][:_PAGE_HEADER]
-    return last[_STREAM] != first[_STREAM]
+    return last[_STREAM] not in _begun_together(start)
+
+
+def _begun_together(start: bytes) -> set[bytes]:
+    """The numbers of the streams whose first pages stand before all other pages."""
+    found = set[bytes]()
+    while len(start) >= _PAGE_HEADER and start[5] & _FIRST:
+        found.add(start[_STREAM])
+        lengths = start[_PAGE_HEADER : _PAGE_HEADER + start[26]]
+        start = start[_PAGE_HEADER + len(lengths) + sum(lengths) :]
+    return found
 
 
 def _announced(start: bytes) -> int:

@@ -45,7 +45,8 @@ def problems(settings: Settings, stages: Iterable[str]) -> Iterator[str]:
         yield from _devices(settings.train.num_learners)
     for name, stage in _FILES.items():
         path = attrgetter(name)(settings)
-        if stage in wanted and path is not None and not path.exists():
+        is_read = name != "features.noise_files" or settings.features.noise_share
+        if stage in wanted and is_read and path is not None and not path.exists():
             yield f"`{name}`: {path} does not exist; correct it, or leave it out"
 
 

@@ -71,7 +71,7 @@ def run_stages(
     chosen = _chosen(stages, first, last)
     if redo and settings.crew.size > 1:
         raise StageError("`redo` must be off with several processes; use one for it")
-    _check_before(settings, [stage for _, stage in chosen])
+    _check_before(settings, [stage for _, stage in chosen], redo)
     for stage in stages[: chosen[0][0]]:
         if stage.wanted(settings):
             check_earlier(stage, settings)
@@ -97,17 +97,17 @@ def run_stages(
         _say(settings, f"{label}: done in {seconds:.1f} s")
 
 
-def _check_before(settings: Settings, stages: Iterable[Stage]) -> None:
-    """Refuses problems that would stop a late stage, unless that stage is finished.
+def _check_before(settings: Settings, stages: Iterable[Stage], redo: bool) -> None:
+    """Refuses problems that would stop a late stage, if that stage will run.
 
     Raises:
-        StageError: Packages or devices are missing.
+        StageError: Packages, devices or files are missing.
     """
     left = [
         stage.name
         for stage in stages
         if stage.wanted(settings)
-        and not (settings.directory(stage.name) / STAMP).exists()
+        and (redo or not (settings.directory(stage.name) / STAMP).exists())
     ]
     if found := "; ".join(problems(settings, left)):
         raise StageError(found)

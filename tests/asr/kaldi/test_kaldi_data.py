@@ -333,3 +333,10 @@ def test_a_name_of_a_speaker_with_a_space_is_named_as_the_cause(write):
     told = r"utt2spk:1: expected `utterance speaker`, got .*; names have no spaces$"
     with pytest.raises(KaldiError, match=told):
         read_data(folder, _mono, Skipped())
+
+
+def test_a_time_that_is_missing_is_not_blamed_on_a_space(write):
+    folder = write(FILES | {"segments": "anna-1 rec_a 0.5\n"})
+    told = r"segments:1: expected `utterance recording start end`, got '[^']*'$"
+    with pytest.raises(KaldiError, match=told):
+        read_data(folder, _mono, Skipped())

@@ -1,12 +1,14 @@
 """Sound of any kind comes at the rate of telephone speech, or is refused by name."""
 
+import errno
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import soundfile
 
-from lightning_adpsgd.asr.sound import sphere
+from lightning_adpsgd.asr.sound import channels, sphere
 from lightning_adpsgd.asr.sound.audio import SoundFile
 from lightning_adpsgd.asr.sound.channels import ChannelError, read_channel, read_facts
 from tests.asr.tiny import noise, write_sphere
@@ -185,6 +187,48 @@ def test_of_several_ogg_streams_in_a_row_not_the_first_alone_is_read(
     for read in (read_facts, SoundFile):
         with pytest.raises(ValueError, match=r"both\.ogg: several streams of Ogg in a"):
             read(both)
+
+
+def test_a_disk_that_fails_at_the_end_of_an_ogg_file_is_told_with_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "a.ogg"
+    soundfile.write(path, noise(1.0, channels=1), 8000, format="OGG")
+    broken = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+    monkeypatch.setattr(channels, "has_several_streams", broken)
+    with pytest.raises(ChannelError, match=r"a\.ogg: cannot be read: Input/output err"):
+        read_facts(path)
+
+
+def _page(stream: bytes, flags: int) -> bytes:
+    start = b"OggS\0" + bytes([flags]) + bytes(8) + stream + bytes(4)
+    end, checksum = b"\1\7\x80theora", 0
+    for byte in start + bytes(4) + end:
+        checksum ^= byte << 24
+        for _ in range(8):
+            checksum = checksum << 1 ^ (checksum >> 31) * 0x104C11DB7
+    return start + checksum.to_bytes(4, "little") + end
+
+
+def test_a_second_ogg_stream_that_begins_with_the_first_leaves_none_unread(
+    tmp_path: Path,
+):
+    """As the picture of a film, which may end after the sound."""
+    path = tmp_path / "film.ogg"
+    sound = noise(6.0, channels=1)
+    soundfile.write(path, sound, 8000, format="OGG", subtype="VORBIS")
+    content = path.read_bytes()
+    first = content.index(b"OggS", 1)
+    picture = [_page(b"film", flags) for flags in (2, 0, 4)]
+    whole = content[:first] + picture[0] + content[first:] + b"".join(picture[1:])
+    path.write_bytes(whole)
+    assert len(soundfile.read(path)[0]) == len(sound)
+    assert read_facts(path).seconds == SoundFile(path).duration_s == 6.0
+    other = tmp_path / "other.ogg"
+    soundfile.write(other, sound, 8000, format="OGG", subtype="VORBIS")
+    path.write_bytes(whole + other.read_bytes())
+    with pytest.raises(ChannelError, match=r"film\.ogg: several streams of Ogg in a"):
+        read_facts(path)
 
 
 def test_flac_whose_header_has_no_length_is_refused(tmp_path: Path):

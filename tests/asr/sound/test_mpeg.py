@@ -64,9 +64,8 @@ def test_a_file_of_varying_bitrate_that_does_not_note_its_length_is_refused(
     first = write_mp3(path, rate)
     path.write_bytes(path.read_bytes()[first:])
     assert soundfile.info(path).duration < SECONDS / 2
-    with pytest.raises(
-        ChannelError, match=r"a\.mp3: the length .* `ffmpeg -i old\.mp3"
-    ):
+    told = r"a\.mp3: the length .* to a pipe with varying .* `ffmpeg -i old\.mp3"
+    with pytest.raises(ChannelError, match=told):
         read_facts(path)
 
 
