@@ -12,6 +12,13 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "topology.matrices": {"_ROUNDING": 1e-12, "_TOLERANCE": 1e-09},
     "topology.schedule": {"_SIZES_TO_TRY": range(1, 9)},
     "weights.flat": {"_MOST_LEARNERS": 1 << 20},
+    "weights.look_ahead": {
+        "_NUM_RUNS": 64,
+        "_RUN_ELEMENTS": 256,
+        "_NEWEST": 0.2,
+        "_MOST_OF_STEP": 0.02,
+        "_OLDEST": 16,
+    },
     "weights.replica": {"PART_ELEMENTS": 1 << 18, "CHUNK_ELEMENTS": 1 << 20},
     "coordination.gather": {"_MOST_BYTES": 1000},
     "coordination.heartbeats": {"_SHORTEST_SILENCE_S": 6.0, "_LOOKS": 5},
