@@ -27,7 +27,7 @@ from lightning_adpsgd.mixing.super_learner import (
 from lightning_adpsgd.mixing.synchronous import Order
 from lightning_adpsgd.virtual.timeline import SimulatedExchange
 from lightning_adpsgd.weights.look_ahead import LookAhead
-from lightning_adpsgd.weights.replica import CHUNK_ELEMENTS, Part, Replica
+from lightning_adpsgd.weights.replica import CHUNK_ELEMENTS, Replica
 from lightning_adpsgd.weights.worker import InlineWorker
 
 _NO_WAIT = timedelta()  # no peer is in another process
@@ -42,6 +42,7 @@ class CommunicationSide:
     Attributes:
         replica: weights of the row, and the changes that await a merge.
         parts: parts of all chunks of the replica, in order.
+        ahead: how far ahead an exchange reads them (`LookAhead.factors`).
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class CommunicationSide:
         self._look_ahead = (
             LookAhead(self.replica, most_of_step=math.inf) if looks_ahead else None
         )
+        self.ahead: Sequence[float] = ()
         self.tally = Tally()
         self._first_steps = list[int]()
 
@@ -81,6 +83,7 @@ class CommunicationSide:
         """Counts the step, and merges if the order requires it."""
         if self._look_ahead:
             self._look_ahead.end_update()
+            self.ahead = self._look_ahead.factors()
         self.replica.step += 1
         if self._order == "step_then_average":
             self._merge()
@@ -101,10 +104,6 @@ class CommunicationSide:
         self.tally.exchanges += finite
         self.tally.refused += not finite
         self._first_steps.append(first_step)
-
-    def read(self, part: Part, into: Tensor) -> None:
-        """Reads a part as an exchange does."""
-        part.read(into, self._look_ahead.factors() if self._look_ahead else ())
 
     def add_awaiting(self, into: Tensor, number: int, begin: int) -> None:
         """Adds d to a stretch of w; the stretch must lie within one part."""
@@ -206,7 +205,7 @@ class RowExchanges:
         device = self._sides[end].replica.device
         codec = self._codecs_of(exchange, end)[part.dtype]
         weights = torch.empty(len(part), dtype=part.dtype, device=device)
-        self._sides[end].read(part, weights)
+        part.read(weights, self._sides[end].ahead)
         if codec.dtype == part.dtype:
             return weights
         length = codec.length(len(part))
