@@ -7,6 +7,7 @@ gathers.
 """
 
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -105,6 +106,7 @@ def learner(
             engine.after_update()
             while size == 1 and engine.statistics().exchanges == number:
                 engine.threads.raise_if_failed()
+                time.sleep(0.001)  # the exchange needs the interpreter, too
     sender.send(resident_bytes("VmHWM") - before)
     dist.barrier()
     dist.destroy_process_group()
