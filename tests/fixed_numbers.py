@@ -165,7 +165,6 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "_CONNECT_S": 1.0,
     },
     "transport.network_interfaces": {"_SIOCGIFADDR": 0x8915, "_SIOCGIFNETMASK": 0x891B},
-    "islands.callers": {"_PATIENCE_S": 20.0, "_LONGEST_TURN_S": 2.0},
     "islands.connections": {
         "_TURN_S": 1.0,
         "_PROBE_AROUND_S": 10.0,

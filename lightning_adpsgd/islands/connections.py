@@ -25,7 +25,6 @@ from typing_extensions import override
 
 from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.gossip.protocol import Pulled
-from lightning_adpsgd.islands.callers import CallersWatch
 from lightning_adpsgd.islands.member_list import Member
 from lightning_adpsgd.islands.membership_reader import MembershipView
 from lightning_adpsgd.islands.peer_status import (
@@ -154,7 +153,7 @@ class Connections(ServiceThread):
         self._dialed, self._temporary = set[int](), set[int]()
         self._peers: dict[str, Peer] = {}  # all members ever met, by incarnation
         self._probe_around_at, self.why_none = 0.0, dict[str, str]()
-        self._callers, self.joined, self.lost = CallersWatch(), 0, 0
+        self.joined = self.lost = 0
 
     # --- for others
 
@@ -267,7 +266,6 @@ class Connections(ServiceThread):
             self._probe([one for one in self._present() if one.needs_probe])
             if self._retry_suspects():
                 self._connect_to_peers()
-            self._callers.look(self._links, self._membership, self._dialed)
 
     def _stand_apart(self) -> None:
         with self._dialing:

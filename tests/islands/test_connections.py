@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_adpsgd.islands import callers, connections, section_links
+from lightning_adpsgd.islands import connections, section_links
 from lightning_adpsgd.islands.connections import MOST_UNLISTED, Connections
 from lightning_adpsgd.islands.member_list import Member, MemberList
 from lightning_adpsgd.islands.peer_status import Event, Peer, Status
@@ -215,21 +215,6 @@ def test_who_is_stopped_is_lost_although_its_connections_stand(
     (message,) = caplog.messages
     assert message.startswith(f"lost {ONE}: it has shown no sign of life")
     assert (played.forgotten, played.dropped, ours._dialed) == ([1], [], {2})
-
-
-def test_who_reaches_others_that_do_not_call_hears_of_it(
-    ours: Connections,
-    played: Played,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = still_clock(monkeypatch, callers)
-    for _ in range(30):
-        ours._take_turn()
-        clock.now += 1.0
-    (message,) = (text for text in caplog.messages if "connected to this one" in text)
-    assert "at 127.0.0.1:1 for" in message
-    assert "reaches 2 of them" in message
 
 
 def test_without_a_list_peers_that_are_not_asked_are_probed_now_and_then(

@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from lightning_adpsgd.transport.base import Evidence
-from lightning_adpsgd.transport.network_interfaces import family_of
 
 # A host that is gone is noticed on a silent connection after 1 + 2 * 1 seconds.
 _KEEPALIVE = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 2))
@@ -113,27 +112,6 @@ def probe(address: Address) -> OSError | None:
     except OSError as error:
         return error
     return None
-
-
-def source_towards(address: Address) -> str:
-    """The address of this host from which it reaches another; empty without a route.
-
-    Nothing is sent.
-    """
-    kind = family_of(address.host), socket.SOCK_DGRAM
-    with suppress(OSError), socket.socket(*kind) as sock:
-        sock.connect(address)
-        return str(sock.getsockname()[0])
-    return ""
-
-
-def is_local(address: Address) -> bool:
-    """Whether an address belongs to an interface of this host."""
-    kind = family_of(address.host), socket.SOCK_DGRAM
-    with suppress(OSError), socket.socket(*kind) as sock:
-        sock.bind((address.host, 0))
-        return True
-    return False
 
 
 def evidence_of(error: object) -> Evidence:

@@ -14,7 +14,6 @@ from lightning_adpsgd.transport.links.sockets import (
     connect,
     evidence_of,
     is_cut,
-    is_local,
     probe,
     receive_all,
     send_all,
@@ -37,13 +36,6 @@ from tests.transport.links.ends import tcp_pair
 def test_an_address_is_read_as_it_is_written(text: str, address: Address) -> None:
     assert Address.parse(text) == address
     assert str(address) == text
-
-
-@pytest.mark.parametrize(
-    ("host", "is_own"), [("127.0.0.1", True), ("203.0.113.1", False)]
-)
-def test_an_address_of_this_host_is_told_from_others(host: str, is_own: bool) -> None:
-    assert is_local(Address(host, 80)) == is_own
 
 
 @pytest.mark.parametrize(
