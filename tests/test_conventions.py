@@ -108,7 +108,7 @@ DEFAULTS: dict[str, set[Any]] = {
     "of_address": {1024},
     "of_all": {True},
     "on_host": {True},
-    "patience": {1, 2},
+    "patience": {1},
     "poll": {0.25},
     "pull": {20},
     "requests": {True},

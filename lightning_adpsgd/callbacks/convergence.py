@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from typing_extensions import override
 
 from lightning_adpsgd.callbacks.algorithms import algorithm_of, batches_per_step
@@ -36,7 +35,6 @@ from lightning_adpsgd.callbacks.runs import (
     settings_of,
     write_run,
 )
-from lightning_adpsgd.dials import check_count
 from lightning_adpsgd.strategy.fast_forward import batch_size
 
 _MARGIN = 0.05  # a model this far below chance level has learned something
@@ -51,9 +49,6 @@ class ConvergenceMonitor(Monitor):
         held_out: Name under which the held-out loss is logged.
         chance: Held-out loss of an untrained model, such as ``log(num_classes)``; by
             default the mean of the learners' first training losses.
-        stop: Whether divergence ends the training, in all learners together.
-        patience: Number of consecutive validations at chance level after which `stop`
-            acts. It acts at once on a non-finite loss.
         runs: Folder for the file with the run's row, which `runs.read_runs` reads; a
             write error only warns. None: no file.
         name: Name of the run and its file; by default its settings and a random suffix.
@@ -67,9 +62,8 @@ class ConvergenceMonitor(Monitor):
         run: The summary row; None before the end.
 
     Raises:
-        TypeError: `patience` is no whole number.
-        ValueError: `patience` is not positive; with `runs`, `name` or `algorithm` is
-            not a file name; or the first validation logs nothing as `held_out`.
+        ValueError: With `runs`, `name` or `algorithm` is not a file name; or the first
+            validation logs nothing as `held_out`.
     """
 
     def __init__(
@@ -77,8 +71,6 @@ class ConvergenceMonitor(Monitor):
         held_out: str = "val_loss",
         *,
         chance: float | None = None,
-        stop: bool = False,
-        patience: int = 2,
         runs: str | Path | None = None,
         name: str | None = None,
         algorithm: str | None = None,
@@ -86,12 +78,10 @@ class ConvergenceMonitor(Monitor):
         wer: str | None = None,
     ) -> None:
         super().__init__()
-        check_count("patience", patience)
         if runs is not None:  # at the end it would be too late
             check_name("name", name or "default")
             check_name("algorithm", algorithm or "default")
         self._held_out, self._given_chance = held_out, chance
-        self._stop, self._patience = stop, patience
         self._runs, self._name, self._algorithm = runs, name, algorithm
         self._seed, self._wer = seed, wer
         self._chance, self._best = chance, NONE_YET
@@ -100,7 +90,7 @@ class ConvergenceMonitor(Monitor):
         self._forget()
 
     def _forget(self) -> None:
-        self._losses, self._marks = Losses(), 0
+        self._losses = Losses()
         self._loader_batch = 0
         self._begin = time.perf_counter()
         self.progress: Progress | None = None
@@ -151,12 +141,8 @@ class ConvergenceMonitor(Monitor):
         loss = figures.held_out_loss
         # With a chance level of NaN, the comparison is false.
         self.diverged = not math.isfinite(loss) or loss >= self._chance - _MARGIN
-        self._marks = self._marks + 1 if self.diverged else 0
         if trainer.is_global_zero:
             log(trainer, self._logged(trainer, figures))
-        is_finite = math.isfinite(figures.held_out_loss)
-        if self._stop and (not is_finite or self._marks >= self._patience):
-            self._end(trainer, figures.held_out_loss)
 
     def _figures(self, trainer: Trainer) -> Progress:
         row = [
@@ -177,14 +163,6 @@ class ConvergenceMonitor(Monitor):
                 f"{self._held_out!r}; logged are: {names}"
             )
         return float(metrics[self._held_out])
-
-    def _end(self, trainer: Trainer, loss: float) -> None:
-        # All learners decide alike, because the figures were gathered.
-        trainer.should_stop = True
-        rank_zero_warn(
-            f"The training has diverged and stops: held-out loss {loss:.4g}, chance "
-            f"level {self._chance:.4g}; lower the learning rate or lengthen its warm-up"
-        )
 
     def _logged(self, trainer: Trainer, figures: Progress) -> dict[str, float]:
         values = {

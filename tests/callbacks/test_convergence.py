@@ -129,16 +129,7 @@ def test_chance_is_the_very_first_loss_unless_it_is_given(tmp_path):
     assert column(table, "diverged") == [0, 1]  # the first training loss is 1
 
 
-@pytest.mark.parametrize(
-    ("losses", "epochs"),
-    [((5, 5, 5), 2), ((5, 0, 5, 5, 5), 4), ((0, math.nan, 5), 2), ((0, 0, 0), 3)],
-)
-def test_divergence_stops_when_it_lasts_or_nothing_is_left(tmp_path, losses, epochs):
-    table = fit(tmp_path, ConvergenceMonitor(chance=1, stop=True, patience=2), *losses)
-    assert len(column(table, "held_out_loss")) == epochs
-
-
-def test_without_stop_a_diverged_training_goes_on(tmp_path):
+def test_a_diverged_training_goes_on(tmp_path):
     table = fit(tmp_path, ConvergenceMonitor(chance=1), 5, 5, 5)
     assert len(column(table, "held_out_loss")) == 3
 
@@ -317,11 +308,6 @@ def test_a_training_without_validation_has_a_row_without_losses(tmp_path):
     fit(tmp_path, monitor, 0.5, limit_val_batches=0)
     assert row_of(monitor).best_loss is None
     assert row_of(monitor).global_batch == 2
-
-
-def test_a_patience_of_no_validation_is_refused():
-    with pytest.raises(ValueError, match="`patience` must be at least 1, got 0"):
-        ConvergenceMonitor(patience=0)
 
 
 @pytest.mark.parametrize("argument", ["name", "algorithm"])
