@@ -345,15 +345,6 @@ def _problems_with_callback(callback: Callback) -> Iterator[str]:
             yield f"`{name}` cannot be used with `work_sharing=True`: {reason}"
 
 
-def warn_of_lockstep(trainer: pl.Trainer) -> None:
-    """Warns of a callback in which asynchronous learners meet in every batch."""
-    if callbacks_of(trainer, SpikeDetection):
-        rank_zero_warn(
-            "All learners wait for one another in every batch, because "
-            "`SpikeDetection` decides for all: leave it out where hosts are unequal"
-        )
-
-
 def _clock(argument: str) -> str:
     return (
         f"`{argument}` must not be set with `work_sharing=True`: use `max_epochs` and "

@@ -24,7 +24,6 @@ from lightning_adpsgd.strategy.clocks import BatchEnd, describe_clocks, follow_c
 from lightning_adpsgd.strategy.compatibility import (
     callbacks_of,
     refuse_callbacks_of_islands,
-    warn_of_lockstep,
 )
 from lightning_adpsgd.strategy.default_sharing import (
     DefaultSharing,
@@ -251,8 +250,6 @@ def set_up_run(
     asked, sharing = shares_work(trainer, dials), None
     kept_out = resumed.without_mean
     job = set_up_job(strategy.model, dials, partition, on_reload, kept_out)
-    if job.asynchronous and partition.num_super_learners > 1:
-        warn_of_lockstep(trainer)
     if asked is not False:
         rank = trainer.global_rank
         index = LearnerIndex(
