@@ -11,7 +11,6 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.types import LRSchedulerConfig
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_adpsgd.gossip.protocol import Position
@@ -36,22 +35,6 @@ def catch_up(trainer: pl.Trainer, position: Position) -> None:
         done, num = (step, steps) if config.interval == "step" else (epoch, epochs)
         every = config.frequency
         _step(trainer.lightning_module, config, (done + num) // every - done // every)
-
-
-def warn_of_manual_schedules(trainer: pl.Trainer) -> None:
-    """Warns of schedules by epochs that the module steps itself, at any time."""
-    by_epochs = any(
-        config.interval == "epoch"
-        and not isinstance(config.scheduler, ReduceLROnPlateau)
-        for config in trainer.lr_scheduler_configs
-    )
-    if by_epochs and not trainer.lightning_module.automatic_optimization:
-        rank_zero_warn(
-            'A learning-rate schedule has `interval` "epoch" with manual optimization: '
-            "an island that joins others steps it once for each of their epochs. If "
-            "the module steps it with each optimizer step, let `configure_optimizers` "
-            'return `{"scheduler": schedule, "interval": "step"}`.'
-        )
 
 
 def batch_size(batch: Any) -> int:

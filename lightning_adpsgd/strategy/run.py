@@ -33,7 +33,6 @@ from lightning_adpsgd.strategy.default_sharing import (
 from lightning_adpsgd.strategy.fast_forward import (
     batch_size,
     catch_up,
-    warn_of_manual_schedules,
 )
 from lightning_adpsgd.strategy.garbage import without_old_objects
 from lightning_adpsgd.strategy.job import Job
@@ -123,8 +122,6 @@ class TrainingRun:
             self.job.restore_learner(resumed.learner)
         if trainer.received_sigterm:  # this learner has not joined the others yet
             raise SIGTERMException
-        if self._dials.islands is not None:
-            warn_of_manual_schedules(trainer)
         begun = Position(trainer.global_step, 0, trainer.current_epoch)
         if (position := self.job.start(begun, self._batch_end)) is not None:
             catch_up(trainer, position)

@@ -3,11 +3,10 @@
 import signal
 import socket
 import threading
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, create_autospec
+from unittest.mock import Mock
 
 import lightning.pytorch as pl
 import pytest
@@ -19,16 +18,8 @@ from lightning_adpsgd.__main__ import main
 from lightning_adpsgd.gossip.protocol import Position
 from lightning_adpsgd.islands import rendezvous
 from lightning_adpsgd.islands.rendezvous import ENVIRONMENT_VARIABLE, RendezvousAddress
-from lightning_adpsgd.strategy.checkpoints.contents import Resumed
 from lightning_adpsgd.strategy.compatibility import check_island
-from lightning_adpsgd.strategy.fast_forward import (
-    batch_size,
-    catch_up,
-    warn_of_manual_schedules,
-)
-from lightning_adpsgd.strategy.job import Job
-from lightning_adpsgd.strategy.run import TrainingRun
-from lightning_adpsgd.weights.flat import FlatParameters
+from lightning_adpsgd.strategy.fast_forward import batch_size, catch_up
 from tests.helpers import free_port
 from tests.learners import Linear, loader
 
@@ -232,30 +223,6 @@ def test_a_joiner_with_manual_optimization_goes_by_the_interval_that_it_says(
     trainer.fit(Manual("step"), loader(4))
     assert trainer.global_step == 12
     assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5**12
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_of_manual_schedules(trainer)
-    trainer.lr_scheduler_configs[0].interval = "epoch"
-    with pytest.warns(UserWarning, match=r'"epoch" with manual.*"interval": "step"'):
-        warn_of_manual_schedules(trainer)
-    trainer.lightning_module.automatic_optimization = True
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_of_manual_schedules(trainer)
-
-
-def test_an_island_warns_of_schedules_that_its_module_steps(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, 4)
-    trainer.fit(Manual("epoch"), loader(4))
-    job = create_autospec(Job, instance=True)
-    job.start.return_value = None
-    job.flat = FlatParameters(Linear())
-    run = TrainingRun(trainer, job, HADPSGDStrategy(islands=URL).dials, None)
-    try:
-        with pytest.warns(UserWarning, match="with manual optimization"):
-            run.begin(Resumed())
-    finally:
-        run._collections.close()
 
 
 def test_a_joiner_steps_schedules_as_its_module_does(tmp_path: Path) -> None:
