@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerStatus
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
@@ -56,7 +55,6 @@ class TrainingClock:
     """
 
     def __init__(self) -> None:
-        self._has_warned = False
         self.steps = self.samples = self._rest = 0
         self._seconds = 0.0
         self._running_since: float | None = None
@@ -74,23 +72,10 @@ class TrainingClock:
 
     def count(self, trainer: Trainer, batch: Any) -> None:
         """Counts a batch that the learner has trained on."""
-        size = batch_size(batch)
-        if not size and batch is not None:  # Lightning skips None
-            self._warn_of(batch)
-        read = size + self._rest
+        read = batch_size(batch) + self._rest
         samples, self._rest = divmod(read, learners_per_reader(trainer))
         self.samples += samples
         self.steps = trainer.global_step - self._first_step
-
-    def _warn_of(self, batch: Any) -> None:
-        if self._has_warned:
-            return
-        self._has_warned = True
-        rank_zero_warn(
-            "A monitor counts no samples in batches whose size Lightning cannot tell, "
-            f"such as one of type `{type(batch).__name__}`: let it be a tensor, or a "
-            "list, dict or dataclass of tensors"
-        )
 
     def start(self) -> None:
         """Resumes the clock; does nothing while it runs."""
