@@ -204,7 +204,6 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "islands.section_links": {"_LONGEST_END_S": 300.0},
     "islands.service": {"MOST_ERRORS": 20, "_MEASURED_S": 2.0},
     "islands.waiting": {"_FIRST_NOTICE_S": 2.0},
-    "epochs.block_sampler": {"_RUN": 32_768},
     "epochs.claims": {
         "_LOOK_S": 0.001,
         "_REASON_S": 3.0,

@@ -53,7 +53,6 @@ MUTABLE = {
 # Functions that keep what they have computed, and how much of it.
 CACHES = {
     ("epochs/batches.py", "draw"): None,
-    ("epochs/block_sampler.py", "_permutation"): 4,
     ("epochs/work_units.py", "checksum"): None,
     ("files.py", "_pid_namespace"): None,
     ("files.py", "boot_id"): None,
@@ -75,7 +74,6 @@ DEFAULTS: dict[str, set[Any]] = {
     "_has_trainer": {True},
     "all": {True},
     "answer_s": {0.25},
-    "block": {64},
     "busy": {1.0},
     "connections": {4096},
     "cores": {1.0},
@@ -103,7 +101,6 @@ DEFAULTS: dict[str, set[Any]] = {
     "near": {True},
     "num_learners": {1},
     "num_loaders": {1},
-    "num_replicas": {1},
     "num_super_learners": {8},
     "of_address": {1024},
     "of_all": {True},
@@ -128,7 +125,6 @@ DEFAULTS: dict[str, set[Any]] = {
     "wait_s": {0.05},
     "warns": {True},
     "weights_only": {True},
-    "window": {65_536},
     "with_frozen": {True},
 }
 

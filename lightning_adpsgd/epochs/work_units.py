@@ -15,14 +15,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from lightning_adpsgd.epochs.block_sampler import BlockOrder, BlockSampler
 from lightning_adpsgd.epochs.ranges import Ranges, count, from_rows, split, union
+
+
+class Order(Protocol):
+    """Indices into a data set, computed on demand; `str` tells it from others."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, places: slice, /) -> Tensor: ...
+
+
+@runtime_checkable
+class WholeOrder(Protocol):
+    """A sampler that computes the order of all samples, whoever reads them."""
+
+    def whole_order(self, seed: int) -> Order:
+        """The order of all samples, the same for equal seeds on all machines."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +49,7 @@ class Epoch:
         bounds: positions in `order`, increasing from 0, [batch + 1].
     """
 
-    order: Tensor | BlockOrder
+    order: Tensor | Order
     bounds: Tensor
 
     def everything(self) -> Ranges:
@@ -55,8 +70,8 @@ class Epoch:
     @cached_property
     def checksum(self) -> str:
         """A checksum of the order."""
-        if isinstance(self.order, BlockOrder):
-            return str(self.order)  # its arguments
+        if not isinstance(self.order, Tensor):
+            return str(self.order)
         weights = torch.arange(1, len(self.order) + 1, device="cpu")
         # Integers wrap around, alike on all machines.
         return str(int((self.order * weights * weights).sum()))
@@ -230,7 +245,7 @@ def _cut(ranges: Ranges, bounds: Tensor) -> Tensor:
     return torch.cat(pieces)
 
 
-def _regular(order: Tensor | BlockOrder, batch_size: int, drop_last: bool) -> Epoch:
+def _regular(order: Tensor | Order, batch_size: int, drop_last: bool) -> Epoch:
     end = len(order) - len(order) % batch_size if drop_last else len(order)
     bounds = torch.arange(0, end, batch_size, device="cpu")
     return Epoch(order, torch.cat([bounds, torch.tensor([end], device="cpu")]))
@@ -242,9 +257,9 @@ def _irregular(batches: list[Tensor]) -> Epoch:
     return Epoch(torch.cat([none, *batches]), none.new_tensor(sizes).cumsum(0))
 
 
-def _order(sampler: Any, seed: int) -> Tensor | BlockOrder:
-    if isinstance(sampler, BlockSampler):
-        return sampler.order(seed)
+def _order(sampler: Any, seed: int) -> Tensor | Order:
+    if isinstance(sampler, WholeOrder):
+        return sampler.whole_order(seed)
     if type(sampler) is SequentialSampler:
         return torch.arange(len(sampler), device="cpu")
     if type(sampler) is RandomSampler and not sampler.replacement:

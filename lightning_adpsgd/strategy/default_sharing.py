@@ -28,7 +28,7 @@ from torch.utils.data import (
 )
 
 from lightning_adpsgd.dials import Dials
-from lightning_adpsgd.epochs.block_sampler import BlockSampler
+from lightning_adpsgd.epochs.work_units import WholeOrder
 from lightning_adpsgd.strategy.checkpoints.contents import Resumed
 from lightning_adpsgd.strategy.checkpoints.mid_epoch import reads_out_of_order
 from lightning_adpsgd.strategy.compatibility import (
@@ -315,8 +315,7 @@ def problems_with_loader(loader: Any, num_loaders: int = 1) -> Iterator[str]:
             "False: no learner would know which of its claims were trained on"
         )
     sampler = getattr(loader.batch_sampler, "sampler", None)
-    whole = isinstance(sampler, BlockSampler)  # knows the order of all samples
-    if isinstance(sampler, DistributedSampler) and not whole:
+    if isinstance(sampler, DistributedSampler) and not isinstance(sampler, WholeOrder):
         yield (
             "`work_sharing` chooses the samples of each learner itself, got a loader "
             "with a DistributedSampler: leave it out"

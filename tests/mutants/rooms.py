@@ -94,8 +94,7 @@ ROOMS = {
     ),
     "epochs": Room(
         tuple(
-            f"epochs/{name}.py"
-            for name in ("batches", "block_sampler", "pool", "ranges", "work_units")
+            f"epochs/{name}.py" for name in ("batches", "pool", "ranges", "work_units")
         ),
         ("epochs/test_*.py",),
     ),

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, WeightedRandomSampler
 from typing_extensions import override
 
+from lightning_adpsgd.asr.frames.block_sampler import BlockSampler
 from lightning_adpsgd.callbacks import Monitor, SaveWithinEpoch
-from lightning_adpsgd.epochs.block_sampler import BlockSampler
 from tests.helpers import until
 from tests.learners import (
     LR,

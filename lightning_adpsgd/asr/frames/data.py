@@ -9,7 +9,7 @@ differences equal those of the whole utterance. Features from speaker adaptation
 from `streams`, and the model concatenates them.
 
 Memory does not grow with the corpus: frames, labels and the index of chunks are
-memory-mapped, and the order of an epoch is computed (`epochs.block_sampler`).
+memory-mapped, and the order of an epoch is computed (`block_sampler`).
 """
 
 from pathlib import Path
@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
+from lightning_adpsgd.asr.frames.block_sampler import BlockSampler
 from lightning_adpsgd.asr.frames.store import IGNORE, FrameStore, chunk_index
 from lightning_adpsgd.asr.frames.streams import Streams
 from lightning_adpsgd.asr.sound.features import CONTEXT
-from lightning_adpsgd.epochs.block_sampler import BlockSampler
 
 
 class Chunk(NamedTuple):

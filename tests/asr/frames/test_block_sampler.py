@@ -10,7 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader
 
-from lightning_adpsgd.epochs.block_sampler import BlockOrder, BlockSampler, _permutation
+from lightning_adpsgd.asr.frames.block_sampler import (
+    BlockOrder,
+    BlockSampler,
+    _permutation,
+)
 from lightning_adpsgd.epochs.work_units import draw_epoch
 
 

@@ -101,7 +101,7 @@ class BlockSampler(DistributedSampler[int]):
     """A learner's share of a `BlockOrder`, for any amount of data without a list.
 
     Lightning keeps a `DistributedSampler` unchanged. With `work_sharing` the shares are
-    ignored, because learners claim places of the whole order.
+    ignored, because learners claim places of the whole order (`WholeOrder`).
 
     The share is one stretch of the order, so that a machine reads one part of the data.
     Shares have equal sizes: the last one wraps around to the first samples.
@@ -122,9 +122,9 @@ class BlockSampler(DistributedSampler[int]):
     ) -> None:
         super().__init__(dataset, num_replicas, rank, seed=seed)  # pyright: ignore[reportArgumentType]
         self._num_samples = len(dataset)
-        self.order(seed)  # refuses an empty data set now, not in a worker
+        self.whole_order(seed)  # refuses an empty data set now, not in a worker
 
-    def order(self, seed: int) -> BlockOrder:
+    def whole_order(self, seed: int) -> BlockOrder:
         """The order of all samples."""
         return BlockOrder(self._num_samples, seed)
 
@@ -133,7 +133,7 @@ class BlockSampler(DistributedSampler[int]):
         return chain.from_iterable(self._runs())
 
     def _runs(self) -> Iterator[list[int]]:
-        order = self.order(self.seed + self.epoch)
+        order = self.whole_order(self.seed + self.epoch)
         place = self.rank * self.num_samples % len(order)
         left = self.num_samples
         while left:
