@@ -79,8 +79,8 @@ class Part:
             into.add_(self._taken[begin:end])
 
     def show(self, weights: Tensor) -> None:
-        """Makes exchanges read other weights instead of w."""
-        self._shown = weights
+        """Makes exchanges read other weights instead of w, and no u until the next."""
+        self._shown, self._update_age = weights, sys.maxsize
 
     def show_unmerged(self, weights: Tensor) -> None:
         """Makes exchanges read `weights`, and adds w - weights to d, so x stays."""
@@ -126,10 +126,10 @@ class Part:
             into.copy_(self._shown)
         if self._taken is not None:
             into.add_(self._taken)
-        is_young = self._update_age < len(ahead)
-        if self._update is not None and is_young and ahead[self._update_age]:
+        age = self._update_age  # the training thread counts on meanwhile
+        if self._update is not None and age < len(ahead) and ahead[age]:
             # Not by zero: the u of weights that were not finite is not, either.
-            into.add_(self._update, alpha=ahead[self._update_age])
+            into.add_(self._update, alpha=ahead[age])
 
     def add(self, change: Tensor, weight: float) -> None:
         """Adds an exchange at this end: d += weight * change."""
