@@ -98,18 +98,18 @@ class Part:
     def begin_update(self, memory: Tensor) -> None:
         """Keeps w in `memory`, before the optimizer step; needs no lock."""
         memory.copy_(self._weights)
+        self._update_age = -1
 
     def end_update(self, memory: Tensor) -> None:
-        """u = w - `memory`, after the optimizer step; needs no lock."""
+        """u = w - `memory`, after the optimizer step and `step_on`; needs no lock."""
         torch.sub(self._weights, memory, out=memory)
-        self._update_age = 0
 
     def show_update(self, memory: Tensor) -> None:
         """Lets exchanges read the u that `end_update` has left in `memory`."""
         self._update = memory
 
     def step_on(self) -> None:
-        """Counts a step since `end_update`."""
+        """Counts a step since `begin_update`."""
         self._update_age += 1
 
     def read(self, into: Tensor, ahead: Sequence[float] = ()) -> None:

@@ -134,6 +134,21 @@ def test_weights_that_are_shown_in_place_of_others_have_no_update() -> None:
     assert torch.equal(read(replica, 1.0), weights + 1.0)
 
 
+def test_an_update_within_which_exchanges_were_merged_is_not_used() -> None:
+    """As where `on_before_optimizer_step` saves a checkpoint with all learners."""
+    weights = torch.zeros(4)
+    replica, ahead = looking(weights)
+    step(weights, ahead, 1.0)
+    ahead.begin_update()
+    for chunk in replica.chunks:
+        chunk.add(torch.ones(len(chunk)), 4.0)
+    replica.merge_all()
+    replica.show([[weights]])
+    weights += 1.0
+    ahead.end_update()
+    assert torch.equal(read(replica, 1.0), weights)
+
+
 def test_weights_are_named_in_place_only_where_nothing_is_added() -> None:
     weights = torch.zeros(4)
     replica, ahead = looking(weights)
