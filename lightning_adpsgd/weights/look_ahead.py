@@ -30,8 +30,9 @@ _NUM_RUNS, _RUN_ELEMENTS = 64, 256
 # The weight of the last one in the running means of c and of the time for a part.
 _NEWEST = 0.2
 _MOST_OF_STEP = 0.02
-# An update is not used if it is older in steps, or so many times as long as the last.
-_OLDEST, _MOST_LONGER = 16, 10.0
+# An update is not used if it is older in steps, or so many times as long as the last;
+# nor are so many that follow, since accidents come in rows.
+_OLDEST, _MOST_LONGER, _NUM_AFTER = 16, 10.0, 3
 
 
 class LookAhead:
@@ -74,6 +75,7 @@ class LookAhead:
         with self._replica.guard:
             found = self._found.clone()
         c, num = found.clamp(min=0.0).tolist()
+        num -= _NUM_AFTER
         return [c ** (age + 1) * (age < num) for age in range(_OLDEST)]
 
     @torch.no_grad()
@@ -139,10 +141,10 @@ class LookAhead:
         An update that is not finite, or far longer than the last, is not to be
         repeated: a program may well put the weights back. No u up to then is used.
         """
-        (last, square), num = (self._last, self._square), self._found[1] + 1
-        self._last, self._square = update, update.dot(update)
-        c = update.dot(last) / square
+        (last, self._last), square = (self._last, update), self._square
+        c, self._square = update.dot(last) / square, update.dot(update)
         is_usual = c.isfinite() & (self._square <= square * _MOST_LONGER**2)
-        c = self._found[0].lerp(c.clamp(-1.0, 1.0), _NEWEST)
+        mean, num = self._found.unbind()
+        found = torch.stack([mean.lerp(c.clamp(-1.0, 1.0), _NEWEST), num + 1.0])
         # Both written at once: `factors` finds the old ones or the new ones.
-        self._found.copy_(torch.where(is_usual, torch.stack([c, num]), 0.0))
+        self._found.copy_(torch.where(is_usual, found, 0.0))

@@ -273,16 +273,19 @@ def test_weights_that_were_not_finite_leave_nothing_in_those_that_replace_them()
 
 
 @pytest.mark.parametrize("accident", [1e4, math.inf, math.nan])
+@pytest.mark.parametrize("times", [1, 4])
 def test_weights_that_a_program_puts_back_have_nothing_of_an_accident(
-    accident: float,
+    accident: float, times: int
 ) -> None:
     """Whenever the turn of a part is; and the next updates are looked at again."""
     weights = torch.zeros(12)  # three parts
     replica = Replica([[weights]], 8, threading.Condition(), part_elements=4)
     ahead = LookAhead(replica, most_of_step=1e-9)
-    for update in [1.0] * 20 + [accident]:
-        step(weights, ahead, update)
-    weights.fill_(5.0)
+    for _ in range(20):
+        step(weights, ahead, 1.0)
+    for _ in range(times):
+        step(weights, ahead, accident)
+        weights.fill_(5.0)
     for _ in range(16):
         pieces = [torch.empty(len(chunk)) for chunk in replica.chunks]
         for chunk, piece in zip(replica.chunks, pieces, strict=True):
@@ -293,8 +296,10 @@ def test_weights_that_a_program_puts_back_have_nothing_of_an_accident(
     assert ahead.factors()[0] > 0.9
 
 
-def test_an_update_that_grows_as_with_a_warm_up_is_repeated() -> None:
+def test_updates_that_grow_are_repeated() -> None:
+    """As in a warm-up, or at once, as where a layer is unfrozen."""
     assert factor_after([0.0] + [float(n) for n in range(1, 40)]) > 0.9
+    assert factor_after([1.0] * 20 + [1e3] * 30) > 0.9
 
 
 @pytest.mark.parametrize("busy", ["begin", "end", "both"])
