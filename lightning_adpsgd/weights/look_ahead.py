@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.weights.replica import Part, Replica
+from lightning_adpsgd.weights.streams import wait_for_stream
 
 # c is measured on runs of elements from all over the weights.
 _NUM_RUNS, _RUN_ELEMENTS = 64, 256
@@ -73,10 +74,10 @@ class LookAhead:
         c + c^2, is worse in simulations: it repeats the noise of u, too (docs/log.md).
         """
         with self._replica.guard:
-            found = self._found.clone()
-        c, num = found.clamp(min=0.0).tolist()
-        num -= _NUM_AFTER
-        return [c ** (age + 1) * (age < num) for age in range(_OLDEST)]
+            found = self._found.clamp(min=0.0)
+        wait_for_stream(self._replica.device)
+        c, num = found.tolist()
+        return [c ** (age + 1) * (age < num - _NUM_AFTER) for age in range(_OLDEST)]
 
     @torch.no_grad()
     def begin_update(self) -> None:
