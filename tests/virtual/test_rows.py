@@ -121,7 +121,7 @@ def test_averaged_buffers_that_are_assigned_are_taken_into_their_row() -> None:
 def test_weights_that_are_given_other_memory_are_taken_into_their_row() -> None:
     """As by an optimizer that assigns ``p.data = p.data - lr * p.grad``."""
     module = Mixed()
-    module._ddp_params_and_buffers_to_ignore = ["wide"]
+    module._ddp_params_and_buffers_to_ignore = ["wide"]  # pyright: ignore
     rows = Rows(module, 2)
     for parameter in module.parameters():
         parameter.data = parameter.data + 1
