@@ -593,10 +593,11 @@ def test_no_weights_of_before_a_load_reach_a_learner_that_has_left_it(
         model, optimizer = fabric.setup(module, sgd(module, 0.0))
         trajectory = []
         for _ in range(3):
+            fabric.barrier()  # nobody trains with what follows
             optimizer.param_groups[0]["lr"] = 1e3
             train(fabric, model, optimizer, 12 * [torch.full((1, 3), rank + 1.0)])
             optimizer.param_groups[0]["lr"] = 0.0
-            fabric.barrier()  # nobody trains with what follows
+            fabric.barrier()
             module.weight.data.fill_(100.0)
             strategy_of(fabric).load_module_state_dict(module, Slope().state_dict())
             for batch in loader(24, rank, 2):
