@@ -18,6 +18,8 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "_NEWEST": 0.2,
         "_MOST_OF_STEP": 0.02,
         "_OLDEST": 16,
+        "_MOST_LONGER": 10.0,
+        "_NUM_AFTER": 3,
     },
     "weights.replica": {"PART_ELEMENTS": 1 << 18, "CHUNK_ELEMENTS": 1 << 20},
     "coordination.gather": {"_MOST_BYTES": 1000},

@@ -100,7 +100,7 @@ class Boundary:
         if partner is None and not self._pairing.may_come:
             return  # all others are at a meeting, which says nothing of the waits
         patience, own = self._patience, self._pairing.own
-        patience.met(partner)
+        patience.met(partner, not self._pairing.may_come - patience.avoided)
         if patience.in_vain >= _MANY and waited:
             self._warn(
                 f"super-learner {own} has met no partner at its last "

@@ -290,10 +290,10 @@ class Lane:
         self._last_steps[self.channel.peer] = self._replica.step
         for codec in codecs.values():
             codec.begin(steps)
-        ahead = self._look_ahead.factors() if self._look_ahead else ()
         with self._buffers.lent() as loan:
             exchange = _Exchange(
-                self.channel, self._replica, loan, codecs, self._disagreement, ahead
+                *(self.channel, self._replica, loan, codecs),
+                *(self._disagreement, self._look_ahead),
             )
             posted = (exchange.post(n, parts) for n, parts in enumerate(messages))
             for crossing in one_behind(posted):
@@ -355,9 +355,9 @@ class _Exchange:
         loan: Loan,
         codecs: dict[torch.dtype, Codec],
         disagreement: Disagreement,
-        ahead: Sequence[float],
+        look_ahead: LookAhead | None,
     ) -> None:
-        self._channel, self._replica, self._ahead = channel, replica, ahead
+        self._channel, self._replica, self._look_ahead = channel, replica, look_ahead
         self._loan, self._codecs = loan, codecs
         self._disagreement, self._is_to_blame = disagreement, False
         self._waiting = deque[_Waiting]()
@@ -423,20 +423,22 @@ class _Exchange:
 
     def _encode(self, codec: Codec, going: Message) -> list[int]:
         """Writes the payload; returns the checksums of its parts."""
-        sums = []
+        sums, ahead = [], self._look_ahead.factors() if self._look_ahead else ()
         for part, message in going.by_part:
-            self._encode_part(codec, part, message)
+            self._encode_part(codec, part, message, ahead)
             if going.here is going.host:  # the part is still in the core's cache
                 sums.append(checksum(message))
         to_host(going.here, going.host)
         return sums or [checksum(message) for message in going.parts_on_host]
 
-    def _encode_part(self, codec: Codec, part: Part | Chunk, message: Tensor) -> None:
+    def _encode_part(
+        self, codec: Codec, part: Part | Chunk, message: Tensor, ahead: Sequence[float]
+    ) -> None:
         travels_as_it_is = message.dtype == part.dtype
         room = self._loan.room.view(part.dtype)[: len(part)]
         weights = message if travels_as_it_is else room
         with self._replica.guard:
-            part.read(weights, self._ahead)
+            part.read(weights, ahead)
         if not travels_as_it_is:
             codec.encode(weights, message, part.place)
 

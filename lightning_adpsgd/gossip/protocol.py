@@ -160,12 +160,12 @@ class Patience:
         new = [peer for peer in peers if peer not in self._meetings]
         return self._draw.choice(new) if new else max(peers, key=self._meetings.index)
 
-    def met(self, partner: int | None) -> None:
-        """Remembers how a boundary has ended."""
+    def met(self, partner: int | None, no_other: bool = False) -> None:
+        """Remembers how a boundary has ended; `no_other` than the last may come."""
         if partner is None:
             self.in_vain += 1
             return
-        is_repeat = partner in self._meetings[: self._num_avoided]
+        is_repeat = not no_other and partner in self._meetings[: self._num_avoided]
         self.repeats = self.repeats + 1 if is_repeat else 0
         self._meetings = [partner, *(one for one in self._meetings if one != partner)]
         self.in_vain = 0

@@ -27,13 +27,7 @@ from lightning_adpsgd.gossip.engine import Gossip
 from lightning_adpsgd.gossip.protocol import Pulled
 from lightning_adpsgd.islands.member_list import Member
 from lightning_adpsgd.islands.membership_reader import MembershipView
-from lightning_adpsgd.islands.peer_status import (
-    Event,
-    News,
-    Peer,
-    Status,
-    transition,
-)
+from lightning_adpsgd.islands.peer_status import Event, News, Peer, Status, transition
 from lightning_adpsgd.islands.section_links import SectionLinks
 from lightning_adpsgd.islands.service import ServiceThread
 from lightning_adpsgd.topology.schedule import LiveSchedule

@@ -13,11 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from lightning_adpsgd.mixing.averages import (
-    all_finite,
-    average,
-    keep_change,
-)
+from lightning_adpsgd.mixing.averages import all_finite, average, keep_change
 from lightning_adpsgd.mixing.statistics import Tally
 from lightning_adpsgd.mixing.super_learner import SuperLearnerGroup, gather_shards
 from lightning_adpsgd.topology.schedule import Schedule

@@ -293,6 +293,7 @@ class Job:
         with self.failures.named() if shares_gradients else nullcontext():
             gradients = partial(self._compute, closure)
             output = step(averaging_closure(gradients, self._before_update))
+        self.flat.rebind()
         with self.failures.named(_AVERAGE):
             self._communication.after_update()
         self._reset_if_reloaded()

@@ -28,10 +28,7 @@ from lightning_adpsgd.epochs.claims import ClaimCounter, LeaderBroadcast, Learne
 from lightning_adpsgd.epochs.pool import IslandPool
 from lightning_adpsgd.epochs.work_units import EpochState
 from lightning_adpsgd.islands.rendezvous import Rendezvous, RendezvousAddress
-from lightning_adpsgd.strategy.checkpoints.mid_epoch import (
-    PlaceInEpoch,
-    copy_with,
-)
+from lightning_adpsgd.strategy.checkpoints.mid_epoch import PlaceInEpoch, copy_with
 from lightning_adpsgd.strategy.compatibility import callbacks_of
 from lightning_adpsgd.strategy.default_sharing import (
     DefaultSharing,

@@ -21,10 +21,7 @@ from lightning_adpsgd.mixing.communication import averaging_closure
 from lightning_adpsgd.mixing.consensus import Consensus, all_diverged
 from lightning_adpsgd.mixing.statistics import Statistics, Tally
 from lightning_adpsgd.mixing.synchronous import Rounds
-from lightning_adpsgd.virtual.row_exchanges import (
-    CommunicationSide,
-    RowExchanges,
-)
+from lightning_adpsgd.virtual.row_exchanges import CommunicationSide, RowExchanges
 from lightning_adpsgd.virtual.row_rounds import RowMixer, stretch_length
 from lightning_adpsgd.virtual.rows import Rows
 from lightning_adpsgd.virtual.timeline import (

@@ -33,20 +33,20 @@ class Rows:
             as_real(one).view(num_rows, -1) if one.is_complex() else one
             for one in whole
         ]
-        # Each tensor of the module, with its view in each row.
-        self._tensors: list[tuple[Tensor, list[Tensor]]] = []
+        # Each tensor of the module, with its name and its view in each row.
+        self._tensors: list[tuple[str, Tensor, list[Tensor]]] = []
         self._beside: dict[Tensor, list[Tensor]] = {}
         self._buffers = [*buffer_places(module)]
-        for tensor in (*module.parameters(), *module.buffers()):
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             # A sparse one, which has no storage, is in no vector.
             dense = tensor.layout == torch.strided
             address = tensor.untyped_storage().data_ptr() if dense else None
             if address in addresses:
                 matrix = whole[addresses.index(address)]
-                self._tensors.append((tensor, _views(matrix, tensor)))
+                self._tensors.append((name, tensor, _views(matrix, tensor)))
             else:
                 copies = [tensor.detach().clone() for _ in range(num_rows)]
-                self._tensors.append((tensor, copies))
+                self._tensors.append((name, tensor, copies))
                 self._beside[tensor] = copies
         self.held = -1
         self.hold(0)
@@ -56,21 +56,28 @@ class Rows:
         if row == self.held:
             return
         self.take_assigned()
-        for tensor, views in self._tensors:
+        for _, tensor, views in self._tensors:
             tensor.data = views[row]
         self.held = row
 
     def take_assigned(self) -> None:
-        """Moves buffers that a forward pass has replaced into the held row."""
+        """Moves what the program has assigned into the held row: buffers, and `.data`.
+
+        Raises:
+            RuntimeError: Averaged weights have another shape, dtype or device.
+        """
         for buffer in self._buffers:
-            tensor = buffer.tensor
             if (assigned := buffer.take_assigned()) is None or self.held < 0:
                 continue
-            if tensor in self._beside:
-                tensor.data = assigned.clone()
-                self._beside[tensor][self.held] = tensor.data
+            if buffer.tensor in self._beside:
+                buffer.tensor.data = assigned.clone()
             else:
-                put_back(buffer.name, assigned, tensor)
+                put_back(buffer.name, assigned, buffer.tensor)
+        for name, tensor, views in self._tensors if self.held >= 0 else ():
+            if tensor in self._beside:
+                views[self.held] = tensor.data
+            elif tensor.data_ptr() != views[self.held].data_ptr():
+                put_back(name, tensor, views[self.held])
 
     def buffers(self) -> list[Tensor]:
         """Copies of the module's buffers."""

@@ -24,14 +24,16 @@ import torch
 from torch import Tensor
 
 from lightning_adpsgd.weights.replica import Part, Replica
+from lightning_adpsgd.weights.streams import wait_for_stream
 
 # c is measured on runs of elements from all over the weights.
 _NUM_RUNS, _RUN_ELEMENTS = 64, 256
 # The weight of the last one in the running means of c and of the time for a part.
 _NEWEST = 0.2
 _MOST_OF_STEP = 0.02
-# An update found more steps ago is not used.
-_OLDEST = 16
+# An update is not used if it is older in steps, or so many times as long as the last;
+# nor are so many that follow, since accidents come in rows.
+_OLDEST, _MOST_LONGER, _NUM_AFTER = 16, 10.0, 3
 
 
 class LookAhead:
@@ -58,7 +60,8 @@ class LookAhead:
         self._runs = [run for part in some for run in part.runs(num, _RUN_ELEMENTS)]
         self._before: Tensor | None = None
         self._last = torch.zeros_like(self._sample(), dtype=torch.float32)
-        self._repeated = self._last.new_zeros(())
+        # c, and the number of updates that it follows from; the last one's square.
+        self._found, self._square = self._last.new_zeros(2), self._last.new_zeros(())
         self._chosen, self._num_found = list[tuple[Part, Tensor]](), 0
         self._hidden = dict[Part, Tensor]()  # found, while the lock was busy
         self._began_at = time.perf_counter()
@@ -71,9 +74,10 @@ class LookAhead:
         c + c^2, is worse in simulations: it repeats the noise of u, too (docs/log.md).
         """
         with self._replica.guard:
-            repeated = self._repeated.clone()
-        c = max(float(repeated), 0.0)
-        return [c ** (age + 1) for age in range(_OLDEST)]
+            found = self._found.clamp(min=0.0)
+        wait_for_stream(self._replica.device)
+        c, num = found.tolist()
+        return [c ** (age + 1) * (age < num - _NUM_AFTER) for age in range(_OLDEST)]
 
     @torch.no_grad()
     def begin_update(self) -> None:
@@ -84,6 +88,7 @@ class LookAhead:
         if self._replica.guard.try_enter():
             for part, _ in chosen:
                 part.hide_update()
+                self._hidden.pop(part, None)  # a step may fail before its end
             self._replica.guard.leave()
             for part, memory in chosen:
                 part.begin_update(memory)
@@ -132,9 +137,15 @@ class LookAhead:
         return torch.cat(self._runs)
 
     def _measure(self, update: Tensor) -> None:
-        """Takes an update into c; where the forecast is not finite, none is made."""
-        last, self._last = self._last, update
-        c = update.dot(last) / last.dot(last)
-        mean = self._repeated.lerp(c.clamp(-1.0, 1.0), _NEWEST)
-        # One number, written once: `factors` finds the old one or the new one.
-        self._repeated.copy_(torch.where(c.isfinite(), mean, 0.0))
+        """Takes an update into c, or begins anew after an accident.
+
+        An update that is not finite, or far longer than the last, is not to be
+        repeated: a program may well put the weights back. No u up to then is used.
+        """
+        (last, self._last), square = (self._last, update), self._square
+        c, self._square = update.dot(last) / square, update.dot(update)
+        is_usual = c.isfinite() & (self._square <= square * _MOST_LONGER**2)
+        mean, num = self._found.unbind()
+        found = torch.stack([mean.lerp(c.clamp(-1.0, 1.0), _NEWEST), num + 1.0])
+        # Both written at once: `factors` finds the old ones or the new ones.
+        self._found.copy_(torch.where(is_usual, found, 0.0))

@@ -79,8 +79,8 @@ class Part:
             into.add_(self._taken[begin:end])
 
     def show(self, weights: Tensor) -> None:
-        """Makes exchanges read other weights instead of w."""
-        self._shown = weights
+        """Makes exchanges read other weights instead of w, and no u until the next."""
+        self._shown, self._update_age = weights, sys.maxsize
 
     def show_unmerged(self, weights: Tensor) -> None:
         """Makes exchanges read `weights`, and adds w - weights to d, so x stays."""
@@ -98,18 +98,18 @@ class Part:
     def begin_update(self, memory: Tensor) -> None:
         """Keeps w in `memory`, before the optimizer step; needs no lock."""
         memory.copy_(self._weights)
+        self._update_age = -1
 
     def end_update(self, memory: Tensor) -> None:
-        """u = w - `memory`, after the optimizer step; needs no lock."""
+        """u = w - `memory`, after the optimizer step and `step_on`; needs no lock."""
         torch.sub(self._weights, memory, out=memory)
-        self._update_age = 0
 
     def show_update(self, memory: Tensor) -> None:
         """Lets exchanges read the u that `end_update` has left in `memory`."""
         self._update = memory
 
     def step_on(self) -> None:
-        """Counts a step since `end_update`."""
+        """Counts a step since `begin_update`."""
         self._update_age += 1
 
     def read(self, into: Tensor, ahead: Sequence[float] = ()) -> None:
@@ -126,10 +126,10 @@ class Part:
             into.copy_(self._shown)
         if self._taken is not None:
             into.add_(self._taken)
-        is_young = self._update_age < len(ahead)
-        if self._update is not None and is_young and ahead[self._update_age]:
+        age = self._update_age  # the training thread counts on meanwhile
+        if self._update is not None and age < len(ahead) and ahead[age]:
             # Not by zero: the u of weights that were not finite is not, either.
-            into.add_(self._update, alpha=ahead[self._update_age])
+            into.add_(self._update, alpha=ahead[age])
 
     def add(self, change: Tensor, weight: float) -> None:
         """Adds an exchange at this end: d += weight * change."""

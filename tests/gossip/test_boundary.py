@@ -546,3 +546,18 @@ def test_one_that_keeps_to_the_same_few_says_so_once(
         together([lambda i=i: train(vectors[i], gossips[i], 60) for i in (0, 1)])
     said = sorted(record.message.partition(" at its")[0] for record in caplog.records)
     assert said == [f"super-learner {i} has met only [{1 - i}]" for i in (0, 1)]
+
+
+def test_the_last_two_that_train_meet_each_other_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The third has ended its epoch, and waits in a meeting of all."""
+    vectors, gossips = pairs_of(random_rows(3), "complete", PATIENCE_S / 2)
+    with running(gossips):
+        gossips[2].pause()
+        for gossip in gossips[:2]:
+            boundary: Any = gossip._boundary
+            until(lambda b=boundary: 2 not in b._pairing.may_come, "its word")
+        logs = together([lambda i=i: train(vectors[i], gossips[i], 60) for i in (0, 1)])
+    assert {b.partner for b in logs[0]} == {1}
+    assert caplog.messages == []

@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
@@ -349,6 +350,29 @@ def test_a_fixed_look_ahead_by_a_whole_update_halves_the_bound(
     after = partial(disagreement_after, 60, order, 1.0, look_ahead=True)
     assert after(0.4, 1) < 0.1
     assert after(0.6, 1) > 10
+
+
+def test_how_far_ahead_is_asked_for_each_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An accident, which ends the look ahead, may come within an exchange."""
+    asked = Counter[LookAhead]()
+
+    def factors(ahead: LookAhead) -> list[float]:
+        asked[ahead] += 1
+        return [1.0 if asked[ahead] == 1 else 0.0]
+
+    monkeypatch.setattr(LookAhead, "factors", factors)
+    rows = torch.zeros(2, 4, dtype=torch.float64)
+    vectors, gossips = engines(rows, "complete", chunk_elements=2, look_ahead=True)
+    with running(gossips):
+        step(vectors[0], gossips[0], 4.0)
+        step(vectors[1], gossips[1], 0.0)
+        for gossip in gossips:
+            until(lambda g=gossip: has_made(g, 1), "the exchange")
+        settle(gossips)
+        found = [vector.tolist() for vector in vectors]
+    assert found == [[0.0, 0.0, 2.0, 2.0], [4.0, 4.0, 2.0, 2.0]]
 
 
 @pytest.mark.parametrize(("gain", "bound"), [(1.0, 1.0), (0.5, 2.0)])

@@ -575,7 +575,10 @@ def test_a_checkpoint_that_is_loaded_in_the_middle_replaces_all_weights(
 def test_no_weights_of_before_a_load_reach_a_learner_that_has_left_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of two learners one wakes late from the meeting; rates of 0 change no weights."""
+    """Of two learners one wakes late from the meeting; rates of 0 change no weights.
+
+    Nor do the updates of before, of a training that has perhaps exploded.
+    """
     meet = Coordinator.meet
 
     def wake_late(self: Coordinator, name: str, meanwhile: Any = None) -> None:
@@ -591,6 +594,10 @@ def test_no_weights_of_before_a_load_reach_a_learner_that_has_left_it(
         trajectory = []
         for _ in range(3):
             fabric.barrier()  # nobody trains with what follows
+            optimizer.param_groups[0]["lr"] = 1e3
+            train(fabric, model, optimizer, 12 * [torch.full((1, 3), rank + 1.0)])
+            optimizer.param_groups[0]["lr"] = 0.0
+            fabric.barrier()
             module.weight.data.fill_(100.0)
             strategy_of(fabric).load_module_state_dict(module, Slope().state_dict())
             for batch in loader(24, rank, 2):

@@ -126,6 +126,27 @@ def test_the_round_of_a_checkpoint_is_that_of_one_training(
     engines[1].go_on_from.assert_not_called()
 
 
+def test_weights_that_an_optimizer_assigns_are_those_that_are_averaged(
+    job: Job, engines: list[Any]
+) -> None:
+    """``p.data = p.data - lr * p.grad`` moves them out of the vector."""
+    job.start()
+    weight: Any = job.flat.module.get_parameter("weight")
+    before = weight.detach().clone()
+
+    def step(closure: Any) -> None:
+        closure()
+        weight.data = weight.data - 1.0
+
+    def merge() -> None:
+        job.flat.vectors[0].add_(10.0)
+
+    engines[0].after_update.side_effect = merge
+    for _ in range(2):
+        job.update(step, lambda: None)
+    torch.testing.assert_close(weight.detach(), before + 18.0)
+
+
 def test_the_counters_of_a_training_stay_when_it_has_ended(
     job: Job, engines: list[Any]
 ) -> None:

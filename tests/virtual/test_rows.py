@@ -118,6 +118,23 @@ def test_averaged_buffers_that_are_assigned_are_taken_into_their_row() -> None:
         rows.take_assigned()
 
 
+def test_weights_that_are_given_other_memory_are_taken_into_their_row() -> None:
+    """As by an optimizer that assigns ``p.data = p.data - lr * p.grad``."""
+    module = Mixed()
+    module._ddp_params_and_buffers_to_ignore = ["wide"]  # pyright: ignore
+    rows = Rows(module, 2)
+    for parameter in module.parameters():
+        parameter.data = parameter.data + 1
+    after = {n: p.detach().clone() for n, p in module.named_parameters()}
+    rows.hold(1)
+    assert all((p != after[n]).all() for n, p in module.named_parameters())
+    rows.hold(0)
+    assert all(torch.equal(p, after[n]) for n, p in module.named_parameters())
+    module.first.weight.data = torch.zeros(3)
+    with pytest.raises(RuntimeError, match=r"`first\.weight` .* was given"):
+        rows.take_assigned()
+
+
 def test_released_weights_stay_tied_and_a_row_can_be_held_again() -> None:
     first = nn.Parameter(torch.randn(3, 3))
     second = nn.Parameter(first.detach().t())

@@ -122,6 +122,33 @@ def test_other_weights_forget_the_update() -> None:
     assert torch.equal(read(replica, 1.0), torch.full((4,), 5.0))
 
 
+def test_weights_that_are_shown_in_place_of_others_have_no_update() -> None:
+    """Those of a load, or a mean that is adopted: the update was that of the others."""
+    weights = torch.zeros(4)
+    replica, ahead = looking(weights)
+    step(weights, ahead, 1e6)
+    weights.fill_(5.0)
+    replica.show([[weights]])
+    assert torch.equal(read(replica, 1.0), weights)
+    step(weights, ahead, 1.0)
+    assert torch.equal(read(replica, 1.0), weights + 1.0)
+
+
+def test_an_update_within_which_exchanges_were_merged_is_not_used() -> None:
+    """As where `on_before_optimizer_step` saves a checkpoint with all learners."""
+    weights = torch.zeros(4)
+    replica, ahead = looking(weights)
+    step(weights, ahead, 1.0)
+    ahead.begin_update()
+    for chunk in replica.chunks:
+        chunk.add(torch.ones(len(chunk)), 4.0)
+    replica.merge_all()
+    replica.show([[weights]])
+    weights += 1.0
+    ahead.end_update()
+    assert torch.equal(read(replica, 1.0), weights)
+
+
 def test_weights_are_named_in_place_only_where_nothing_is_added() -> None:
     weights = torch.zeros(4)
     replica, ahead = looking(weights)
@@ -245,6 +272,36 @@ def test_weights_that_were_not_finite_leave_nothing_in_those_that_replace_them()
     assert torch.equal(read(replica, ahead.factors()[0]), weights)
 
 
+@pytest.mark.parametrize("accident", [1e4, math.inf, math.nan])
+@pytest.mark.parametrize("times", [1, 4])
+def test_weights_that_a_program_puts_back_have_nothing_of_an_accident(
+    accident: float, times: int
+) -> None:
+    """Whenever the turn of a part is; and the next updates are looked at again."""
+    weights = torch.zeros(12)  # three parts
+    replica = Replica([[weights]], 8, threading.Condition(), part_elements=4)
+    ahead = LookAhead(replica, most_of_step=1e-9)
+    for _ in range(20):
+        step(weights, ahead, 1.0)
+    for _ in range(times):
+        step(weights, ahead, accident)
+        weights.fill_(5.0)
+    for _ in range(16):
+        pieces = [torch.empty(len(chunk)) for chunk in replica.chunks]
+        for chunk, piece in zip(replica.chunks, pieces, strict=True):
+            chunk.read(piece, ahead.factors())
+        added = torch.cat(pieces) - weights
+        assert 0.0 <= float(added.min()) <= float(added.max()) <= 1.0
+        step(weights, ahead, 1.0)
+    assert ahead.factors()[0] > 0.9
+
+
+def test_updates_that_grow_are_repeated() -> None:
+    """As in a warm-up, or at once, as where a layer is unfrozen."""
+    assert factor_after([0.0] + [float(n) for n in range(1, 40)]) > 0.9
+    assert factor_after([1.0] * 20 + [1e3] * 30) > 0.9
+
+
 @pytest.mark.parametrize("busy", ["begin", "end", "both"])
 def test_training_does_not_wait_for_the_lock(busy: str) -> None:
     """An exchange holds it; the update of before, or a later one, is read instead."""
@@ -280,6 +337,41 @@ def test_an_update_that_a_busy_lock_has_hidden_is_shown_with_its_age() -> None:
     piece = torch.empty(4)
     replica.chunks[0].read(piece, [10.0, 100.0])
     assert (piece - weights)[0] == 100.0
+
+
+def test_a_step_that_failed_leaves_no_weights_in_place_of_an_update() -> None:
+    """The lock was busy at the end of the step before."""
+    weights, state = torch.full((8,), 100.0), threading.Condition()
+    replica = Replica([[weights]], 8, state, part_elements=4)
+    ahead = LookAhead(replica, most_of_step=1e-9)
+    for _ in range(2):
+        step(weights, ahead, 1.0)
+    ahead.begin_update()
+    weights += 1.0
+    with held(state):
+        ahead.end_update()
+    ahead._num_found = 1  # the same part's turn
+    ahead.begin_update()  # and an error in the optimizer
+    step(weights, ahead, 1.0)
+    piece = torch.empty(8)
+    replica.chunks[0].read(piece, [1.0] * 16)
+    assert float((piece - weights).max()) == 1.0
+
+
+def test_a_part_may_grow_older_while_it_is_read() -> None:
+    """The training thread counts its steps without the lock."""
+
+    class Counting(list[float]):
+        def __len__(self) -> int:
+            part.step_on()
+            return super().__len__()
+
+    weights = torch.zeros(4)
+    replica, ahead = looking(weights)
+    ((part,),) = (chunk.parts for chunk in replica.chunks)
+    step(weights, ahead, 1.0)
+    part.read(piece := torch.empty(4), Counting([10.0]))
+    assert torch.equal(piece, weights + 10.0)
 
 
 @contextmanager

@@ -7,21 +7,19 @@ reported in one message, the same in every learner, which names hosts and remedi
 """
 
 import json
-import logging
 import os
 import socket
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_adpsgd.coordination.startup.barrier import (
-    NOTICE_S,
     StartupBarrier,
     StartUpError,
     wait_while,
@@ -51,8 +49,8 @@ from lightning_adpsgd.transport.network_interfaces import (
     is_loopback,
 )
 from lightning_adpsgd.weights.flat import first_difference
+from lightning_adpsgd.weights.worker import BackgroundWorker
 
-_log = logging.getLogger(__name__)
 _VISIT_TIMEOUT = timedelta(seconds=5)
 _MOST_LINES, _BACKLOG = 8, 2048
 
@@ -89,51 +87,47 @@ def open_store(
         StartUpError: The store cannot be hosted, or not be reached within the patience.
     """
     by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    holds = rank == 0 and not by_launcher
+    holds, host = rank == 0 and not by_launcher, socket.gethostname()
     if not holds:
         _await_listener(address, port, rank, patience)
+    # In a thread: torch tries silently, without any bound where a listener is mute.
+    worker = BackgroundWorker("adpsgd-store", torch.device("cpu"))
+    found = worker.submit(
+        lambda: store_at(
+            _listener_at(address, port) if holds else None,
+            *(address, port, world_size),
+            is_master=holds,
+            timeout=patience,
+            wait_for_workers=False,
+            multi_tenant=holds,
+        )
+    )
+
+    def describe(_: object, waited_s: float) -> str:
+        return (
+            f"learner 0 on host {host} hosts the job's store, and has not reached it "
+            f"at {address}:{port} for {waited_s:.0f} s: MASTER_ADDR must lead to the "
+            "host of learner 0"
+            if holds
+            else f"learner {rank} on host {host} has reached {address}:{port}, and no "
+            f"store has answered there for {waited_s:.0f} s: see whether learner 0 has "
+            "ended; MASTER_PORT must be a port that nothing else uses there"
+        )
+
     try:
-        with _told_if_slow(address, port) if holds else nullcontext():
-            return store_at(
-                _listener_at(address, port) if holds else None,
-                address,
-                port,
-                world_size,
-                is_master=holds,
-                timeout=patience,
-                wait_for_workers=False,
-                multi_tenant=holds,
-            )
+        wait_while(lambda: not found.done(), patience, describe)
+        return found.result()
+    except StartUpError:
+        raise
     except RuntimeError as error:  # in torch 2.6 a port in use is no DistError
         raise StartUpError(
-            f"learner {rank} on host {socket.gethostname()} could not "
+            f"learner {rank} on host {host} could not "
             f"{'host' if holds else 'join'} the job's store at {address}:{port}: "
             f"{str(error).splitlines()[0]}. MASTER_ADDR must name the host of learner "
             "0, and MASTER_PORT a port that nothing else uses there"
         ) from error
-
-
-@contextmanager
-def _told_if_slow(address: str, port: int) -> Iterator[None]:
-    """A context for learner 0's connection to its own store.
-
-    If the address leads to another host, torch tries it silently until its timeout.
-    """
-    told = threading.Timer(
-        NOTICE_S,
-        lambda: _log.warning(
-            "learner 0 on host %s hosts the job's store, and has not reached it at "
-            "%s:%d for %.0f s: MASTER_ADDR must lead to the host of learner 0; still "
-            "waiting",
-            *(socket.gethostname(), address, port, NOTICE_S),
-        ),
-    )
-    told.daemon = True
-    told.start()
-    try:
-        yield
     finally:
-        told.cancel()
+        worker.stop(0.0)
 
 
 def _listener_at(address: str, port: int) -> int | None:

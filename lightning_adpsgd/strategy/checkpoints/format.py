@@ -48,7 +48,7 @@ def named(error: BaseException, path: object, done: str = "written") -> OSError:
     number, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
     message = f"checkpoint {path} could not be {done} ({reason or error})"
     if done == "written":
-        message += "; an earlier one at this path is intact"
+        message += "; an earlier one at this path, if any, is intact"
     return OSError(number, message) if number else OSError(message)
 
 

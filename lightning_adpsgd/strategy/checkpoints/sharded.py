@@ -39,10 +39,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
-from lightning_adpsgd.coordination.gather import (
-    ending_together,
-    gather_weights_only,
-)
+from lightning_adpsgd.coordination.gather import ending_together, gather_weights_only
 from lightning_adpsgd.files import bytes_written_whole, sync_folder
 from lightning_adpsgd.strategy.checkpoints.format import (
     DamagedCheckpoint,

@@ -707,11 +707,25 @@ def test_an_address_that_leads_to_another_host_is_told_by_learner_0(
         until(lambda: told in caplog.text, "the notice")
         raise dist.DistError("timed out")
 
-    monkeypatch.setattr(checks, "NOTICE_S", 0.0)
+    monkeypatch.setattr(barrier, "NOTICE_S", 0.0)
     monkeypatch.setattr(checks, "store_at", connect)
     monkeypatch.setattr(checks, "_listener_at", lambda *_: None)
     error = caught(lambda: open_store("127.0.0.1", free_port(), 0, 2, SHORT))
     assert "could not host the job's store" in error
+
+
+def test_a_port_at_which_another_program_is_mute_is_told_by_those_that_join(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Learner 0 has ended, perhaps nobody ends the others, and torch has no bound."""
+    monkeypatch.setattr(barrier, "NOTICE_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        error = caught(lambda: open_store("127.0.0.1", port, 1, 2, SHORT))
+    what = f"learner 1 on host .* has reached 127.0.0.1:{port}, and no store has"
+    assert re.match(what, error)
+    (told,) = caplog.messages
+    assert re.match(f"{what} answered .* nothing else uses there; still waiting", told)
 
 
 def test_a_store_that_comes_late_is_found() -> None:

@@ -117,9 +117,11 @@ def test_an_error_that_cannot_pass_is_raised_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     disk = Disk(monkeypatch, number, 1)
-    with pytest.raises(OSError, match=os.strerror(number)):
+    with pytest.raises(OSError, match=os.strerror(number)) as error:
         WholeCheckpointIO().save_checkpoint(checkpoint(1), tmp_path / "a.ckpt")
     assert disk.now == 0
+    # There was none.
+    assert str(error.value).endswith("an earlier one at this path, if any, is intact")
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_at_once_is_removed_later(
