@@ -34,7 +34,7 @@ FLOORS = (
 LIGHTNING_FROM = "dials"
 # Public names and entry points import what they need when they are asked for it.
 FACES = ("__init__", "registration")
-MOST_FLOORS, MOST_FLAT_FILES, MOST_CORE_LINES = 11, 6, 32_070
+MOST_FLOORS, MOST_FLAT_FILES, MOST_CORE_LINES = 11, 6, 32_066
 MOST_METHODS, MOST_CLASS_LINES = 30, 350
 # A module of the first kinds imports none of the later ones.
 ASR_TOWER = ("scoring", "frames", "search", "model")
