@@ -239,7 +239,7 @@ def _exit_code_of(program: Callable[[], None]) -> int:
         return 1
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
-        return 1
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
@@ -253,6 +253,9 @@ def _end(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code)
 
 

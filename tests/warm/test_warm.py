@@ -68,6 +68,7 @@ def test_modules_are_found_in_the_folder_and_in_pythonpath(tmp_path: Path) -> No
         ("import sys; sys.exit(3)", 3),
         ("import sys; sys.exit('lost')", 1),
         ("raise KeyError('lost')", 1),
+        ("raise KeyboardInterrupt('lost')", -2),
         ("import os; os._exit(4)", 4),
         ("import os; os.kill(os.getpid(), 9)", -9),
         ("import os; os.kill(os.getpid(), 15)", -15),
