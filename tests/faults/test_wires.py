@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_adpsgd.gossip.exchange import REQUEST
 from lightning_adpsgd.gossip.peers import Asker
+from lightning_adpsgd.transport.links.connection import make_header
 from tests.faults.wires import Flips, Wires, wires
 from tests.helpers import PATIENCE, PATIENCE_S, random_rows, until
 from tests.islands.archipelago import (
@@ -297,7 +299,17 @@ def test_a_damaged_word_of_one_that_is_not_reached_again_ends_its_lane(
         train_until(trained, lambda: two._dialed == {0}, "a dial")
         least = trained[1].exchanges + 1
         train_until(trained, lambda: trained[1].exchanges >= least, "exchanges")
-        flips = Flips(0, one_in=1)
-        links.change = lambda piece: piece if flips.num else flips(piece)
+        flipped = threading.Event()
+
+        def flip_in_a_request(piece: bytearray) -> bytearray:
+            # Behind the header stand the word, its two numbers, and their checksum.
+            is_word = len(piece) == len(make_header(0)) + 4 * 8
+            if is_word and piece[-4 * 8] == REQUEST and not flipped.is_set():
+                piece[-8] ^= 64
+                flipped.set()
+            return piece
+
+        links.change = flip_in_a_request
+        train_until(trained, flipped.is_set, "a request")
         train_until(trained, lambda: two.lost == 2, "the end of the lane")
         assert one._dialed == set()
