@@ -215,6 +215,8 @@ def _note(request: Request, seconds: float) -> None:
 def run(request: Request, files: list[int]) -> None:
     """Does what Python does with these words."""
     os.setpgid(0, 0)
+    # The session may ignore it, as jobs of a shell in the background do.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     _enter(request.pid)
     _place(files, request.files)
     os.chdir(request.folder)

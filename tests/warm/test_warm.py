@@ -105,7 +105,12 @@ WAITS = (
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, 7), (signal.SIGKILL, -9), (signal.SIGUSR1, -10)],
+    [
+        (signal.SIGTERM, 7),
+        (signal.SIGINT, -2),
+        (signal.SIGKILL, -9),
+        (signal.SIGUSR1, -10),
+    ],
 )
 def test_a_signal_reaches_the_program(number: int, code: int) -> None:
     process = subprocess.Popen([warm.python(), "-c", WAITS], stdout=subprocess.PIPE)
