@@ -122,16 +122,20 @@ def _decent_average(wrapped: Any) -> None:
 
 def post_local(hierarchical: bool) -> Maker:
     """torch's post-local SGD: an average of all every 8 steps, of pairs every 4."""
-    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hook
-    from torch.distributed.algorithms.model_averaging import averagers
-    from torch.distributed.algorithms.model_averaging import (
-        hierarchical_model_averager as hierarchy,
-    )
-    from torch.distributed.optim import PostLocalSGDOptimizer
 
     def make(
         place: Place, model: nn.Module, optimizer_of: MakeOptimizer, stack: ExitStack
     ) -> Loop:
+        # Half a second, which the other methods need not wait.
+        from torch.distributed.algorithms.ddp_comm_hooks import (
+            post_localSGD_hook as hook,
+        )
+        from torch.distributed.algorithms.model_averaging import averagers
+        from torch.distributed.algorithms.model_averaging import (
+            hierarchical_model_averager as hierarchy,
+        )
+        from torch.distributed.optim import PostLocalSGDOptimizer
+
         wrapped = nn.parallel.DistributedDataParallel(model)
         nearby, _ = dist.new_subgroups(place.per_host)
         state = hook.PostLocalSGDState(

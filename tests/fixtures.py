@@ -5,14 +5,17 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
-from tests.helpers import EARLIER_THREADS, num_gpus
+from tests.helpers import EARLIER_THREADS, free_port, num_gpus
+from tests.learners import Linear, as_torchrun, gossip, loader, trainer_of
 
 # jsonschema, which nbformat imports, would compile a grammar at its import, for over a
 # second of each worker; no notebook has an address that this checks.
@@ -50,6 +53,31 @@ def devices() -> list[str]:
 # make none: so it comes before FSDP. With an accelerator it would forbid them itself.
 if devices() == ["cpu"]:
     torch.ones((), requires_grad=True).backward()
+
+
+def pytest_collection_finish() -> None:
+    """Trains in this process, which forks the learners of all tests.
+
+    What a first training looks up and keeps, they then have: an eighth of what a
+    learner takes that trains a few steps.
+    """
+    if devices() != ["cpu"]:
+        return
+    before = dict(os.environ)
+    os.environ.update(as_torchrun(0, 1, free_port()))
+    logging.disable()
+    with (
+        # A learner that is forked could use no GPU if this process had asked for one.
+        mock.patch("torch._C._cuda_getDeviceCount", return_value=0, create=True),
+        warnings.catch_warnings(action="ignore"),
+    ):
+        for communication in ("async", "sync"):
+            trainer = trainer_of(gossip("ring", communication), 1)
+            trainer.fit(Linear(), loader(4), loader(2))
+    dist.destroy_process_group()
+    logging.disable(logging.NOTSET)
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="module", params=devices())

@@ -489,10 +489,13 @@ def forked(
             process.kill()
 
 
-def in_fresh_process(action: Callable[[str], Any], argument: str) -> Any:
+def in_fresh_process(
+    action: Callable[[str], Any], argument: str, finalizes: bool = True
+) -> Any:
     """What a function of a module returns, as JSON, in a process of its own.
 
     Whoever has made a Trainer has asked for GPUs, and its children may not fork again.
+    To take all modules apart at its end, as an interpreter does, takes half a second.
     """
     program = (
         "import json, sys\n"
@@ -500,7 +503,7 @@ def in_fresh_process(action: Callable[[str], Any], argument: str) -> Any:
         "print(json.dumps(action(sys.argv[1])))"
     )
     done = subprocess.run(
-        [warm.python(), "-Xfinalize", "-c", program, argument],
+        [warm.python(), *["-Xfinalize"] * finalizes, "-c", program, argument],
         cwd=Path(__file__).parents[1],
         # What Lightning chooses itself may be another test's by the time it is used.
         env={**os.environ, "MASTER_PORT": str(free_port())},

@@ -149,6 +149,20 @@ def consensus_after(num_rows: int, num_learners: int, start: float = 0.0) -> Ten
     return start - LR * steps * Rows(num_rows).rows.mean(0)
 
 
+def as_torchrun(rank: int, num: int, port: int) -> dict[str, str]:
+    """What torchrun tells a learner by its environment."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num),
+        "LOCAL_WORLD_SIZE": str(num),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "test",
+    }
+
+
 def learners(
     num: int, program: Callable[[int], Any], seconds: float = 100
 ) -> list[Outcome]:
@@ -156,16 +170,7 @@ def learners(
     port = free_port()
 
     def learner(rank: int) -> Any:
-        os.environ.update(
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(num),
-            LOCAL_WORLD_SIZE=str(num),
-            GROUP_RANK="0",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            TORCHELASTIC_RUN_ID="test",
-        )
+        os.environ.update(as_torchrun(rank, num, port))
         warnings.simplefilter("ignore")
         faulthandler.dump_traceback_later(seconds - 2)
         return program(rank)

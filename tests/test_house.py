@@ -36,6 +36,22 @@ LIGHTNING_FROM = "dials"
 FACES = ("__init__", "registration")
 MOST_FLOORS, MOST_FLAT_FILES, MOST_CORE_LINES = 11, 6, 32_066
 MOST_METHODS, MOST_CLASS_LINES = 30, 350
+# Tests that start interpreters, because a warm program would not do or is no quicker.
+INTERPRETERS = {
+    "benchmarks/test_benchmarks.py",  # on emulated hosts; they import no torch
+    "conformance.py",
+    "coordination/startup/test_launching_integration.py",  # by mpirun
+    "faults/test_wide_islands.py",  # torchrun, whose children are looked for
+    "matrix.py",
+    "pages/test_ray.py",
+    "report/test_page.py",
+    "strategy/checkpoints/test_own_folders.py",
+    "test_house.py",
+    "test_registration.py",
+    "test_release.py",
+    "warm/__init__.py",
+    "warm/test_warm.py",
+}
 # A module of the first kinds imports none of the later ones.
 ASR_TOWER = ("scoring", "frames", "search", "model")
 SPEECH_LIBRARIES = {
@@ -299,3 +315,26 @@ def test_nothing_unpickles_what_comes_from_a_network_or_a_file() -> None:
             assert str(path.relative_to(PACKAGE)) in LOADERS, where
             (allowed,) = (k.value for k in call.keywords if k.arg == "weights_only")
             assert ast.unparse(allowed) in ("True", "weights_only"), where
+
+
+def files_of_tests() -> Iterator[tuple[str, str]]:
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        yield str(path.relative_to(ROOT / "tests")), path.read_text(encoding="utf-8")
+
+
+def test_marks_stand_before_tests_alone() -> None:
+    """A helper that came between a test and its marks would have taken them."""
+    for name, text in files_of_tests():
+        is_marked = False
+        for line in text.splitlines():
+            is_marked |= line.startswith("@pytest.mark.")
+            if line.startswith(("def ", "class ")):
+                is_test = line.startswith(("def test_", "class Test"))
+                assert is_test or not is_marked, f"{name}: {line}"
+                is_marked = False
+
+
+def test_few_tests_start_an_interpreter() -> None:
+    """One that imports torch and Lightning takes five seconds of a core."""
+    found = {name for name, text in files_of_tests() if "sys.executable, " in text}
+    assert found == INTERPRETERS

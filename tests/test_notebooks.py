@@ -101,14 +101,14 @@ def warm_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(command))
 
 
-@pytest.mark.usefixtures("warm_kernels")
-@pytest.mark.timeout(run.SECONDS + 60)
 def said(cell: NotebookNode) -> list[str]:
     """What a cell prints, but for figures that are rounding errors."""
     printed = (output.get("text", "") for output in cell.outputs)
     return [re.sub(r"\d\.\de-0[6-9]", "nothing", text) for text in printed]
 
 
+@pytest.mark.usefixtures("warm_kernels")
+@pytest.mark.timeout(run.SECONDS + 60)
 @pytest.mark.parametrize("path", QUICKEST, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_is_committed(path: Path) -> None:
     executed = code_cells(run.execute(path))

@@ -84,6 +84,7 @@ class Channel:
     """The connection of one lane; `timeout` applies to each message.
 
     Attributes:
+        bound: the transport, which hangs up the connection of this lane alone.
         waits_since: time since which it waits for a message, by `time.monotonic`;
             infinite while it does not. The lane's thread writes it, others read it.
     """
@@ -95,15 +96,15 @@ class Channel:
     waits_since: float = math.inf
 
     def __post_init__(self) -> None:
-        self._bound = self.transport.bound(self.peer, self.lane)
+        self.bound = self.transport.bound(self.peer, self.lane)
 
     def post_send(self, tensor: Tensor) -> Pending:
         """Posts a send; the tensor must not change before its wait returns."""
-        return self._bound.post_send(self.peer, self.lane, tensor)
+        return self.bound.post_send(self.peer, self.lane, tensor)
 
     def post_receive(self, into: Tensor) -> Pending:
         """Posts a receive."""
-        return self._bound.post_receive(self.peer, self.lane, into)
+        return self.bound.post_receive(self.peer, self.lane, into)
 
     def wait(self, posted: Iterable[Pending]) -> None:
         """Waits until all posted operations are done."""

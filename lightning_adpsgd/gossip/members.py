@@ -19,8 +19,8 @@ class Members:
         numbers: numbers of the super-learners that are present at the start.
         on_lost: called by a thread that lost a peer, with its number and the error.
         on_left: function called by the answering thread of a peer that stops asking. It
-            gets the peer's number, whether the peer leaves all others as well, and the
-            number of the section. None: members are fixed, and pause and end together.
+            gets the peer's number, and whether the peer leaves all others as well.
+            None: members are fixed, and pause and end together.
 
     Attributes:
         live_schedule: schedule of the live super-learners; the thread that follows the
@@ -37,7 +37,7 @@ class Members:
         numbers: Iterable[int],
         own: int,
         on_lost: Callable[[int, PeerLost], None] = fail,
-        on_left: Callable[[int, bool, int], None] | None = None,
+        on_left: Callable[[int, bool], None] | None = None,
     ) -> None:
         self.live_schedule = LiveSchedule.of(schedule, numbers, own)
         self.position = BEGINNING

@@ -458,11 +458,15 @@ class Peers:
         try:
             while (word := lane.hear()) != LEAVE:
                 self._answer_word(peer, lane, word)
+        except PeerLost:
+            lane.channel.bound.hang_up()  # or who asks may wait for an answer
+            raise
         finally:
             self._traffic.declined_by(peer, self._section)
             self._answering.pop(peer, None)
         if self._members.on_left is not None:
-            self._members.on_left(peer, lane.heard_number > 0, self._section)
+            lane.channel.bound.hang_up()
+            self._members.on_left(peer, lane.heard_number > 0)
 
     def _answer_word(self, peer: int, lane: Lane, word: int) -> None:
         pairing = self.pairing

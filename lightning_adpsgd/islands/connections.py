@@ -179,9 +179,8 @@ class Connections(ServiceThread):
         is_silent = error.evidence == "silence"
         self._post(number, Event.SILENT if is_silent else Event.LOST, error.detail)
 
-    def on_left(self, number: int, for_good: bool, section: int = 0) -> None:
-        """Reports that a member has stopped asking for a section."""
-        self._links.end_answers(section, number)
+    def on_left(self, number: int, for_good: bool) -> None:
+        """Reports that a member has stopped asking."""
         if for_good:
             self._post(number, Event.GOODBYE)
 

@@ -59,10 +59,6 @@ class SectionLinks:
         """Starts to answer a member that has connected its asking lane."""
         self._peers[section].answer(number)
 
-    def end_answers(self, section: int, number: int) -> None:
-        """Ends the lane of a member that has stopped asking for a section."""
-        self._transports[section].disconnect(number, lane_of(number, self.own))
-
     def ask(self, member: Member) -> None:
         """Starts to ask a member.
 

@@ -90,6 +90,10 @@ class Transport(ABC):
         """This transport, for whom the lane ends with the connection that it has."""
         return self
 
+    def hang_up(self) -> None:
+        """Ends the connection to which it is bound, where lanes have their own."""
+        return
+
     @abstractmethod
     def post_mean(self, vector: Tensor) -> Pending:
         """Posts the mean over all super-learners, which all post in the same order.

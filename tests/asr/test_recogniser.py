@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -38,9 +37,10 @@ from lightning_adpsgd.asr.search.graphs import decoding_graph, symbols_of
 from lightning_adpsgd.asr.sound.features import log_mel, normalise_side
 from lightning_adpsgd.asr.sound.segments import find_segments
 from lightning_adpsgd.asr.speakers.adaptation import AdaptationOptions
+from tests import warm
 from tests.asr import digits
 from tests.asr.small_disk import on_a_small_disk
-from tests.helpers import PATIENCE_S
+from tests.helpers import PATIENCE_S, without
 
 SCALE = 0.3
 SEARCH = SearchOptions(beam=20.0, max_active=500)
@@ -328,13 +328,11 @@ def test_a_name_that_is_no_text_is_escaped(exported, call, tmp_path, capsys, sty
 
 
 def test_without_the_extra_the_command_says_which_package_is_missing(tmp_path):
-    program = (
-        "import sys\n"
-        "sys.modules['soundfile'] = None\n"
+    program = without("soundfile") + (
         "from lightning_adpsgd.asr.__main__ import main\n"
         "sys.exit(main(['transcribe', 'call.wav']))"
     )
-    command = [sys.executable, "-c", program]
+    command = [warm.python(), "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     expected = "error: the package soundfile is missing: pip install"
     assert (done.returncode, done.stderr[: len(expected)]) == (1, expected)

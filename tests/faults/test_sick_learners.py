@@ -329,7 +329,7 @@ def test_no_healthy_learner_is_refused() -> None:
         strategy = gossip("complete", max_staleness=2)
         rows: Any = loader(300, rank, 3).dataset
         module = Network(RATES[name], steps[name])
-        trainer = trainer_of(strategy, 3, max_epochs=4)
+        trainer = trainer_of(strategy, 3, max_epochs=2)
         trainer.fit(module, DataLoader(rows, 2, shuffle=True))
         return strategy.gossip_statistics()
 

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_adpsgd.gossip.exchange import REQUEST
 from lightning_adpsgd.gossip.peers import Asker
+from lightning_adpsgd.transport.links.connection import make_header
 from tests.faults.wires import Flips, Wires, wires
-from tests.helpers import PATIENCE_S, random_rows, until
+from tests.helpers import PATIENCE, PATIENCE_S, random_rows, until
 from tests.islands.archipelago import (
     HEARTBEAT,
     Trained,
@@ -280,3 +282,34 @@ def test_who_hears_late_that_a_lane_is_cut_says_nothing_over_the_next_one(
         assert links_of[0].pull(1, PATIENCE_S) is not None
         assert links_of[1].pull(0, PATIENCE_S) is not None
         assert [one.island.statistics().lost for one in trained] == [1, 1]
+
+
+def test_a_damaged_word_of_one_that_is_not_reached_again_ends_its_lane(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else who asks would wait for an answer as long as for one that is stopped."""
+    options = {"timeout": 10 * PATIENCE}
+    with wired(monkeypatch, random_rows(2), **options) as (links, trained):
+        one, two = (each.island._connections for each in trained)
+        monkeypatch.setattr(one, "_retry_suspects", lambda: False)
+        links.cut()
+        train_until_all_see(trained, 1)
+        links.plugged = True
+        # The second asks, and is answered; it is not asked.
+        train_until(trained, lambda: two._dialed == {0}, "a dial")
+        least = trained[1].exchanges + 1
+        train_until(trained, lambda: trained[1].exchanges >= least, "exchanges")
+        flipped = threading.Event()
+
+        def flip_in_a_request(piece: bytearray) -> bytearray:
+            # Behind the header stand the word, its two numbers, and their checksum.
+            is_word = len(piece) == len(make_header(0)) + 4 * 8
+            if is_word and piece[-4 * 8] == REQUEST and not flipped.is_set():
+                piece[-8] ^= 64
+                flipped.set()
+            return piece
+
+        links.change = flip_in_a_request
+        train_until(trained, flipped.is_set, "a request")
+        train_until(trained, lambda: two.lost == 2, "the end of the lane")
+        assert one._dialed == set()

@@ -12,7 +12,7 @@ def test_the_super_learners_of_one_job_are_fixed() -> None:
 
 
 def test_where_they_come_and_go_a_member_hears_who_leaves() -> None:
-    told = list[tuple[int, bool, int]]()
+    told = list[tuple[int, bool]]()
     members = Members(
         Schedule(find_topology("ring"), 1),
         [9, 4],
@@ -21,5 +21,5 @@ def test_where_they_come_and_go_a_member_hears_who_leaves() -> None:
     )
     assert members.live_schedule.numbers == (4, 7, 9)
     assert members.on_left is not None
-    members.on_left(9, True, 2)
-    assert (told, members.are_fixed) == ([(9, True, 2)], False)
+    members.on_left(9, True)
+    assert (told, members.are_fixed) == ([(9, True)], False)

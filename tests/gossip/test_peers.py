@@ -34,10 +34,15 @@ class PlayedLane:
     """A lane whose peer hears all, until it is lost."""
 
     def __init__(self) -> None:
-        self.channel = SimpleNamespace(timeout=timedelta(seconds=4))
+        self.num_hung_up = 0
+        bound = SimpleNamespace(hang_up=self._hang_up)
+        self.channel = SimpleNamespace(timeout=timedelta(seconds=4), bound=bound)
         self.heard: list[tuple[int, ...]] = []
         self.is_lost = False
         self.said_at = time.monotonic()
+
+    def _hang_up(self) -> None:
+        self.num_hung_up += 1
 
     def request(self) -> None:
         self.say(REQUEST)
@@ -159,6 +164,8 @@ def test_who_ends_or_declines_keeps_nobody_waiting(
     with pytest.raises(PeerLost) if is_lost else nullcontext():
         played.peers._answer_all(1, lane)  # pyright: ignore[reportArgumentType]
     assert declined == [(1, 0)] * 2
+    # Who has left asks again after a pause, where members are fixed.
+    assert lane.num_hung_up == is_lost
 
 
 def test_what_is_asked_of_an_asker_wakes_it(played: Played) -> None:

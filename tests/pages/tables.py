@@ -1,7 +1,8 @@
 """The sections of a page, and the tables in them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import NamedTuple
 
 from tests.pages.blocks import without_code
@@ -24,7 +25,8 @@ class Table(NamedTuple):
     rows: list[list[str]]
 
 
-def sections(text: str) -> dict[str, str]:
+@cache
+def sections(text: str) -> Mapping[str, str]:
     """What stands below each heading, up to the next of any level, by its anchor."""
     headings = list(_HEADING.finditer(without_code(text)))
     ends = [heading.start() for heading in headings[1:]] + [len(text)]
@@ -41,9 +43,8 @@ def anchor(title: str) -> str:
 
 def _free(name: str, taken: dict[str, str]) -> str:
     """The name, with a number if an earlier heading has it."""
-    number = sum(
-        re.fullmatch(rf"{re.escape(name)}(-\d+)?", t) is not None for t in taken
-    )
+    numbered = re.compile(rf"{re.escape(name)}(-\d+)?")
+    number = sum(numbered.fullmatch(t) is not None for t in taken)
     return f"{name}-{number}" if name in taken else name
 
 

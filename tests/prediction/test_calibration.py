@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from lightning_adpsgd.prediction.calibration import (
     measure_arithmetic,
     read,
 )
+from tests import warm
 from tests.helpers import PATIENCE_S
 
 FOUND = Calibration(
@@ -296,7 +296,7 @@ def calibrate_with_ends_that_wait() -> None:
 
 def test_an_interrupt_of_the_command_alone_ends_its_processes() -> None:
     code = f"from {__name__} import *; calibrate_with_ends_that_wait()"
-    words = [sys.executable, "-c", code]
+    words = [warm.python(), "-c", code]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as command:
         assert command.stdout is not None
         assert sorted(command.stdout.read(4)) == ["\n", "\n", "0", "1"]

@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,6 +16,7 @@ from recipes.generated import corpus, layout
 from recipes.generated.__main__ import main
 from recipes.generated.grammar import NOISES, laughed_word
 from recipes.generated.speakers import VARIANTS
+from tests import warm
 from tests.recipes.conftest import DISCS, SEED
 
 ROOT = Path(__file__).parents[2]
@@ -240,11 +240,12 @@ def test_a_killed_command_leaves_nothing_that_the_next_one_stumbles_over(
     shutil.copytree(tree, copy)
     for record in (copy / ".generated").glob("sw*.json"):
         record.unlink()
-    command = [sys.executable, "-c", _WRITES, str(copy), json.dumps(MINUTE)]
+    command = [warm.python(), "-c", _WRITES, str(copy), json.dumps(MINUTE)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"spoken\n"
         first.kill()
+        first.stdout.read()  # the program ends after its command
     assert first.returncode == -signal.SIGKILL
     corpus.write_corpus(copy, **MINUTE)
     assert files(copy) == files(tree)

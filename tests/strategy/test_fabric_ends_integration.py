@@ -349,7 +349,7 @@ def train_by_fork(names: str) -> dict[str, tuple[list[float], int]]:
 @pytest.fixture(scope="module")
 def trained_by_fork() -> Any:
     """By all names in one process, most of whose time are its imports."""
-    return in_fresh_process(train_by_fork, " ".join(NAMES))
+    return in_fresh_process(train_by_fork, " ".join(NAMES), finalizes=False)
 
 
 @pytest.mark.skipif(num_gpus() > 0, reason="CUDA forbids to fork")

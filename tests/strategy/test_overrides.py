@@ -352,11 +352,10 @@ def written_to(path: Path) -> Iterator[str]:
     """Code that sets or drops an attribute by its name."""
     by_call = re.compile(r"(vars\(.*\)\.(pop|update)|(set|del)attr)\(")
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        source = ast.unparse(node)
-        if isinstance(node, ast.Subscript) and source.startswith("vars("):
-            if not isinstance(node.ctx, ast.Load):
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            if (source := ast.unparse(node)).startswith("vars("):
                 yield source
-        elif isinstance(node, ast.Call) and by_call.match(source):
+        elif isinstance(node, ast.Call) and by_call.match(source := ast.unparse(node)):
             yield source
 
 

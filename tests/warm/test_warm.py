@@ -68,6 +68,7 @@ def test_modules_are_found_in_the_folder_and_in_pythonpath(tmp_path: Path) -> No
         ("import sys; sys.exit(3)", 3),
         ("import sys; sys.exit('lost')", 1),
         ("raise KeyError('lost')", 1),
+        ("raise KeyboardInterrupt('lost')", -2),
         ("import os; os._exit(4)", 4),
         ("import os; os.kill(os.getpid(), 9)", -9),
         ("import os; os.kill(os.getpid(), 15)", -15),
@@ -104,7 +105,12 @@ WAITS = (
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, 7), (signal.SIGKILL, -9), (signal.SIGUSR1, -10)],
+    [
+        (signal.SIGTERM, 7),
+        (signal.SIGINT, -2),
+        (signal.SIGKILL, -9),
+        (signal.SIGUSR1, -10),
+    ],
 )
 def test_a_signal_reaches_the_program(number: int, code: int) -> None:
     process = subprocess.Popen([warm.python(), "-c", WAITS], stdout=subprocess.PIPE)

@@ -123,11 +123,9 @@ class LinkTransport(Transport):
         return listener
 
     def disconnect(self, number: int, lane: int | None = None) -> None:
-        """Ends a lane of a peer; a thread that uses it learns of the loss.
+        """Ends a lane of a peer, or both; a thread that uses it learns of the loss.
 
-        Messages sent before still arrive. It also ends a lane after the asking end's
-        goodbye. `lane` None means both lanes. Given a lane, it ends nothing if the
-        connection that the calling thread used was replaced since.
+        Messages sent before still arrive.
         """
         self._lanes.drop(number, lane)
 
@@ -156,6 +154,11 @@ class LinkTransport(Transport):
         bound = copy(self)
         bound._bound = self._lanes.find(peer, lane)[:1]
         return bound
+
+    @override
+    def hang_up(self) -> None:
+        for connection in filter(None, self._bound):
+            connection.break_off("this end has disconnected it")
 
     @override
     def post_receive(self, peer: int, lane: int, into: Tensor) -> Pending:
@@ -282,20 +285,13 @@ class _OpenConnections:
             return [key for key, (one, _) in held if not one.is_broken]
 
     def drop(self, peer: int, lane: int | None = None) -> None:
-        """Ends all lanes of a peer, or the one that the calling thread has used."""
+        """Ends a lane of a peer, or both."""
         with self._lock:
-            lanes = [key for key in self._connections if key[0] == peer]
-            if lane is not None:
-                lanes = [key for key in lanes if self._may_end(key, lane)]
-            dropped = [self._connections.pop(key) for key in lanes]
+            keys = [key for key in self._connections if key[0] == peer]
+            keys = [key for key in keys if lane in (None, key[1])]
+            dropped = [self._connections.pop(key) for key in keys]
         for connection, _ in dropped:
             connection.break_off("this end has disconnected it")
-
-    def _may_end(self, key: tuple[int, int], lane: int) -> bool:
-        """Whether it is the lane, and has not replaced what this thread has used."""
-        connection, _ = self._connections[key]
-        used = self._used.connections.get(key, connection)
-        return key[1] == lane and used is connection
 
     def close(self) -> None:
         with self._lock:

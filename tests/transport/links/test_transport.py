@@ -77,16 +77,22 @@ def test_a_broken_lane_is_nobodys() -> None:
 
 def test_a_thread_ends_no_lane_that_has_replaced_its_own() -> None:
     """It hears a goodbye late, when the peer has connected again."""
-    lanes = _OpenConnections()
-    with tcp_pair() as (first, _), tcp_pair() as (second, other):
-        lanes.put(1, 0, first, "start 1")
-        lanes.get(1, 0)
-        lanes.put(1, 0, second, "start 1")
-        lanes.drop(1, 0)
-        assert lanes.connected() == [(1, 0)]
-        together([lambda: lanes.drop(1, 0)])  # who has used none ends any
-        assert lanes.connected() == []
-        assert other.recv(1) == b""
+    with linked(2) as (first, second):
+        lane, accepted = lane_of(0, 1), threading.Semaphore(0)
+        listener = second.listen(LOOPBACK, lambda *_: accepted.release())
+        answers = second.bound(0, lane)
+        first.connect(1, listener.address)
+        assert accepted.acquire(timeout=PATIENCE_S)
+        answers.hang_up()
+        into = torch.zeros(1)
+        first.bound(1, lane).post_send(1, lane, torch.ones(1)).wait(PATIENCE)
+        second.bound(0, lane).post_receive(0, lane, into).wait(PATIENCE)
+        assert (into.item(), second.callers()) == (1, [0])
+        second.bound(0, lane).hang_up()
+        with pytest.raises(PeerLost, match="closed the connection"):
+            first.bound(1, lane).post_receive(1, lane, into).wait(FOREVER)
+        assert second.callers() == []
+        listener.close()
 
 
 def test_a_lane_that_is_replaced_is_broken_off_once_the_new_one_has_been_told_of() -> (
