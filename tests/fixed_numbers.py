@@ -21,7 +21,11 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "_MOST_LONGER": 10.0,
         "_NUM_AFTER": 3,
     },
-    "weights.replica": {"PART_ELEMENTS": 1 << 18, "CHUNK_ELEMENTS": 1 << 20},
+    "weights.replica": {
+        "PART_ELEMENTS": 1 << 18,
+        "JOINED_ELEMENTS": 1 << 19,
+        "CHUNK_ELEMENTS": 1 << 20,
+    },
     "coordination.gather": {"_MOST_BYTES": 1000},
     "coordination.heartbeats": {"_SHORTEST_SILENCE_S": 6.0, "_LOOKS": 5},
     "coordination.silence": {"_LEAST_LOOKS": 4},
@@ -157,7 +161,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "MOST_OF_ADDRESS": 16,
     },
     "transport.links.peer_info": {
-        "PROTOCOL": 4,
+        "PROTOCOL": 5,
         "_LONGEST_NAME": 100,
         "_MOST": 1 << 31,
     },

@@ -12,7 +12,7 @@ import torch
 
 from lightning_adpsgd.gossip.codecs import Codec, WireChoice, wire_dtypes
 from lightning_adpsgd.gossip.wire import IN_FLIGHT, Parts, codecs_of
-from lightning_adpsgd.weights.replica import PART_ELEMENTS, Chunk, Part, Replica
+from lightning_adpsgd.weights.replica import JOINED_ELEMENTS, Chunk, Part, Replica
 
 # An exchange of fewer bytes takes mostly latency, which no form reduces.
 WORTH_BYTES = 1 << 18
@@ -50,7 +50,7 @@ def forms_of(
 
 def joined(parts: Iterable[Part]) -> Iterator[Part | Chunk]:
     """The same parts joined into few large ones, because each has a fixed cost."""
-    for several in grouped(parts, PART_ELEMENTS):
+    for several in grouped(parts, JOINED_ELEMENTS):
         yield Chunk(several) if len(several) > 1 else several[0]
 
 

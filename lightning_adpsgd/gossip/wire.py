@@ -23,7 +23,7 @@ import xxhash
 from torch import Tensor
 
 from lightning_adpsgd.gossip.codecs import Codec, WireChoice, make_codec, wire_dtypes
-from lightning_adpsgd.weights.replica import PART_ELEMENTS, Chunk, Part, Replica
+from lightning_adpsgd.weights.replica import JOINED_ELEMENTS, Chunk, Part, Replica
 from lightning_adpsgd.weights.streams import Mirrored, mirrored
 
 Parts = Sequence[Part | Chunk]
@@ -172,8 +172,7 @@ class Buffers:
         longest = (longest_message(replica, dtype) for dtype in wire_dtypes(choice))
         self._message_bytes = max(longest)
         chunks = replica.chunks
-        # Joined parts are no longer than the longest part, or than the longest chunk.
-        longest_joined = min(PART_ELEMENTS, max(map(len, chunks), default=0))
+        longest_joined = min(JOINED_ELEMENTS, max(map(len, chunks), default=0))
         self._room_bytes = max(replica.part_elements, longest_joined) * _WIDEST
         lengths = (len(chunk) * chunk.dtype.itemsize for chunk in chunks)
         self._change_bytes = max(lengths, default=0)

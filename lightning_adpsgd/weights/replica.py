@@ -28,8 +28,9 @@ from torch import Tensor
 from lightning_adpsgd.weights.streams import Guard, has_streams
 
 PART_ELEMENTS = 1 << 18
-"""The most elements of a part. Fewer parts cost less work each time, but for larger
-ones the system provides new memory in each exchange of a thread."""
+"""The most elements of a part: the lock is held for one at a time."""
+JOINED_ELEMENTS = 1 << 19
+"""The most elements of joined parts: each part of a message has a fixed cost."""
 CHUNK_ELEMENTS = 1 << 20
 """The most elements of a chunk, and so of a message."""
 

@@ -32,7 +32,12 @@ from lightning_adpsgd.gossip.quarantine import NUM_FIRST
 from lightning_adpsgd.gossip.wire import Buffers, Loan
 from lightning_adpsgd.transport.base import PeerLost, Pending, Transport
 from lightning_adpsgd.transport.links.peer_info import PROTOCOL
-from lightning_adpsgd.weights.replica import CHUNK_ELEMENTS, PART_ELEMENTS, Replica
+from lightning_adpsgd.weights.replica import (
+    CHUNK_ELEMENTS,
+    JOINED_ELEMENTS,
+    PART_ELEMENTS,
+    Replica,
+)
 from tests.helpers import PATIENCE, together, until
 from tests.threads import ThreadTransport
 
@@ -401,7 +406,7 @@ def bytes_of(ends: list[End], step_seconds: float) -> list[int]:
 # What both ends must mean alike. To change any of it, raise `PROTOCOL`, by which two
 # versions refuse each other: otherwise they connect, and one waits for the other.
 ON_THE_WIRE = {
-    "protocol": 4,
+    "protocol": 5,
     "words": {
         "ASK": 1,
         "ALIVE": 2,
@@ -424,6 +429,7 @@ ON_THE_WIRE = {
     },
     "forms": (1, 11, 15, 16),
     "piece": 131_072,
+    "joined": 1 << 19,
     "position": ("steps", "samples", "epochs"),
     "bytes": [
         [32, 80_016, 16],
@@ -465,6 +471,7 @@ def test_what_crosses_a_lane_is_that_of_its_protocol() -> None:
         "words": {name: words[name] for name in words if name[0] != "_"},
         "forms": ASKS,
         "piece": exchange_module._PIECE_ELEMENTS,
+        "joined": JOINED_ELEMENTS,
         "position": Position._fields,
         "bytes": [bytes_sent(ends, form) for form in range(len(ASKS))],
     }

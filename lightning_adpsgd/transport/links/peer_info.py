@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from lightning_adpsgd import __version__
 from lightning_adpsgd.weights.flat import first_difference
 
-PROTOCOL = 4
+PROTOCOL = 5
 """The protocol's version. Raise it with every incompatible change, and whenever
 `PeerInfo` gets other fields: an older version can read nothing but this number."""
 

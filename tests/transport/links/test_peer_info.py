@@ -171,4 +171,4 @@ def test_whom_a_dialer_expects_is_somebody_or_nobody(row: Any, read: Wanted) -> 
 def test_other_fields_are_another_protocol() -> None:
     """Only the protocol's number tells an older version that it cannot read them."""
     fields = "incarnation job member model origin settings shard super_learner_size "
-    assert (PROTOCOL, sorted(_KINDS)) == (4, [*fields.split(), "version"])
+    assert (PROTOCOL, sorted(_KINDS)) == (5, [*fields.split(), "version"])
