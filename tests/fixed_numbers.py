@@ -103,7 +103,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "_LONGEST_PAUSE_S": 60.0,
         "_REPORT_AFTER_S": 60.0,
         "_RARE": 0.2,
-        "_CROWDED": 0.2,
+        "_CROWDED": 0.25,
         "_STEPS": 6,
     },
     "gossip.pairing": {

@@ -21,7 +21,7 @@ _LONGEST_PAUSE_S = 60.0
 # Fewer exchanges per step than this are reported after this time.
 _REPORT_AFTER_S, _RARE = 60.0, 0.2
 # Cores are idle where threads wait for one during less of an exchange than this.
-_CROWDED = 0.2
+_CROWDED = 0.25
 # The number of step boundaries from which the duration of a step is computed.
 _STEPS = 6
 # Where Linux reports for how long threads have waited for a core.

@@ -9,6 +9,7 @@ nobody releases.
 
 import atexit
 import ctypes
+import faulthandler
 import fcntl
 import gc
 import importlib.metadata
@@ -219,6 +220,8 @@ def run(request: Request, files: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _enter(request.pid)
     _place(files, request.files)
+    # Who dies of a signal says where its threads were.
+    faulthandler.enable()
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
