@@ -63,10 +63,9 @@ def pytest_collection_finish() -> None:
     """
     if devices() != ["cpu"]:
         return
-    before = dict(os.environ)
-    os.environ.update(as_torchrun(0, 1, free_port()))
     logging.disable()
     with (
+        mock.patch.dict(os.environ, as_torchrun(0, 1, free_port())),
         # A learner that is forked could use no GPU if this process had asked for one.
         mock.patch("torch._C._cuda_getDeviceCount", return_value=0, create=True),
         warnings.catch_warnings(action="ignore"),
@@ -76,8 +75,6 @@ def pytest_collection_finish() -> None:
             trainer.fit(Linear(), loader(4), loader(2))
     dist.destroy_process_group()
     logging.disable(logging.NOTSET)
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture(scope="module", params=devices())

@@ -34,7 +34,7 @@ FLOORS = (
 LIGHTNING_FROM = "dials"
 # Public names and entry points import what they need when they are asked for it.
 FACES = ("__init__", "registration")
-MOST_FLOORS, MOST_FLAT_FILES, MOST_CORE_LINES = 11, 6, 32_066
+MOST_FLOORS, MOST_FLAT_FILES, MOST_CORE_LINES = 11, 6, 32_063
 MOST_METHODS, MOST_CLASS_LINES = 30, 350
 # Tests that start interpreters, because a warm program would not do or is no quicker.
 INTERPRETERS = {

@@ -30,10 +30,7 @@ from lightning_adpsgd.strategy.default_sharing import (
     problem_of,
     shares_work,
 )
-from lightning_adpsgd.strategy.fast_forward import (
-    batch_size,
-    catch_up,
-)
+from lightning_adpsgd.strategy.fast_forward import batch_size, catch_up
 from lightning_adpsgd.strategy.garbage import without_old_objects
 from lightning_adpsgd.strategy.job import Job
 from lightning_adpsgd.strategy.overrides import Overrides
